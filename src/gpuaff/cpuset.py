@@ -1,0 +1,125 @@
+"""Sets of logical CPU ids, and the two ways in which Linux writes them.
+
+A *cpulist* is ``0-3,8`` (``Documentation/admin-guide/cputopology.rst``); a *mask* is
+comma-separated 32-bit hexadecimal words, the highest first (``00000001,0000000f``). Ids are
+never kept in a machine word: there are machines with thousands (cases G1, G2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+CpuSet: TypeAlias = frozenset[int]
+"""Logical CPUs by their OS ids."""
+
+MAX_CPU_ID = 65_535
+"""The highest id taken from text. Linux' own limit (NR_CPUS) is 8192 on x86-64 and arm64; the
+rest is room. It keeps a typing error such as ``0-99999999`` from eating the memory."""
+
+_ELEMENT = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9})/(\d{1,9}))?)?", re.ASCII)
+_MASK = re.compile(r"(?:0x)?[0-9a-fA-F]+(?:,[0-9a-fA-F]{1,8})*", re.ASCII)
+
+
+def parse_cpulist(text: str) -> CpuSet:
+    """Read a cpulist.
+
+    Args:
+        text: ids and ranges separated by commas, e.g. ``0-3,8``; a range may carry the
+            kernel's stride, ``0-31:2/8`` (the first 2 of every 8). Blanks around elements are
+            allowed. An empty text is the empty set.
+
+    Raises:
+        ValueError: anything else, or an id above :data:`MAX_CPU_ID`.
+    """
+    cpus: set[int] = set()
+    named = 0
+    if not text.strip():
+        return frozenset()
+    for element in text.split(","):
+        ids = _element(element.strip())
+        named += len(ids)
+        if named > 4 * MAX_CPU_ID:  # a megabyte of "0-65535," would keep us busy for minutes
+            raise ValueError("the list names the same CPUs again and again")
+        cpus.update(ids)
+    return frozenset(cpus)
+
+
+def _element(text: str) -> Sequence[int]:
+    match = _ELEMENT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a CPU id or a range such as 0-3")
+    first, last, used, group = match.groups()
+    start, end = int(first), int(last or first)
+    if end < start:
+        raise ValueError(f"{text!r} runs backwards")
+    if end > MAX_CPU_ID:
+        raise ValueError(f"{text!r} is above the highest CPU id, {MAX_CPU_ID}")
+    return range(start, end + 1) if used is None else _strided(text, start, end, used, group)
+
+
+def _strided(text: str, start: int, end: int, used: str, group: str) -> Sequence[int]:
+    taken, every = int(used), int(group)
+    if not 0 < taken <= every:
+        raise ValueError(f"{text!r}: the stride {used}/{group} makes no sense")
+    return [cpu for cpu in range(start, end + 1) if (cpu - start) % every < taken]
+
+
+def format_cpulist(cpus: Iterable[int]) -> str:
+    """Write CPUs as the shortest ascending cpulist, e.g. ``0-3,8``; ``""`` when empty."""
+    runs: list[str] = []
+    first = last = -2
+    for cpu in sorted(cpus):
+        if cpu == last + 1:
+            last = cpu
+            continue
+        if last >= 0:
+            runs.append(_run(first, last))
+        first = last = cpu
+    if last >= 0:
+        runs.append(_run(first, last))
+    return ",".join(runs)
+
+
+def _run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def parse_mask(text: str) -> CpuSet:
+    """Read a hexadecimal mask as sysfs and Slurm write it: ``0xff``, ``00000001,0000000f``.
+
+    Raises:
+        ValueError: it is not one, or names an id above :data:`MAX_CPU_ID`.
+    """
+    stripped = text.strip()
+    if not _MASK.fullmatch(stripped):
+        raise ValueError(f"{stripped[:40]!r} is not a hexadecimal CPU mask")
+    first, *rest = stripped.removeprefix("0x").split(",")
+    digits = first.lstrip("0") + "".join(word.zfill(8) for word in rest)
+    if len(digits) * 4 > MAX_CPU_ID + 4:
+        raise ValueError(f"the mask names CPUs above {MAX_CPU_ID}")
+    return from_bits(int(digits or "0", 16))
+
+
+def format_mask(cpus: Iterable[int]) -> str:
+    """Write CPUs as a mask of 32-bit words, the highest first, as sysfs does."""
+    bits = sum(1 << cpu for cpu in set(cpus))
+    words: list[str] = []
+    while bits or not words:
+        words.append(f"{bits & 0xFFFFFFFF:08x}")
+        bits >>= 32
+    return ",".join(reversed(words))
+
+
+def from_bits(bits: int, *, base: int = 0) -> CpuSet:
+    """The positions of the set bits of a number of any size, counted from ``base``."""
+    found: set[int] = set()
+    while bits:
+        lowest = bits & -bits
+        found.add(base + lowest.bit_length() - 1)
+        bits ^= lowest
+    return frozenset(found)

@@ -1,0 +1,35 @@
+"""The environment variables: the only module that reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def variables() -> Mapping[str, str]:
+    """A copy of the environment as it is now."""
+    return dict(os.environ)
+
+
+def get(name: str) -> str | None:
+    """A variable's value; None when it is unset. Set but empty is ``""``."""
+    return os.environ.get(name)
+
+
+def option(name: str) -> str | None:
+    """The value of ``GPUAFF_<NAME>`` without blanks; None when it is unset or empty."""
+    value = os.environ.get(f"GPUAFF_{name.upper()}", "").strip()
+    return value or None
+
+
+def fsroot() -> str | None:
+    """``GPUAFF_FSROOT``: a folder that holds another machine's ``sys/`` and ``proc/``."""
+    return os.environ.get("GPUAFF_FSROOT") or None
+
+
+def wants_driver() -> bool:
+    """Whether the NVIDIA driver will be asked, as far as the environment tells early.
+
+    Not with ``GPUAFF=…`` (it may be switched off), nor where another machine is described.
+    """
+    return get("GPUAFF") is None and fsroot() is None

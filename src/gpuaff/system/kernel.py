@@ -1,0 +1,142 @@
+"""The kernel: files below /sys and /proc, and the scheduler's calls.
+
+The only module that opens those files or calls ``sched_*``. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from gpuaff.cpuset import CpuSet
+from gpuaff.records import dataclass
+from gpuaff.system import environ
+
+_PAGE = 4096
+"""Bytes asked for at a time: nearly every such file has less, and a large buffer costs more than
+the call."""
+
+_MOST = 1 << 20
+"""The most read of a file, in bytes; the longest that we know of has some ten thousand."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The files of a machine below a root: ``/``, or a copy of another machine's."""
+
+    root: str = "/"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether this is the machine that we run on."""
+        return self.root == "/"
+
+    def read(self, path: str) -> str | None:
+        """A file's text without blanks at its ends; None when it cannot be read.
+
+        Args:
+            path: below the root, without a leading slash (``sys/devices/…``).
+        """
+        try:
+            handle = os.open(f"{self.root.rstrip('/')}/{path}", os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            return None
+        try:
+            # Linux 5.12 to 5.15 end some lists with a NUL.
+            return _all_of(handle).decode("utf-8", "replace").strip(" \t\r\n\0")
+        except OSError:  # e.g. the topology files of a CPU that has just gone offline
+            return None
+        finally:
+            os.close(handle)
+
+    def list(self, path: str) -> list[str]:
+        """The sorted names in a folder; empty when it cannot be read."""
+        try:
+            return sorted(os.listdir(f"{self.root.rstrip('/')}/{path}"))  # noqa: PTH208 - no Path here
+        except (OSError, ValueError):
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder."""
+        return os.path.exists(f"{self.root.rstrip('/')}/{path}")  # noqa: PTH110 - no Path here
+
+
+def _all_of(handle: int) -> bytes:
+    data = b""
+    while len(data) < _MOST:  # a read of /proc may end early, with more to come
+        part = os.read(handle, _PAGE)
+        if not part:
+            break
+        data += part
+    return data
+
+
+def machine_tree() -> Tree:
+    """The tree to read a machine from: below GPUAFF_FSROOT when that is set."""
+    return Tree(environ.fsroot() or "/")
+
+
+def can_pin() -> bool:
+    """Whether this system can set a process's CPUs at all (Linux can, macOS cannot)."""
+    return hasattr(os, "sched_setaffinity")
+
+
+def get_affinity(tid: int = 0) -> CpuSet:
+    """The CPUs that a thread may run on (0: the calling thread).
+
+    Raises:
+        OSError: there is no such thread, or the system has no such call.
+    """
+    if not can_pin():
+        raise OSError("this system has no sched_getaffinity")
+    return frozenset(os.sched_getaffinity(tid))
+
+
+def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
+    """Set the CPUs that a thread may run on (0: the calling thread).
+
+    The kernel silently drops CPUs that the cpuset does not grant, so read the mask back.
+
+    Raises:
+        OSError: EINVAL when none of the CPUs can be had, ESRCH when the thread is gone, EPERM.
+    """
+    if not can_pin():
+        raise OSError("this system has no sched_setaffinity")
+    os.sched_setaffinity(tid, cpus)
+
+
+def thread_ids() -> list[int] | None:
+    """The ids of this process's threads, in order.
+
+    Returns:
+        None when they cannot be seen: without /proc, or with that of another PID namespace, whose
+        numbers mean other processes here.
+    """
+    ids = sorted(int(name) for name in Tree().list("proc/self/task") if name.isdigit())
+    return ids if os.getpid() in ids else None
+
+
+def process_id() -> int:
+    """This process's id, which is its main thread's id too."""
+    return os.getpid()
+
+
+def thread_id() -> int:
+    """The calling thread's id, as the kernel counts."""
+    return threading.get_native_id()
+
+
+def in_forked_child(action: Callable[[], None]) -> None:
+    """Let each child that is forked from now on do this first; where there is no fork, nothing."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=action)
+
+
+def parent_affinity() -> CpuSet | None:
+    """The CPUs of this process's parent; None when it cannot be seen."""
+    parent = os.getppid()
+    try:
+        return get_affinity(parent) if parent > 0 else None
+    except OSError:
+        return None

@@ -1,0 +1,1 @@
+"""Observe: what a machine has, as one immutable value."""

@@ -1,0 +1,261 @@
+"""What a machine has, as one immutable value.
+
+A :class:`Topology` says where a machine's CPUs, cores, caches, NUMA nodes and GPUs are, and two
+things about one process on it: which CPUs it may use (``allowed``) and which GPUs CUDA shows it
+(``visible``). It comes from the live machine (:meth:`Topology.observe`), a saved JSON file
+(:meth:`Topology.load`), pasted text (:meth:`Topology.parse`) or a machine that ships with the
+package (:meth:`Topology.named`); whatever its source does not tell is None, and ``notes`` say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import cached_property
+
+from gpuaff.cpuset import CpuSet
+from gpuaff.notices import Notice
+from gpuaff.records import dataclass, field, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+
+class Source(str, Enum):
+    """Who said which CPUs are near a GPU; in a plan, which step of the search was taken."""
+
+    NVML = "nvml"
+    """The driver."""
+    SYSFS = "sysfs"
+    """The PCI device in sysfs (``local_cpulist``, ``numa_node``)."""
+    GIVEN = "given"
+    """A saved or pasted description, or the caller."""
+    NEAREST = "nearest"
+    """The nearest NUMA node, by distance, that has allowed CPUs."""
+    ALL = "all"
+    """Nobody knows, so all allowed CPUs."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A physical package (socket).
+
+    Attributes:
+        id: the kernel's ``physical_package_id``; made up (0, 1, …) where a source has none.
+        cpus: its online CPUs.
+    """
+
+    id: int
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumaNode:
+    """A NUMA node. It may have no CPUs (GPU memory, CXL) or no memory.
+
+    Attributes:
+        id: the kernel's node id; ids may be sparse.
+        cpus: its online CPUs.
+        has_memory: whether it has memory; None when unknown.
+        distances: the ACPI SLIT distances (10 = itself) to every node of the topology, in the
+            order of :attr:`Topology.numa_nodes`; None when unknown.
+    """
+
+    id: int
+    cpus: CpuSet
+    has_memory: bool | None = None
+    distances: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigInstance:
+    """A MIG compute instance of a GPU (case D2).
+
+    Attributes:
+        uuid: its ``MIG-…`` UUID.
+        gpu_instance: the GPU instance id (``gi``); −1 when unknown.
+        compute_instance: the compute instance id (``ci``); −1 when unknown.
+    """
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A physical GPU.
+
+    Attributes:
+        index: NVML's index, which is the order of PCI addresses.
+        uuid: the full ``GPU-…`` UUID.
+        pci_bus_id: the PCI address as sysfs spells it, ``0000:07:00.0``.
+        name: the product name.
+        node_cpus: the CPUs of its NUMA node, by the best source there was (``source``).
+            None when unknown; never empty.
+        socket_cpus: the CPUs of its socket, by that source; None when it does not tell.
+        local_cpus: the PCI device's ``local_cpulist`` in sysfs.
+        numa_node: the NUMA node next to it, which may have no CPUs (case H6). −1 in sysfs is
+            None here (case A7).
+        memory_node: the NUMA node that *is* its memory (GH200: "GPU NUMA ID"); a place for
+            memory, never for a process.
+        source: who told ``node_cpus`` and ``socket_cpus``; None when nobody did.
+        mig: its MIG instances; None when MIG is off or unknown, empty when it is on and no
+            instance has been made.
+    """
+
+    index: int
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    name: str | None = None
+    node_cpus: CpuSet | None = None
+    socket_cpus: CpuSet | None = None
+    local_cpus: CpuSet | None = None
+    numa_node: int | None = None
+    memory_node: int | None = None
+    source: Source | None = None
+    mig: tuple[MigInstance, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """A machine, and what one process may use of it.
+
+    Attributes:
+        cpus: the online CPUs; empty when the source does not tell.
+        allowed: the CPUs that the process may use, a subset of ``cpus``.
+        cores: the online CPUs of each physical core, ordered by their lowest id.
+        efficiency_cpus: the CPUs of the slow cores of a hybrid processor (E cores, LITTLE).
+        packages: the sockets, by id.
+        l3: the CPUs of each L3 domain, ordered by their lowest id.
+        numa_nodes: the NUMA nodes, by id.
+        gpus: the physical GPUs, by index.
+        links: how GPU ``i`` and GPU ``j`` (positions in ``gpus``) are connected, in
+            nvidia-smi's words (``NV18``, ``PIX``, ``SYS``, ``X``).
+        visible: the physical index of each CUDA device of the process, in CUDA's order.
+        notes: what the source lacks or contradicts.
+    """
+
+    cpus: CpuSet = frozenset()
+    allowed: CpuSet = frozenset()
+    cores: tuple[CpuSet, ...] | None = None
+    efficiency_cpus: CpuSet = frozenset()
+    packages: tuple[Package, ...] | None = None
+    l3: tuple[CpuSet, ...] | None = None
+    numa_nodes: tuple[NumaNode, ...] | None = None
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[tuple[str, ...], ...] | None = None
+    visible: tuple[int, ...] = ()
+    notes: tuple[Notice, ...] = field(default=(), compare=False)
+
+    @cached_property
+    def gpu_by_index(self) -> Mapping[int, Gpu]:
+        """The GPUs by their physical index."""
+        return {gpu.index: gpu for gpu in self.gpus}
+
+    def nodes_of(self, cpus: CpuSet) -> tuple[int, ...]:
+        """The ids of the NUMA nodes that hold any of these CPUs."""
+        return tuple(node.id for node in self.numa_nodes or () if not cpus.isdisjoint(node.cpus))
+
+    def with_allowed(self, allowed: CpuSet) -> Topology:
+        """The same machine for a process that may use only these CPUs (∩ the online ones)."""
+        return replace(self, allowed=allowed & self.cpus if self.cpus else allowed)
+
+    def with_visible_devices(
+        self, text: str | None, *, device_order: str | None = None
+    ) -> Topology:
+        """The same machine for a process with this CUDA_VISIBLE_DEVICES.
+
+        Args:
+            text: the variable's value, None when it is unset.
+            device_order: CUDA_DEVICE_ORDER's value, None when it is unset.
+
+        The rules are the driver's: see :mod:`gpuaff.topology.visible`.
+        """
+        from gpuaff.topology.visible import resolve
+
+        seen = resolve(self.gpus, text, device_order=device_order)
+        kept = tuple(note for note in self.notes if not note.code.startswith("visible-"))
+        return replace(self, visible=seen.indices, notes=kept + seen.notes)
+
+    @classmethod
+    def observe(cls, *, links: bool = True) -> Topology:
+        """Look at the machine that this process runs on.
+
+        Args:
+            links: also ask NVML how the GPUs are connected (tens of milliseconds on large
+                machines; planning does not need it).
+
+        Never raises because something could not be read: what is missing is None, and
+        ``notes`` say why.
+        """
+        from gpuaff.topology.live import observe
+
+        return observe(links=links)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Topology:
+        """Read a topology that :meth:`save` wrote.
+
+        Raises:
+            TopologyError: it is not one, or one of a version that this release cannot read.
+            OSError: the file cannot be read.
+        """
+        from gpuaff.topology.snapshot import load
+
+        return load(path)
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """Read pasted text: ``nvidia-smi topo -m``, ``nvidia-smi -L``, ``lscpu``, ``lscpu -p``
+        and ``numactl -H``, in any mix.
+
+        Raises:
+            TopologyError: nothing in it tells about CPUs or GPUs.
+        """  # noqa: D205 - the list needs two lines
+        from gpuaff.topology.pasted import parse
+
+        return parse(text)
+
+    @classmethod
+    def named(cls, name: str) -> Topology:
+        """A machine that ships with the package, e.g. ``dgx-a100``.
+
+        Raises:
+            TopologyError: there is none of that name; the message lists those there are.
+        """
+        from gpuaff.topology.machines import named
+
+        return named(name)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Topology:
+        """Read what :meth:`to_dict` gave.
+
+        Raises:
+            TopologyError: it is not that.
+        """
+        from gpuaff.topology.snapshot import from_dict
+
+        return from_dict(data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The topology as JSON has it; ``docs/topology-json.md`` tells the schema."""
+        from gpuaff.topology.snapshot import to_dict
+
+        return to_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the topology as JSON.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from gpuaff.topology.snapshot import save
+
+        save(self, path)

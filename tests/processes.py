@@ -1,0 +1,107 @@
+"""Real processes: run a script, stop it where it says so, and look at it from outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+SRC = Path(__file__).parent.parent / "src"
+CPUS = sorted(os.sched_getaffinity(0))
+"""What the tests may use of this machine."""
+
+
+def cpus_of(status: str) -> frozenset[int]:
+    """The CPUs in a /proc status file; a second reader, so that the first can be wrong."""
+    line = next(line for line in status.splitlines() if line.startswith("Cpus_allowed_list:"))
+    found: set[int] = set()
+    for part in line.split(":")[1].strip().split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def masks(pid: int) -> dict[int, frozenset[int]]:
+    """Each thread's CPUs, read from outside."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found[int(task.name)] = cpus_of((task / "status").read_text())
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A clean environment: no rank, no CUDA, no gpuaff option of whoever runs the tests."""
+    ours = ("GPUAFF", "CUDA_", "LOCAL_", "OMP_", "KMP_", "LD_LIBRARY_PATH", "SLURM_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    return {**kept, "PYTHONPATH": str(SRC), **(extra or {})}
+
+
+def run(
+    script: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    timeout: float = 50,
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python script to its end; the caller looks at what it printed."""
+    command = [*prefix, sys.executable, "-c", textwrap.dedent(script), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=environment(env), check=False
+    )
+
+
+def printed(script: str, *arguments: str, env: Mapping[str, str] | None = None) -> str:
+    """What a script that must succeed printed."""
+    done = run(script, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class Stopped:
+    """A script that waits for a line on its standard input each time it has printed one."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def heard(self) -> str:
+        """The next line that it printed."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            assert self.process.stderr is not None
+            raise AssertionError(f"the script ended: {self.process.stderr.read()}")
+        return line.strip()
+
+    def go_on(self, line: str = "") -> None:
+        """Let it go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def stopped(
+    script: str, *, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[Stopped]:
+    """Start a script that talks with the test line by line; it is killed at the end."""
+    command = [*prefix, sys.executable, "-u", "-c", textwrap.dedent(script)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(env),
+    ) as process:
+        try:
+            yield Stopped(process)
+        finally:
+            process.kill()
