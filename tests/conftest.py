@@ -1,0 +1,69 @@
+"""What all tests share: the options, and the machines that they run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from shutil import which
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from gpuaff.topology.model import Topology
+
+import cpusets
+from fakedriver.build import compiler
+from fakedriver.driver import FakeDriver, MakeDriver
+
+# These machines are shared: how long an example takes says nothing.
+settings.register_profile("gpuaff", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gpuaff")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--slow``."""
+    parser.addoption("--slow", action="store_true", help="run the slow tests as well")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what was not asked for, and what cannot run here: but in CI all must run."""
+    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+        pytest.skip("slow: ask for it with --slow")
+    for what in _lacking(item):
+        allowed = os.environ.get("GPUAFF_CI_ALLOW_MISSING", "").split(",")
+        if os.environ.get("GPUAFF_CI") == "1" and what not in allowed:
+            pytest.fail(f"needs {what}, and in CI it must be there", pytrace=False)
+        pytest.skip(f"needs {what}")
+
+
+def _lacking(item: pytest.Item) -> list[str]:
+    """What this machine lacks for a test."""
+    needed = [str(thing) for mark in item.iter_markers("needs") for thing in mark.args]
+    if item.get_closest_marker("fake_driver"):
+        needed.append("compiler")
+    return [thing for thing in needed if not (_HAS[thing]() if thing in _HAS else which(thing))]
+
+
+_HAS: dict[str, Callable[[], bool]] = {
+    "compiler": lambda: compiler() is not None,
+    "cpusets": cpusets.available,
+    "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
+}
+"""What a test may need besides programs; a compiler is for the fake driver, and on Linux only."""
+
+
+@pytest.fixture(scope="session")
+def driver_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the builds of the fake driver are kept."""
+    return tmp_path_factory.mktemp("fakedriver")
+
+
+@pytest.fixture
+def fake_driver(tmp_path: Path, driver_builds: Path) -> MakeDriver:
+    """Makes a fake driver that plays a topology; its test is marked ``fake_driver``."""
+
+    def make(topology: Topology) -> FakeDriver:
+        return FakeDriver(topology, tmp_path / "driver", builds=driver_builds)
+
+    return make

@@ -1,0 +1,61 @@
+"""Make the fake driver for use by hand: a machine with GPUs that only NVML sees.
+
+Use::
+
+    python tests/fakedriver/make.py MACHINE OUTDIR                 print the variables to set
+    python tests/fakedriver/make.py MACHINE OUTDIR -- COMMAND ...  run the command under it
+
+MACHINE is a topology that ``gpuaff topo --save`` wrote, the name of a machine that ships with
+gpuaff, or ``this-machine:N``: this machine's own CPUs with N fake GPUs, so that processes can
+really be pinned.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the command line says."""
+    where = arguments.index("--") if "--" in arguments else len(arguments)
+    given, command = arguments[:where], arguments[where + 1 :]
+    if len(given) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        variables = _variables(*given)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(f"make.py: {error}", file=sys.stderr)
+        return 1
+    if command:
+        os.execvpe(command[0], command, {**os.environ, **variables})
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _variables(machine: str, folder: str) -> dict[str, str]:
+    """Build the library and the machine's state; tell the variables that show it."""
+    from gpuaff.topology.model import Topology
+
+    from fakedriver.driver import FakeDriver
+    from fakedriver.play import this_machine
+
+    own = re.fullmatch(r"this-machine:(\d+)", machine)
+    if own:
+        topology = this_machine(int(own.group(1)))
+    elif Path(machine).is_file():
+        topology = Topology.load(machine)
+    else:
+        topology = Topology.named(machine)
+    return FakeDriver(topology, Path(folder)).env()
+
+
+if __name__ == "__main__":
+    # Python looks first in the folder of its script; what it is to find is one above.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""What the tests of the gate to NVML share: machines, and how a process reads them."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from dataclasses import replace
+from typing import Any
+
+from gpuaff.cpuset import CpuSet, parse_cpulist
+from gpuaff.errors import NoDriverError
+from gpuaff.system.nvml import DriverReading, GpuReading
+from gpuaff.topology.model import Gpu, MigInstance, Topology
+
+from fakedriver.driver import FakeDriver
+
+PROGRAM = """
+import base64, pickle, sys
+from gpuaff.errors import NoDriverError
+from gpuaff.system import nvml
+assert "pynvml" not in sys.modules, "imported too early"
+{before}
+try:
+    answer = nvml.read(highest_cpu={highest_cpu}, links={links})
+except NoDriverError as error:
+    answer = error
+{after}
+print("ANSWER", base64.b64encode(pickle.dumps(answer)).decode())
+"""
+
+
+def read(
+    driver: FakeDriver,
+    *,
+    highest_cpu: int = 255,
+    links: bool = False,
+    before: str = "",
+    after: str = "",
+    env: dict[str, str] | None = None,
+) -> DriverReading:
+    """What a process on the fake machine reads; its NoDriverError is raised here."""
+    program = PROGRAM.format(highest_cpu=highest_cpu, links=links, before=before, after=after)
+    return answer_of(driver.run(program, env=env).stdout)
+
+
+def answer_of(output: str) -> DriverReading:
+    lines = [line for line in output.splitlines() if line.startswith("ANSWER ")]
+    answer = pickle.loads(base64.b64decode(lines[0].removeprefix("ANSWER ")))
+    if isinstance(answer, NoDriverError):
+        raise answer
+    assert isinstance(answer, DriverReading)
+    return answer
+
+
+def cpus(text: str) -> CpuSet:
+    return parse_cpulist(text)
+
+
+# Half a DGX A100 twice over: 256 CPUs, 8 nodes of 16 cores, GPUs next to four of them.
+NEAR = ("48-63,176-191", "16-31,144-159", "112-127,240-255", "80-95,208-223")
+SOCKET = ("0-63,128-191", "0-63,128-191", "64-127,192-255", "64-127,192-255")
+NODES = (3, 1, 7, 5)
+BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")
+
+DGX = Topology(
+    cpus=cpus("0-255"),
+    allowed=cpus("0-255"),
+    gpus=tuple(
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index:08x}-1111-2222-3333-444444444444",
+            pci_bus_id=f"0000:{bus}:00.0",
+            name="A100-SXM4-40GB",
+            node_cpus=cpus(NEAR[index // 2]),
+            socket_cpus=cpus(SOCKET[index // 2]),
+            numa_node=NODES[index // 2],
+        )
+        for index, bus in enumerate(BUSES)
+    ),
+    links=tuple(tuple("X" if i == j else "NV12" for j in range(8)) for i in range(8)),
+)
+
+SLICES = (
+    MigInstance(
+        uuid="MIG-aaaaaaaa-0000-0000-0000-000000000001", gpu_instance=1, compute_instance=0
+    ),
+    MigInstance(
+        uuid="MIG-aaaaaaaa-0000-0000-0000-000000000002", gpu_instance=5, compute_instance=0
+    ),
+)
+
+# A machine whose GPUs answer every question: GPU 0 is cut by MIG, each has memory of its own,
+# and the three are connected in three ways.
+FULL = Topology(
+    cpus=cpus("0-15"),
+    allowed=cpus("0-15"),
+    gpus=tuple(
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index:08x}-5555-6666-7777-888888888888",
+            pci_bus_id=f"000{index}:01:00.0",
+            name="GH200 480GB",
+            node_cpus=cpus(f"{4 * index}-{4 * index + 3}"),
+            socket_cpus=cpus("0-15"),
+            numa_node=index,
+            memory_node=4 + 8 * index,
+            mig=SLICES if index == 0 else None,
+        )
+        for index in range(3)
+    ),
+    links=(("X", "NV4", "SYS"), ("NV4", "X", "PXB"), ("SYS", "PXB", "X")),
+)
+
+
+def full(index: int) -> GpuReading:
+    """What GPU ``index`` of FULL is to say."""
+    return GpuReading(
+        index=index,
+        uuid=f"GPU-{index:08x}-5555-6666-7777-888888888888",
+        name="GH200 480GB",
+        pci_bus_id=f"000{index}:01:00.0",
+        node_cpus=frozenset(range(4 * index, 4 * index + 4)),
+        socket_cpus=frozenset(range(16)),
+        memory_nodes=frozenset({index}),
+        memory_node=4 + 8 * index,
+        mig=SLICES if index == 0 else None,
+    )
+
+
+def one_gpu(**about: Any) -> Topology:
+    gpu = replace(Gpu(index=0, node_cpus=cpus("0-3"), socket_cpus=cpus("0-7")), **about)
+    return Topology(cpus=cpus("0-7"), allowed=cpus("0-7"), gpus=(gpu,))
+
+
+def without(gpu: GpuReading, *fields: str) -> GpuReading:
+    """A reading that lacks some fields; its problems are looked at apart."""
+    lost: dict[str, Any] = dict.fromkeys(fields)
+    return replace(gpu, problems=(), **lost)

@@ -1,0 +1,206 @@
+"""The gate to NVML: the real nvidia-ml-py over the fake driver."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuaff.system.nvml import DriverReading, GpuReading
+from gpuaff.system.nvml_calls import pci_address
+from gpuaff.topology.model import Topology
+
+from fakedriver.driver import MakeDriver
+from fakedriver.state import NVML
+from nvml_reading import DGX, FULL, NEAR, SLICES, cpus, full, one_gpu, read, without
+
+
+@pytest.mark.fake_driver
+class TestGoodReading:
+    def test_eight_gpus_on_256_cpus(self, fake_driver: MakeDriver) -> None:
+        reading = read(fake_driver(DGX))
+        assert reading.driver_version == "580.159.04"
+        assert reading.notes == ()
+        assert len(reading.gpus) == 8
+        assert reading.gpus[2] == GpuReading(
+            index=2,
+            uuid="GPU-00000002-1111-2222-3333-444444444444",
+            name="A100-SXM4-40GB",
+            pci_bus_id="0000:47:00.0",
+            node_cpus=frozenset([*range(16, 32), *range(144, 160)]),
+            socket_cpus=frozenset([*range(64), *range(128, 192)]),
+            memory_nodes=frozenset({1}),
+        )
+        assert [gpu.node_cpus for gpu in reading.gpus] == [cpus(NEAR[i // 2]) for i in range(8)]
+        assert [gpu.problems for gpu in reading.gpus] == [()] * 8
+
+    def test_all_fields(self, fake_driver: MakeDriver) -> None:
+        reading = read(fake_driver(FULL), links=True)
+        assert reading.gpus == (full(0), full(1), full(2))
+        assert reading.links == FULL.links
+
+    def test_no_gpu(self, fake_driver: MakeDriver) -> None:
+        reading = read(fake_driver(Topology()), links=True)
+        assert reading == DriverReading(driver_version="580.159.04", links=())
+
+    @pytest.mark.case("G1", "G2", "gpu-affinity-rule-6")
+    @pytest.mark.parametrize("count", [64, 65, 1280, 2048, 8192])
+    def test_masks_go_up_to_the_highest_cpu(self, fake_driver: MakeDriver, count: int) -> None:
+        near = frozenset({0, count // 2, count - 1})
+        driver = fake_driver(one_gpu(node_cpus=near, socket_cpus=frozenset(range(count))))
+        (gpu,) = read(driver, highest_cpu=count - 1).gpus
+        assert gpu.node_cpus == near
+        assert gpu.socket_cpus == frozenset(range(count))
+
+    @pytest.mark.case("G1")
+    def test_a_driver_that_wants_more_room(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(one_gpu(node_cpus=cpus("0,200")))
+        driver.state.strict_masks = 1
+        (gpu,) = read(driver, highest_cpu=63).gpus
+        assert gpu.node_cpus == frozenset({0, 200})
+        assert not [problem for problem in gpu.problems if problem.startswith("CPUs")]
+
+    @pytest.mark.parametrize("node", [0, 35, 255, 1023])
+    def test_memory_nodes_with_high_ids(self, fake_driver: MakeDriver, node: int) -> None:
+        (gpu,) = read(fake_driver(one_gpu(numa_node=node, memory_node=node))).gpus
+        assert gpu.memory_nodes == frozenset({node})
+        assert gpu.memory_node == node
+
+    def test_several_memory_nodes(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(one_gpu())
+        driver.set_memory(0, [0, 1, 64])
+        assert read(driver).gpus[0].memory_nodes == frozenset({0, 1, 64})
+
+    @pytest.mark.parametrize("address", ["0000:07:00.0", "10001:00:00.0", "0000:ff:1f.0"])
+    def test_addresses_are_those_of_sysfs(self, fake_driver: MakeDriver, address: str) -> None:
+        driver = fake_driver(one_gpu(pci_bus_id=address))
+        assert driver.state.gpus[0].bus_id.decode() == address.upper().rjust(16, "0")
+        assert read(driver).gpus[0].pci_bus_id == address
+
+    def test_the_legacy_address_of_old_drivers(self, fake_driver: MakeDriver) -> None:
+        before = """
+import pynvml
+newer = pynvml.nvmlDeviceGetPciInfo
+def older(handle):
+    info = newer(handle)
+    info.busId = b""
+    return info
+pynvml.nvmlDeviceGetPciInfo = older
+"""
+        assert read(fake_driver(DGX), before=before).gpus[0].pci_bus_id == "0000:07:00.0"
+
+    def test_an_address_that_is_none(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(one_gpu())
+        driver.state.gpus[0].bus_id = b"somewhere"
+        assert read(driver).gpus[0].pci_bus_id is None
+
+    def test_old_releases_of_pynvml_give_bytes(self, fake_driver: MakeDriver) -> None:
+        before = """
+import pynvml
+for name in ("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion"):
+    def older(*args, newer=getattr(pynvml, name)):
+        return newer(*args).encode()
+    setattr(pynvml, name, older)
+"""
+        driver = fake_driver(FULL)
+        assert read(driver, before=before) == read(driver)
+
+    def test_old_releases_of_pynvml_lack_functions(self, fake_driver: MakeDriver) -> None:
+        before = "import pynvml; del pynvml.nvmlDeviceGetNumaNodeId, pynvml.nvmlDeviceGetName"
+        (gpu, *_) = read(fake_driver(FULL), before=before).gpus
+        assert without(gpu) == without(full(0), "memory_node", "name")
+        assert gpu.problems == ("name: Function Not Found (nvmlDeviceGetName)",)
+
+    def test_twice_is_the_same(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        after = "assert answer == nvml.read(highest_cpu=255, links=True)"
+        read(driver, links=True, after=after)
+        assert (driver.inits, driver.shutdowns) == (2, 2)
+
+
+@pytest.mark.fake_driver
+@pytest.mark.case("D2")
+class TestMig:
+    def test_empty_slots_are_skipped(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(one_gpu(mig=SLICES))
+        used = [slot.used for slot in driver.state.gpus[0].mig[: driver.state.gpus[0].mig_slots]]
+        assert used == [0, 1, 1, 0, 0, 0, 0]
+        gpu = read(driver).gpus[0]
+        assert gpu.mig == SLICES
+        assert not [problem for problem in gpu.problems if "MIG" in problem]
+
+    def test_on_without_instances(self, fake_driver: MakeDriver) -> None:
+        assert read(fake_driver(one_gpu(mig=()))).gpus[0].mig == ()
+
+    def test_off(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(one_gpu())
+        driver.watch("nvmlDeviceGetMaxMigDeviceCount")
+        assert read(driver).gpus[0].mig is None
+        assert driver.calls("nvmlDeviceGetMaxMigDeviceCount") == 0
+
+    def test_an_instance_that_does_not_tell_its_name(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(one_gpu(mig=SLICES))
+        driver.fail("nvmlDeviceGetUUID", NVML.UNKNOWN, after=2)  # the GPU's and the first one's
+        gpu = read(driver).gpus[0]
+        assert gpu.mig == SLICES[:1]
+        assert "UUID of a MIG instance: Unknown Error (nvmlDeviceGetUUID)" in gpu.problems
+
+
+@pytest.mark.fake_driver
+class TestOthersUseNvml:
+    def test_a_users_own_start_outlives_ours(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        before = "import pynvml; pynvml.nvmlInit()"
+        after = "assert pynvml.nvmlDeviceGetCount() == 3; pynvml.nvmlShutdown()"
+        assert read(driver, before=before, after=after).gpus[0] == full(0)
+        assert (driver.inits, driver.shutdowns) == (2, 2)
+
+    def test_ours_is_not_left_behind(self, fake_driver: MakeDriver) -> None:
+        after = """
+import pynvml
+try:
+    pynvml.nvmlDeviceGetCount()
+except pynvml.NVMLError_Uninitialized:
+    pass
+else:
+    raise AssertionError("NVML is still started")
+"""
+        read(fake_driver(FULL), after=after)
+
+    def test_shut_down_even_when_interrupted(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        program = """
+import pynvml
+from gpuaff.system import nvml
+def interrupted(handle):
+    raise KeyboardInterrupt
+pynvml.nvmlDeviceGetName = interrupted
+try:
+    nvml.read(highest_cpu=1)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+        assert driver.run(program).stdout == "interrupted\n"
+        assert (driver.inits, driver.shutdowns) == (1, 1)
+
+
+class TestAddress:
+    @given(
+        st.integers(0, 0xFFFFFFFF), st.integers(0, 0xFF), st.integers(0, 0x1F), st.integers(0, 7)
+    )
+    def test_however_it_is_spelled(self, domain: int, bus: int, device: int, part: int) -> None:
+        as_sysfs = f"{domain:04x}:{bus:02x}:{device:02x}.{part}"
+        for spelled in (
+            as_sysfs,
+            as_sysfs.upper(),
+            f"{domain:08X}:{bus:02X}:{device:02X}.{part}",
+            f"{domain:x}:{bus:x}:{device:x}.{part}",
+            f" {as_sysfs}\n".encode(),
+        ):
+            assert pci_address(spelled) == as_sysfs
+
+    @pytest.mark.parametrize(
+        "text", [None, "", "07:00.0", "0000:07:00", "0000:07:00.8", "x:07:0.0"]
+    )
+    def test_what_is_none(self, text: str | None) -> None:
+        assert pci_address(text) is None

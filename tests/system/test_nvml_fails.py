@@ -1,0 +1,205 @@
+"""NVML where functions or GPUs fail: all that can be read is read."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from gpuaff.system.nvml import GpuReading
+
+from fakedriver.driver import MakeDriver
+from fakedriver.state import NVML
+from nvml_reading import FULL, SLICES, full, read, without
+
+# Every function of one GPU that is called, and what is None where it fails.
+FIELDS = {
+    "nvmlDeviceGetUUID": ("uuid", "mig"),
+    "nvmlDeviceGetName": ("name",),
+    "nvmlDeviceGetPciInfo_v3": ("pci_bus_id",),
+    "nvmlDeviceGetCpuAffinityWithinScope": ("node_cpus", "socket_cpus"),
+    "nvmlDeviceGetMemoryAffinity": ("memory_nodes",),
+    "nvmlDeviceGetNumaNodeId": ("memory_node",),
+    "nvmlDeviceGetMigMode": ("mig",),
+    "nvmlDeviceGetMaxMigDeviceCount": ("mig",),
+    "nvmlDeviceGetMigDeviceHandleByIndex": ("mig",),
+    "nvmlDeviceGetGpuInstanceId": ("mig",),
+    "nvmlDeviceGetComputeInstanceId": ("mig",),
+}
+NOT_EVERYWHERE = ("nvmlDeviceGetNumaNodeId", "nvmlDeviceGetMigMode")
+"""Not Supported is what most GPUs say here, so it is no problem."""
+
+
+@pytest.mark.fake_driver
+@pytest.mark.case("F1")
+class TestOneFunctionFails:
+    @pytest.mark.parametrize("function", FIELDS)
+    def test_not_supported(self, fake_driver: MakeDriver, function: str) -> None:
+        driver = fake_driver(FULL)
+        driver.fail(function, NVML.NOT_SUPPORTED)
+        gpus = read(driver).gpus
+        assert [without(g) for g in gpus] == [without(full(i), *FIELDS[function]) for i in range(3)]
+        assert bool(gpus[0].problems) is not (function in NOT_EVERYWHERE)
+        self.is_told(gpus[0], function)
+        assert (driver.inits, driver.shutdowns) == (1, 1)
+
+    @pytest.mark.parametrize("function", FIELDS)
+    def test_fails_on_one_gpu(self, fake_driver: MakeDriver, function: str) -> None:
+        driver = fake_driver(FULL)
+        driver.fail(function, NVML.UNKNOWN, gpu=0)
+        gpus = read(driver).gpus
+        assert without(gpus[0]) == without(full(0), *FIELDS[function])
+        assert gpus[0].problems
+        self.is_told(gpus[0], function)
+        assert gpus[1:] == (full(1), full(2))
+
+    @pytest.mark.parametrize("function", FIELDS)
+    def test_missing_from_the_library(self, fake_driver: MakeDriver, function: str) -> None:
+        driver = fake_driver(FULL)
+        driver.omit(function)
+        gpus = read(driver).gpus
+        lost = [name for name in FIELDS[function] if name != "node_cpus"]
+        assert [without(gpu) for gpu in gpus] == [without(full(i), *lost) for i in range(3)]
+        assert bool(gpus[0].problems) is not (function in NOT_EVERYWHERE)
+        self.is_told(gpus[0], function)
+
+    @staticmethod
+    def is_told(gpu: GpuReading, function: str) -> None:
+        assert all(function.removesuffix("_v3") in problem for problem in gpu.problems)
+        assert len(set(gpu.problems)) == len(gpu.problems)
+
+    def test_no_affinity_at_all(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.omit("nvmlDeviceGetCpuAffinityWithinScope", "nvmlDeviceGetCpuAffinity")
+        gpu = read(driver).gpus[1]
+        assert without(gpu) == without(full(1), "node_cpus", "socket_cpus")
+        assert gpu.problems == (
+            "CPUs of its node: Function Not Found (nvmlDeviceGetCpuAffinity)",
+            "CPUs of its socket: Function Not Found (nvmlDeviceGetCpuAffinityWithinScope)",
+        )
+
+    @pytest.mark.parametrize("missing", [True, False])
+    def test_no_driver_version(self, fake_driver: MakeDriver, missing: bool) -> None:
+        driver = fake_driver(FULL)
+        if missing:
+            driver.omit("nvmlSystemGetDriverVersion")
+        else:
+            driver.fail("nvmlSystemGetDriverVersion", NVML.UNKNOWN)
+        reading = read(driver)
+        assert reading.driver_version is None
+        assert reading.gpus == (full(0), full(1), full(2))
+        assert len(reading.notes) == 1
+        assert reading.notes[0].startswith("driver version: ")
+
+    @pytest.mark.parametrize("missing", [True, False])
+    def test_no_handles(self, fake_driver: MakeDriver, missing: bool) -> None:
+        driver = fake_driver(FULL)
+        if missing:
+            driver.omit("nvmlDeviceGetHandleByIndex_v2")
+        else:
+            driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.NO_PERMISSION)
+        reading = read(driver, links=True)
+        assert [without(gpu) for gpu in reading.gpus] == [
+            GpuReading(index=i, denied=not missing) for i in range(3)
+        ]
+        assert all(gpu.problems for gpu in reading.gpus)
+        assert reading.links is None
+
+    def test_a_shutdown_that_fails(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.fail("nvmlShutdown", NVML.UNKNOWN)
+        assert read(driver).gpus == (full(0), full(1), full(2))
+
+    def test_an_error_that_pynvml_has_no_word_for_is_told_in_one_line(
+        self, fake_driver: MakeDriver
+    ) -> None:
+        driver = fake_driver(FULL)
+        driver.fail("nvmlDeviceGetName", 4711)
+        told = "name: an error of the fake driver (nvmlDeviceGetName)"
+        assert read(driver).gpus[0].problems == (told,)
+
+    def test_strings_that_pynvml_cannot_decode(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.fail("nvmlDeviceGetUUID", 4712, gpu=1)
+        before = """
+import pynvml
+def broken(*arguments):
+    return b"\\xf8".decode()
+pynvml.nvmlDeviceGetName = pynvml.nvmlSystemGetDriverVersion = pynvml.nvmlErrorString = broken
+"""
+        reading = read(driver, before=before)
+        assert without(reading.gpus[0]) == without(full(0), "name")
+        assert reading.gpus[0].problems == ("name: Unknown Error (nvmlDeviceGetName)",)
+        assert "UUID: NVML error 4712 (nvmlDeviceGetUUID)" in reading.gpus[1].problems
+        assert reading.driver_version is None
+
+    @pytest.mark.case("A1")
+    def test_an_empty_mask_is_none(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.set_cpus(1, node=[], socket=range(16))
+        driver.set_cpus(2, node=[8, 9, 10, 11], socket=[])
+        driver.set_memory(1, [])
+        gpus = read(driver).gpus
+        assert gpus[0] == full(0)
+        assert without(gpus[1]) == without(full(1), "node_cpus", "memory_nodes")
+        assert without(gpus[2]) == without(full(2), "socket_cpus")
+        assert len(gpus[1].problems) == 2
+        assert "the mask is empty" in gpus[2].problems[0]
+
+
+@pytest.mark.fake_driver
+class TestHalfWay:
+    @pytest.mark.parametrize("served", [1, 2, 4, 6, 11, 17, 30, 45])
+    def test_what_was_read_stays(self, fake_driver: MakeDriver, served: int) -> None:
+        driver = fake_driver(FULL)
+        driver.fail("*", NVML.UNKNOWN, after=served)
+        reading = read(driver, links=True)
+        assert len(reading.gpus) == 3
+        for gpu in reading.gpus:
+            told = {
+                name: getattr(gpu, name)
+                for name in [field.name for field in fields(GpuReading)]
+                if name != "problems"
+            }
+            lost = [name for name, value in told.items() if value is None]
+            good = replace(
+                full(gpu.index), mig=gpu.mig if gpu.mig == SLICES[:1] else full(gpu.index).mig
+            )
+            assert without(gpu) == without(good, *lost)
+        said = [problem for gpu in reading.gpus for problem in gpu.problems]
+        assert said or reading.notes
+        assert (driver.inits, driver.shutdowns) == (1, 1)
+
+    def test_later_is_more(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.fail("*", NVML.UNKNOWN, after=6)
+        gpus = read(driver).gpus  # count, version, 3 handles, UUID of GPU 0
+        assert without(gpus[0]) == GpuReading(index=0, uuid=full(0).uuid)
+        assert without(gpus[1]) == GpuReading(index=1)
+
+    def test_a_lost_gpu_keeps_its_index(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.lose_gpu(1)
+        reading = read(driver, links=True)
+        assert (reading.gpus[0], reading.gpus[2]) == (full(0), full(2))
+        assert reading.gpus[1] == GpuReading(
+            index=1, problems=("its handle: GPU is lost (nvmlDeviceGetHandleByIndex)",)
+        )
+        assert reading.links == (("X", "N/A", "SYS"), ("N/A", "X", "N/A"), ("SYS", "N/A", "X"))
+
+    def test_a_gpu_that_is_lost_meanwhile_is_not_asked_again(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.lose_gpu(1, after=3)  # handle, UUID, name
+        gpus = read(driver).gpus
+        assert without(gpus[1]) == GpuReading(index=1, uuid=full(1).uuid, name=full(1).name)
+        assert gpus[1].problems == ("PCI address: GPU is lost (nvmlDeviceGetPciInfo)",)
+        assert driver.calls("*") == 4
+        assert (gpus[0], gpus[2]) == (full(0), full(2))
+
+    def test_a_gpu_that_this_user_may_not_use(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(FULL)
+        driver.lose_gpu(0, NVML.NO_PERMISSION)
+        gpus = read(driver).gpus
+        told = "its handle: Insufficient Permissions (nvmlDeviceGetHandleByIndex)"
+        assert gpus[0] == GpuReading(index=0, denied=True, problems=(told,))
+        assert gpus[1:] == (full(1), full(2))
