@@ -1,0 +1,275 @@
+"""What the CUDA driver makes of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+
+**Observed** on machines with one and with four H100, driver 580.159.04, one fresh process per
+string ("driver rule 1" and so on):
+
+1. The list is read from the left and ends at the first element that is not a device.
+2. A device named twice before that end is an error (101): the process has no CUDA at all.
+3. A number is read as C's ``strtoul`` reads it: blanks and a sign may stand before it, any other
+   character ends it, 64 bits saturate, the lower 32 of them count. No digits: not a device.
+4. A UUID is ``GPU-`` (in that case, with no blank before it) and hexadecimal digits, of which the
+   driver skips the dashes. It is enough to give the first ones when they fit exactly one device;
+   what follows all 32 is ignored, what follows fewer is not a device.
+5. The first element decides the kind: after a UUID a number ends the list, and the other way
+   round.
+6. ``MIG-`` and the digits of a whole GPU name that GPU when MIG is off; ``MIG-GPU-…/gi/ci`` finds
+   nothing then.
+7. Set but empty hides every GPU; unset shows all. ``all``, ``none`` and ``NoDevFiles`` are not
+   CUDA's words and so hide every GPU too.
+8. CUDA_DEVICE_ORDER must be ``PCI_BUS_ID`` or ``FASTEST_FIRST``, to the letter, else error 101.
+
+**From NVIDIA's documentation**, not observed (MIG User Guide, "CUDA Device Enumeration"): a
+process is shown one MIG instance, the first, and then no whole GPU; an instance is named by its
+``MIG-<uuid>``, with drivers before R470 by ``MIG-GPU-<uuid of the GPU>/<gi>/<ci>``.
+
+**Our reading**, where neither tells: a GPU with MIG on, named as a whole (by number or by
+``GPU-``), stands for its first instance, and is no device while it has none; a list that begins
+with a whole GPU ends at an instance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpuaff.notices import Notice
+from gpuaff.records import dataclass
+from gpuaff.topology.model import Gpu
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+_ORDERS = ("PCI_BUS_ID", "FASTEST_FIRST")
+_BLANKS = " \t\n\v\f\r"
+_NUMBER = re.compile(rf"[{_BLANKS}]*([+-]?)0*([0-9]+)")
+_UUID = re.compile(r"(?:GPU|MIG)-([0-9a-fA-F-]*)")
+_OLD_MIG = re.compile(r"MIG-GPU-([0-9a-fA-F-]+)/([0-9]{1,9})/([0-9]{1,9})")
+_ULONG_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The CUDA devices of a process.
+
+    Attributes:
+        indices: the physical index of each device, in CUDA's order. A MIG instance counts as the
+            GPU that it is part of (case D2).
+        notes: what may surprise; their codes begin with ``visible-``.
+    """
+
+    indices: tuple[int, ...]
+    notes: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What one element names: a whole GPU, or one MIG instance of it."""
+
+    index: int
+    instance: str | None = None
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """Why a list ended: the element, and what is wrong with it."""
+
+    element: str
+    reason: str
+
+
+_Found: TypeAlias = _Device | _Fault
+
+
+def resolve(gpus: Sequence[Gpu], text: str | None, *, device_order: str | None = None) -> Visible:
+    """Find the CUDA devices of a process as the driver does.
+
+    Args:
+        gpus: the GPUs that the process may use. Numbers count these: where a device cgroup
+            denies GPU 0, CUDA's 0 is the next one.
+        text: CUDA_VISIBLE_DEVICES; None when it is unset.
+        device_order: CUDA_DEVICE_ORDER; None when it is unset.
+
+    Never raises: whatever stands in the variable, the driver makes something of it
+    (cases D1, D4, D5).
+    """
+    ordered = sorted(gpus, key=lambda gpu: gpu.index)
+    if not ordered:
+        return Visible(())
+    if device_order is not None and device_order not in _ORDERS:
+        return _error(
+            f"CUDA_DEVICE_ORDER={_shown(device_order)} is not a word that CUDA knows",
+            "set it to PCI_BUS_ID or unset it",
+        )
+    visible = _unset(ordered) if text is None else _listed(ordered, text)
+    if device_order == "PCI_BUS_ID" or (text is not None and _is_by_uuid(text)):
+        return visible
+    return Visible(visible.indices, visible.notes + _order_notes(ordered, visible))
+
+
+def _unset(gpus: Sequence[Gpu]) -> Visible:
+    """All GPUs; where there is a MIG instance, the first one alone."""
+    devices = [device for device in map(_device_of, gpus) if device]
+    if any(device.instance for device in devices):
+        devices = [next(device for device in devices if device.instance)]
+    indices = tuple(device.index for device in devices)
+    hidden = [gpu.index for gpu in gpus if gpu.index not in indices]
+    if not hidden:
+        return Visible(indices)
+    message = (
+        f"{_gpus(hidden)} not shown by CUDA: a GPU with MIG on and no instance is not a device, "
+        "and beside a MIG instance CUDA shows nothing else; "
+        "name the GPUs to use by UUID in CUDA_VISIBLE_DEVICES"
+    )
+    return Visible(indices, (Notice("visible-mig" if indices else "visible-none", message),))
+
+
+def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
+    """The devices that a list names, up to its end (rules 1, 2 and 5)."""
+    read = _by_uuid if _is_by_uuid(text) else _by_number
+    devices: list[_Device] = []
+    # No list holds more distinct devices than there are GPUs: one more element settles it.
+    for element in text.split(",", len(gpus) + 1):
+        found = read(gpus, element)
+        if isinstance(found, _Device):
+            if found in devices:
+                return _twice(text, found)
+            if devices and (found.instance or devices[0].instance):
+                found = _Fault(element, "CUDA does not show beside a MIG instance")
+        if isinstance(found, _Fault):
+            return _ended(text, devices, found)
+        devices.append(found)
+    return Visible(tuple(device.index for device in devices))
+
+
+def _is_by_uuid(text: str) -> bool:
+    return text.startswith(("GPU-", "MIG-"))
+
+
+def _by_number(gpus: Sequence[Gpu], element: str) -> _Found:
+    """The device that an element names by number (rule 3)."""
+    match = _NUMBER.match(element)
+    if match is None:
+        return _Fault(element, "is not a number")
+    sign, digits = match.groups()
+    value = int(digits[:21])  # 21 digits are above 64 bits, however many follow
+    if value > _ULONG_MAX:
+        value = _ULONG_MAX  # strtoul saturates whatever the sign is
+    elif sign == "-":
+        value = -value
+    number = value & 0xFFFFFFFF
+    if number >= len(gpus):
+        return _Fault(element, "is not the number of a GPU here")
+    return _device_of(gpus[number]) or _Fault(element, "has MIG on and no instance")
+
+
+def _by_uuid(gpus: Sequence[Gpu], element: str) -> _Found:
+    """The device that an element names by UUID (rules 4 and 6)."""
+    old = _OLD_MIG.match(element)
+    if old is not None:
+        return _by_old_name(gpus, element, *old.groups())
+    match = _UUID.match(element)
+    if match is None:
+        return _Fault(element, "is not a UUID, as the first element is")
+    digits = _digits(match[1])
+    if not match[1] or (len(digits) < 32 and match.end() < len(element)):
+        return _Fault(element, "is not a UUID")
+    found = [device for uuid, device in _named(gpus, element[:3]) if uuid.startswith(digits)]
+    return _only(gpus, element, found)
+
+
+def _by_old_name(
+    gpus: Sequence[Gpu], element: str, uuid: str, gpu_instance: str, compute_instance: str
+) -> _Found:
+    """The instance that ``MIG-GPU-<uuid>/gi/ci`` names (case D2)."""
+    place = int(gpu_instance), int(compute_instance)
+    found = [
+        _Device(gpu.index, instance.uuid)
+        for gpu in gpus
+        if gpu.uuid and _digits(gpu.uuid).startswith(_digits(uuid))
+        for instance in gpu.mig or ()
+        if (instance.gpu_instance, instance.compute_instance) == place
+    ]
+    return _only(gpus, element, found)
+
+
+def _only(gpus: Sequence[Gpu], element: str, found: Sequence[_Device | None]) -> _Found:
+    """The one device found, or why there is not one."""
+    if len(found) == 1:
+        return found[0] or _Fault(element, "has MIG on and no instance")
+    if found:
+        return _Fault(element, f"fits {len(found)} devices")
+    if any(gpu.uuid is None for gpu in gpus):
+        return _Fault(element, "cannot be looked up: the UUIDs of these GPUs are not known")
+    return _Fault(element, "is not a device here")
+
+
+def _named(gpus: Sequence[Gpu], kind: str) -> list[tuple[str, _Device | None]]:
+    """The digits of the UUIDs of a kind (``GPU`` or ``MIG``), and what they name (rule 6)."""
+    names = [(gpu.uuid, _device_of(gpu)) for gpu in gpus if kind == "GPU" or gpu.mig is None]
+    if kind == "MIG":
+        names += [(one.uuid, _Device(gpu.index, one.uuid)) for gpu in gpus for one in gpu.mig or ()]
+    return [(_digits(uuid), device) for uuid, device in names if uuid]
+
+
+def _device_of(gpu: Gpu) -> _Device | None:
+    """What a GPU that is named as a whole stands for; None when it is no device."""
+    if gpu.mig is None:
+        return _Device(gpu.index)
+    return _Device(gpu.index, gpu.mig[0].uuid) if gpu.mig else None
+
+
+def _digits(uuid: str) -> str:
+    """The hexadecimal digits of a UUID, at most 32, without its prefix."""
+    return re.sub(r"^(?:GPU|MIG)-|-", "", uuid).lower()[:32]
+
+
+def _error(problem: str, remedy: str) -> Visible:
+    """No device at all: CUDA itself fails to start (rules 2 and 8)."""
+    message = f"{problem}: CUDA fails with error 101 and shows no GPU; {remedy}"
+    return Visible((), (Notice("visible-error", message),))
+
+
+def _twice(text: str, device: _Device) -> Visible:
+    problem = f"CUDA_VISIBLE_DEVICES={_shown(text)} names GPU {device.index} twice"
+    return _error(problem, "name it once")
+
+
+def _ended(text: str, devices: Sequence[_Device], fault: _Fault) -> Visible:
+    """The devices before the element that ended the list."""
+    indices = tuple(device.index for device in devices)
+    start = f"CUDA_VISIBLE_DEVICES={_shown(text)}"
+    if not indices:
+        why = f"{_shown(fault.element)} {fault.reason}" if text.strip(_BLANKS) else "it is empty"
+        message = f"{start} hides all GPUs: {why}; unset it, or name the GPUs to use"
+        return Visible((), (Notice("visible-none", message),))
+    if not text.split(",", len(indices))[-1].strip(f",{_BLANKS}"):
+        return Visible(indices)  # a comma at the end hides nothing
+    why = f"{_shown(fault.element)}, which {fault.reason}"
+    message = f"{start} ends at {why}: only {_gpus(indices)} visible; correct or remove it"
+    return Visible(indices, (Notice("visible-ends", message),))
+
+
+def _order_notes(gpus: Sequence[Gpu], visible: Visible) -> tuple[Notice, ...]:
+    """Case D6: CUDA counts unlike GPUs from the fastest, NVML by PCI address."""
+    names = sorted({gpu.name for gpu in gpus if gpu.name})
+    if len(names) < 2 or not visible.indices:
+        return ()
+    message = (
+        f"the GPUs are unlike ({', '.join(names)}) and CUDA_DEVICE_ORDER is not PCI_BUS_ID: "
+        "CUDA's numbers may differ from NVML's, by which they are read here; "
+        "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the GPUs by UUID"
+    )
+    return (Notice("visible-order", message),)
+
+
+def _gpus(indices: Sequence[int]) -> str:
+    """``GPU 3 is`` or ``GPUs 1, 3 are``."""
+    numbers = ", ".join(map(str, indices))
+    return f"GPU {numbers} is" if len(indices) == 1 else f"GPUs {numbers} are"
+
+
+def _shown(text: str) -> str:
+    """Text on one line, cut when it is long."""
+    shown = repr(text[:60])
+    return shown if len(text) <= 60 and len(shown) <= 62 else f"{shown[:57]}..."

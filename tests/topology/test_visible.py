@@ -1,0 +1,520 @@
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gpuaff.topology.model import Gpu, MigInstance, Topology
+from gpuaff.topology.visible import Visible, resolve
+
+OBSERVED = Path(__file__).parent.parent / "data" / "visible" / "observed.md"
+UUIDS = (
+    "GPU-fa1b2c3d-1111-2222-3333-444455556666",  # a digit first would read as a number
+    "GPU-1b2c3d4e-aaaa-bbbb-cccc-ddddeeeeffff",
+    "GPU-2c3d4e5f-0123-4567-89ab-cdef01234567",
+    "GPU-2c3d4e60-fedc-ba98-7654-3210fedcba98",  # the first five digits are GPU 2's too
+)
+G0, G1, G2, G3 = UUIDS
+MIGS = (
+    "MIG-aaaaaaaa-0000-5000-8000-000000000001",
+    "MIG-bbbbbbbb-0000-5000-8000-000000000002",
+    "MIG-bbbbbbbb-0000-5000-8000-000000000003",
+)
+
+
+def gpus(count: int = 4, *, name: str | None = None) -> tuple[Gpu, ...]:
+    """GPUs with MIG off."""
+    return tuple(Gpu(index=i, uuid=UUIDS[i], name=name) for i in range(count))
+
+
+def instance(number: int, gpu_instance: int, compute_instance: int = 0) -> MigInstance:
+    return MigInstance(
+        uuid=MIGS[number], gpu_instance=gpu_instance, compute_instance=compute_instance
+    )
+
+
+def with_mig() -> tuple[Gpu, ...]:
+    """GPU 0 whole, GPU 1 cut in two, GPU 2 with MIG on and no instance, GPU 3 in one piece."""
+    first, second, third, fourth = gpus()
+    return (
+        first,
+        replace(second, mig=(instance(0, 1), instance(1, 2))),
+        replace(third, mig=()),
+        replace(fourth, mig=(instance(2, 7, 3),)),
+    )
+
+
+def codes(visible: Visible) -> list[str]:
+    return [note.code for note in visible.notes]
+
+
+# --- every row that was observed -----------------------------------------------------------
+
+
+def _expand(cell: str) -> str | None:
+    """The text that a cell of the table stands for."""
+    if cell == "(unset)":
+        return None
+    text = cell[1:-1] if cell.startswith("`") else cell
+    if text == '""':
+        return ""
+    text = re.sub(r"\\(?:[tnvfr]|x..|u....)", lambda m: eval(f"'{m[0]}'"), text)
+    return re.sub(r"<g(\d)([^>]*)>", lambda m: _piece(UUIDS[int(m[1])], m[2]), text)
+
+
+def _piece(uuid: str, words: str) -> str:
+    if "body" in words:
+        uuid = uuid.removeprefix("GPU-")
+    if "hex" in words:
+        uuid = uuid.removeprefix("GPU-").replace("-", "")
+    if "upper" in words:
+        uuid = uuid.upper()
+    first = re.search(r"first (\d+)", words)
+    return uuid[: int(first[1])] if first else uuid
+
+
+def _observed() -> list[tuple[int, str | None, str | None, str]]:
+    rows, count = [], 4
+    for line in OBSERVED.read_text("utf-8").splitlines():
+        if line == "## One H100":
+            count = 1
+        match = re.fullmatch(r"\| (\(unset\)|`.*`) \| (.*) \| ([0-3, ]+|none|error 101) \|", line)
+        if match:
+            rows.append((count, _expand(match[1]), _expand(match[2]), match[3]))
+    return rows
+
+
+def test_the_table_is_read_whole() -> None:
+    counts = [row[0] for row in _observed()]
+    assert (counts.count(4), counts.count(1)) == (57, 99)
+
+
+@pytest.mark.case("visible-devices", "D4")
+@pytest.mark.parametrize(("count", "text", "order", "seen"), _observed())
+def test_observed(count: int, text: str | None, order: str | None, seen: str) -> None:
+    visible = resolve(gpus(count), text, device_order=order)
+    if seen == "error 101":
+        assert visible.indices == ()
+        assert codes(visible) == ["visible-error"]
+    elif seen == "none":
+        assert visible.indices == ()
+        assert codes(visible) == ["visible-none"]
+    else:
+        assert visible.indices == tuple(int(index) for index in seen.split(", "))
+        assert codes(visible) in ([], ["visible-ends"])
+
+
+# --- rule by rule --------------------------------------------------------------------------
+
+
+@pytest.mark.case("visible-devices")
+def test_rule_1_the_list_ends_at_the_first_element_that_is_no_device() -> None:
+    visible = resolve(gpus(), "2,zebra,1")
+    assert visible.indices == (2,)
+    (note,) = visible.notes
+    assert note.code == "visible-ends"
+    assert note.message == (
+        "CUDA_VISIBLE_DEVICES='2,zebra,1' ends at 'zebra', which is not a number: "
+        "only GPU 2 is visible; correct or remove it"
+    )
+
+
+@pytest.mark.parametrize("text", ["3,1,", "3,1, ", "3,1,,", "3,1,\t, \n"])
+def test_rule_1_a_comma_at_the_end_is_nothing_to_speak_of(text: str) -> None:
+    assert resolve(gpus(), text) == Visible((3, 1))
+
+
+def test_rule_1_what_stands_behind_an_empty_element_is_lost_and_told() -> None:
+    visible = resolve(gpus(), "3,,1")
+    assert visible.indices == (3,)
+    assert codes(visible) == ["visible-ends"]
+
+
+@pytest.mark.case("visible-devices", "D4")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2,2",
+        "0,1,2,3,0",
+        "1,+1",
+        "1,4294967297",
+        f"{G1},GPU-1b2c",
+        f"{G1},GPU-{G1[4:].upper()}",
+        ",".join(UUIDS) + ",GPU-fa1b,x",
+    ],
+)
+def test_rule_2_a_device_named_twice_is_an_error(text: str) -> None:
+    visible = resolve(gpus(), text)
+    assert visible.indices == ()
+    (note,) = visible.notes
+    assert note.code == "visible-error"
+    assert " twice: CUDA fails with error 101 and shows no GPU; name it once" in note.message
+
+
+def test_rule_2_does_not_look_behind_the_end() -> None:
+    assert resolve(gpus(), "2,x,2").indices == (2,)
+
+
+@pytest.mark.case("visible-devices")
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [(" \t\n\v\f\r2", 2), ("+3", 3), ("-4294967294", 2), ("0x3", 0), ("003", 3), ("2.9", 2)],
+)
+def test_rule_3_numbers_are_read_as_c_reads_them(text: str, index: int) -> None:
+    assert resolve(gpus(), text).indices == (index,)
+
+
+@pytest.mark.parametrize("text", ["-", "+", "--1", "+ 1", "\N{NO-BREAK SPACE}1", "\x1c1", "٣", "²"])
+def test_rule_3_without_digits_it_is_no_device(text: str) -> None:
+    assert resolve(gpus(), text).indices == ()
+
+
+_LIBC = ctypes.CDLL(None)
+_LIBC.strtoul.restype = ctypes.c_ulong
+_LIBC.strtoul.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int]
+
+
+def _strtoul(text: str) -> tuple[int, bool]:
+    """What C's own strtoul makes of a text, and whether there was a number at all."""
+    raw = ctypes.create_string_buffer(text.encode("utf-8"))
+    end = ctypes.c_char_p()
+    start = ctypes.cast(raw, ctypes.c_char_p)
+    value = _LIBC.strtoul(start, ctypes.byref(end), 10)
+    moved = ctypes.cast(end, ctypes.c_void_p).value != ctypes.addressof(raw)
+    return int(value), moved
+
+
+_BLANK = st.text(" \t\n\v\f\r", max_size=3)
+_NEAR_A_BORDER = st.builds(
+    lambda power, near: str((1 << power) + near),
+    st.sampled_from([0, 31, 32, 33, 63, 64, 65]),
+    st.integers(-5, 5),
+)
+
+
+@pytest.mark.skipif(ctypes.sizeof(ctypes.c_ulong) != 8, reason="the driver's long has 64 bits")
+@settings(deadline=None)
+@given(
+    st.one_of(
+        st.builds(
+            "".join,
+            st.tuples(
+                _BLANK,
+                st.sampled_from(["", "+", "-", "--"]),
+                st.one_of(_NEAR_A_BORDER, st.text("0123456789", max_size=40)),
+                st.text("0x. -a", max_size=2),
+            ),
+        ),
+        st.text(st.characters(exclude_characters="\0,", exclude_categories=["Cs"]), max_size=8),
+    )
+)
+@example("-" + "9" * 20)
+@example("9" * 5000)
+@example(f"{2328306437 * 2**32}0")  # 21 digits, of which the first 20 would read as 0
+@example("0" * 30 + "2")
+def test_rule_3_agrees_with_strtoul(text: str) -> None:
+    value, is_number = _strtoul(text)
+    expected = value % 2**32 if is_number else None
+    assert resolve(gpus(), text).indices == ((expected,) if expected in range(4) else ())
+
+
+@pytest.mark.case("visible-devices", "D1")
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        (f"{G3},{G0}", (3, 0)),
+        ("GPU-2c3d4e6", (3,)),
+        ("GPU-2c3d4e", ()),  # fits GPU 2 and GPU 3
+        ("GPU-1B2C", (1,)),
+        (f"{G1},GPU-2c3d4e,{G0}", (1,)),
+        (f"{G2} and more", (2,)),
+        (f"{G2[:-1]} and more", ()),
+        ("GPU-ffff", ()),
+        ("GPU-xyz", ()),
+    ],
+)
+def test_rule_4_uuids(text: str, indices: tuple[int, ...]) -> None:
+    assert resolve(gpus(), text).indices == indices
+
+
+def test_rule_4_a_prefix_that_fits_two_is_told() -> None:
+    (note,) = resolve(gpus(), "GPU-2c3d4e").notes
+    assert note.message == (
+        "CUDA_VISIBLE_DEVICES='GPU-2c3d4e' hides all GPUs: 'GPU-2c3d4e' fits 2 devices; "
+        "unset it, or name the GPUs to use"
+    )
+
+
+@pytest.mark.case("visible-devices")
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [(f"3,{G1},0", (3,)), (f"{G1},3,{G0}", (1,)), (f"3,{G1}", (3,)), (f"{G1},3", (1,))],
+)
+def test_rule_5_the_first_element_decides_the_kind(text: str, indices: tuple[int, ...]) -> None:
+    visible = resolve(gpus(), text)
+    assert visible.indices == indices
+    assert codes(visible) == ["visible-ends"]
+
+
+@pytest.mark.case("visible-devices")
+def test_rule_6_mig_and_a_whole_gpu_names_it_when_mig_is_off() -> None:
+    assert resolve(gpus(), G1.replace("GPU-", "MIG-")).indices == (1,)
+    assert resolve(gpus(), f"MIG-{G1}/1/0").indices == ()
+
+
+@pytest.mark.case("visible-devices", "D5")
+@pytest.mark.parametrize("text", ["", "  ", "NoDevFiles", "all", "none", "void"])
+def test_rule_7_empty_and_foreign_words_hide_all(text: str) -> None:
+    visible = resolve(gpus(), text)
+    assert visible.indices == ()
+    assert codes(visible) == ["visible-none"]
+
+
+def test_rule_7_an_empty_list_is_called_so() -> None:
+    assert resolve(gpus(), " ").notes[0].message == (
+        "CUDA_VISIBLE_DEVICES=' ' hides all GPUs: it is empty; unset it, or name the GPUs to use"
+    )
+
+
+def test_rule_7_unset_shows_all() -> None:
+    assert resolve(tuple(reversed(gpus())), None) == Visible((0, 1, 2, 3))
+
+
+@pytest.mark.case("visible-devices")
+@pytest.mark.parametrize("order", ["", "pci_bus_id", "PCI_BUS_ID ", "bogus"])
+@pytest.mark.parametrize("text", [None, "", "0", "x", G1])
+def test_rule_8_a_bad_order_is_an_error_whatever_the_list(order: str, text: str | None) -> None:
+    visible = resolve(gpus(), text, device_order=order)
+    assert visible.indices == ()
+    (note,) = visible.notes
+    assert note.code == "visible-error"
+    assert note.message.startswith(f"CUDA_DEVICE_ORDER={order!r} is not a word that CUDA knows")
+
+
+# --- cases ---------------------------------------------------------------------------------
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        ("1", 1),
+        (G0, 0),
+        ("GPU-fa1b2c3d", 0),
+        (MIGS[0], 1),
+        (MIGS[1], 1),
+        (MIGS[2], 3),
+        ("MIG-AAAA", 1),
+        (f"MIG-{G1}/2/0", 1),
+        (f"MIG-{G3}/7/3", 3),
+        ("MIG-GPU-1b2c/2/0", 1),
+    ],
+)
+def test_every_form_is_understood(text: str, index: int) -> None:
+    assert resolve(with_mig(), text) == Visible((index,))
+
+
+@pytest.mark.case("D1", "D2")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MIG-bbbbbbbb",  # two instances
+        "MIG-cccc",
+        f"MIG-{G1}/2/1",  # no such compute instance
+        f"MIG-{G1}/7/3",  # it is on another GPU
+        f"MIG-{G1}",
+        f"MIG-{G0}/1/0",  # MIG is off
+        f"MIG-{G1}/2",
+        G3.replace("GPU-", "MIG-"),  # a whole GPU, but MIG is on
+        "2",  # MIG is on and there is no instance
+        G2,
+    ],
+)
+def test_mig_names_that_are_no_device(text: str) -> None:
+    visible = resolve(with_mig(), text)
+    assert visible.indices == ()
+    assert codes(visible) == ["visible-none"]
+
+
+@pytest.mark.case("D2")
+def test_a_gpu_with_mig_on_stands_for_its_first_instance() -> None:
+    for text in ("1", G1):
+        assert resolve(with_mig(), text) == Visible((1,))
+
+
+@pytest.mark.case("D2")
+def test_unset_shows_the_first_instance_and_nothing_else() -> None:
+    visible = resolve(with_mig(), None)
+    assert visible.indices == (1,)
+    (note,) = visible.notes
+    assert note.code == "visible-mig"
+    assert note.message.startswith("GPUs 0, 2, 3 are not shown by CUDA")
+
+
+@pytest.mark.case("D2")
+def test_unset_leaves_out_a_gpu_without_instances() -> None:
+    first, second, third = gpus(3)
+    visible = resolve((first, replace(second, mig=()), third), None)
+    assert visible.indices == (0, 2)
+    assert codes(visible) == ["visible-mig"]
+    assert resolve((replace(first, mig=()),), None).indices == ()
+    assert codes(resolve((replace(first, mig=()),), None)) == ["visible-none"]
+
+
+@pytest.mark.case("D2")
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        (f"{MIGS[0]},{MIGS[1]}", 1),
+        (f"{MIGS[2]},{G0}", 3),
+        (f"{G0},{MIGS[2]}", 0),
+        ("3,0", 3),
+        ("0,3", 0),
+    ],
+)
+def test_nothing_is_shown_beside_an_instance(text: str, index: int) -> None:
+    visible = resolve(with_mig(), text)
+    assert visible.indices == (index,)
+    (note,) = visible.notes
+    assert note.code == "visible-ends"
+    assert "which CUDA does not show beside a MIG instance" in note.message
+
+
+def test_an_instance_named_twice_is_an_error() -> None:
+    assert codes(resolve(with_mig(), f"{MIGS[0]},{MIGS[0]}")) == ["visible-error"]
+
+
+@pytest.mark.case("D6")
+def test_unlike_gpus_may_be_counted_in_another_order() -> None:
+    old, new = gpus(2)
+    unlike = (replace(old, name="GTX 745"), replace(new, name="GTX 1080 Ti"))
+    for text, order, indices in (
+        (None, None, (0, 1)),
+        ("0", None, (0,)),
+        ("1,0", "FASTEST_FIRST", (1, 0)),
+    ):
+        visible = resolve(unlike, text, device_order=order)
+        assert visible.indices == indices
+        (note,) = visible.notes
+        assert note.code == "visible-order"
+        assert "(GTX 1080 Ti, GTX 745)" in note.message
+        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in note.message
+
+
+@pytest.mark.case("D6")
+def test_the_order_is_certain_by_pci_address_by_uuid_and_among_like_gpus() -> None:
+    old, new = gpus(2)
+    unlike = (replace(old, name="GTX 745"), replace(new, name="GTX 1080 Ti"))
+    assert resolve(unlike, None, device_order="PCI_BUS_ID").notes == ()
+    assert resolve(unlike, f"{G1},{G0}") == Visible((1, 0))
+    assert resolve(gpus(2, name="H100"), "1,0").notes == ()
+    assert codes(resolve(unlike, "")) == ["visible-none"]
+
+
+@pytest.mark.case("D8")
+def test_a_device_number_leads_to_the_physical_gpu() -> None:
+    machine = Topology(gpus=tuple(Gpu(index=index) for index in range(8)))
+    seen = machine.with_visible_devices("5,2,7")
+    assert seen.visible[1] == 2
+    assert [seen.gpu_by_index[index].index for index in seen.visible] == [5, 2, 7]
+
+
+def test_a_topology_keeps_other_notes_and_replaces_old_ones() -> None:
+    machine = Topology(gpus=gpus()).with_visible_devices("0,x")
+    assert [note.code for note in machine.notes] == ["visible-ends"]
+    assert machine.with_visible_devices(None).notes == ()
+
+
+def test_uuids_that_are_not_known_cannot_be_looked_up() -> None:
+    nameless = tuple(Gpu(index=index) for index in range(2))
+    visible = resolve(nameless, f"{G0},{G1}")
+    assert visible.indices == ()
+    assert "the UUIDs of these GPUs are not known" in visible.notes[0].message
+    assert resolve(nameless, "1").indices == (1,)
+
+
+def test_no_gpus_no_devices_no_talk() -> None:
+    assert resolve((), "0,1", device_order="bogus") == Visible(())
+
+
+def test_numbers_count_the_gpus_that_the_process_may_use() -> None:
+    """A device cgroup denies the others: CUDA does not see them, NVML still counts them."""
+    assert resolve((Gpu(index=6), Gpu(index=3)), "1").indices == (6,)
+    assert resolve((Gpu(index=6), Gpu(index=3)), "6").indices == ()
+    assert resolve((Gpu(index=6), Gpu(index=3)), None).indices == (3, 6)
+
+
+def test_a_long_list_is_cut_in_the_message() -> None:
+    (note,) = resolve(gpus(), "0," + "\n" * 500 + "x").notes
+    assert len(note.message) < 300
+    assert "\n" not in note.message
+
+
+# --- any text at all -----------------------------------------------------------------------
+
+_ELEMENTS = st.one_of(
+    st.integers(-2, 6).map(str),
+    st.sampled_from([*UUIDS, *MIGS, f"MIG-{G1}/2/0", "", " ", "x", "GPU-", "MIG-", "GPU-2c", "-1"]),
+    st.text(max_size=6),
+)
+_LISTS = st.lists(_ELEMENTS, max_size=8)
+_MACHINES = st.sampled_from([gpus(), gpus(1), with_mig(), ()])
+
+
+@settings(deadline=None)
+@given(_MACHINES, st.one_of(st.none(), st.text(), _LISTS.map(",".join)))
+def test_any_text_gives_valid_indices(machine: Sequence[Gpu], text: str | None) -> None:
+    visible = resolve(machine, text)
+    assert set(visible.indices) <= {gpu.index for gpu in machine}
+    assert len(set(visible.indices)) == len(visible.indices)
+    for note in visible.notes:
+        assert note.code.startswith("visible-")
+        assert len(note.message.splitlines()) == 1
+
+
+@settings(deadline=None)
+@given(_MACHINES, _LISTS, _LISTS)
+def test_what_stands_behind_the_end_changes_nothing(
+    machine: Sequence[Gpu], before: list[str], behind: list[str]
+) -> None:
+    whole = resolve(machine, ",".join([*before, "no device", *behind]))
+    assert whole.indices == resolve(machine, ",".join([*before, "no device"])).indices
+
+
+@settings(deadline=None)
+@given(_MACHINES, _LISTS)
+def test_a_longer_list_shows_what_the_shorter_one_did_or_is_an_error(
+    machine: Sequence[Gpu], elements: list[str]
+) -> None:
+    for length in range(1, len(elements)):
+        shorter = resolve(machine, ",".join(elements[:length])).indices
+        longer = resolve(machine, ",".join(elements[: length + 1]))
+        if codes(longer) != ["visible-error"]:
+            assert longer.indices[: len(shorter)] == shorter
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "," * 1_000_000,
+        "0," * 500_000,
+        "9" * 1_000_000,
+        "0" * 1_000_000,
+        " " * 1_000_000,
+        "GPU-" + "a" * 1_000_000,
+        "GPU-" + "-" * 1_000_000,
+        f"{G0}," * 25_000,
+        "MIG-GPU-" + "a" * 1_000_000 + "/1/0",
+        "0,1,2,3," + "x" * 1_000_000,
+    ],
+    ids=range(10),
+)
+def test_a_megabyte_is_read_in_one_pass(text: str) -> None:
+    visible = resolve(gpus(), text)  # the test's own time limit is the bound
+    assert set(visible.indices) <= {0, 1, 2, 3}
