@@ -1,0 +1,151 @@
+"""The machine that we run on, or below GPUAFF_FSROOT a copy of another one's files."""
+
+from __future__ import annotations
+
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import NoDriverError
+from gpuaff.notices import Notice
+from gpuaff.records import replace
+from gpuaff.system import environ, kernel, nvml
+from gpuaff.system.kernel import Tree
+from gpuaff.system.nvml_links import Matrix
+from gpuaff.topology import pci
+from gpuaff.topology.model import Gpu, Source, Topology
+from gpuaff.topology.sysfs import UNKNOWN, Cpus, read_cpus
+
+
+def observe(*, links: bool, allowed: CpuSet | None = None) -> Topology:
+    """See :meth:`gpuaff.Topology.observe`.
+
+    Args:
+        links: as there.
+        allowed: what the process may use of this machine, where that is known better than by the
+            main thread's mask of the moment.
+    """
+    tree = kernel.machine_tree()
+    machine = read_cpus(tree)
+    if not tree.is_live:
+        return _described(tree, machine)
+    return _observe_here(tree, machine, links, _mask() if allowed is None else allowed)
+
+
+def _described(tree: Tree, machine: Cpus) -> Topology:
+    """A tree of files. The live mask, environment and driver tell nothing about that machine."""
+    from gpuaff.topology.cpusets import cpuset_of  # the live path needs none of it
+
+    gpus = pci.gpus_on_the_bus(tree, machine)
+    notes: list[Notice] = []
+    if not machine.cpus:
+        notes.append(_no_sysfs(tree))
+    cpuset = cpuset_of(tree)
+    if cpuset is not None and machine.cpus - cpuset:
+        shown = format_cpulist(cpuset & machine.cpus)
+        message = f"these files were gathered inside a cpuset of CPUs {shown or 'none'}"
+        hint = f"; --allowed {shown} plans for it" if shown else ""
+        notes.append(Notice("cpuset", message + hint))
+    return _topology(machine, machine.cpus, gpus, notes)
+
+
+def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topology:
+    notes: list[Notice] = []
+    if not machine.cpus & mask and mask:
+        # Unreadable, or of another machine (a container's own /sys): the kernel's mask is true.
+        notes.append(_no_sysfs(tree))
+        machine = replace(UNKNOWN, cpus=mask, highest=max(machine.highest, *mask))
+    gpus, matrix = _gpus(tree, machine, links, notes)
+    topology = replace(_topology(machine, mask & machine.cpus, gpus, notes), links=matrix)
+    return topology.with_visible_devices(
+        environ.get("CUDA_VISIBLE_DEVICES"), device_order=environ.get("CUDA_DEVICE_ORDER")
+    )
+
+
+def _mask() -> CpuSet:
+    """The main thread's mask: other threads may have been bound on purpose."""
+    return kernel.get_affinity(kernel.process_id()) if kernel.can_pin() else frozenset()
+
+
+def _no_sysfs(tree: Tree) -> Notice:
+    where = f"{tree.root.rstrip('/')}/sys/devices/system/cpu"
+    return Notice(
+        "no-sysfs",
+        f"{where} cannot be read, or names none of this process's CPUs: cores and NUMA nodes are "
+        "unknown",
+    )
+
+
+def _topology(
+    machine: Cpus, allowed: CpuSet, gpus: tuple[Gpu, ...], notes: list[Notice]
+) -> Topology:
+    return Topology(
+        cpus=machine.cpus,
+        allowed=allowed,
+        cores=machine.cores,
+        efficiency_cpus=machine.efficiency_cpus,
+        packages=machine.packages,
+        l3=machine.l3,
+        numa_nodes=machine.numa_nodes,
+        gpus=gpus,
+        visible=tuple(gpu.index for gpu in gpus),
+        notes=tuple(notes),
+    )
+
+
+def _gpus(
+    tree: Tree, machine: Cpus, links: bool, notes: list[Notice]
+) -> tuple[tuple[Gpu, ...], tuple[tuple[str, ...], ...] | None]:
+    try:
+        driver = nvml.read(highest_cpu=machine.highest, links=links)
+    except NoDriverError as error:
+        notes.append(Notice("no-driver", str(error)))
+        # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
+        return pci.gpus_of_the_driver(tree, machine), None
+    for reading in driver.gpus:
+        notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
+    # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
+    places = [place for place, reading in enumerate(driver.gpus) if not reading.denied]
+    gpus = tuple(_merged(tree, machine, driver.gpus[place]) for place in places)
+    return gpus, _between(driver.links, places)
+
+
+def _between(matrix: Matrix | None, places: list[int]) -> Matrix | None:
+    return matrix and tuple(tuple(matrix[row][column] for column in places) for row in places)
+
+
+def _merged(tree: Tree, machine: Cpus, reading: nvml.GpuReading) -> Gpu:
+    """What the driver says of a GPU, completed by what the PCI device says."""
+    address = reading.pci_bus_id
+    spot = pci.place(tree, address, machine) if address else pci.NOWHERE
+    node_cpus, source = _online(machine, reading.node_cpus), Source.NVML
+    socket_cpus = _online(machine, reading.socket_cpus)
+    if node_cpus is None and spot.local_cpus:
+        node_cpus, source = spot.local_cpus, Source.SYSFS
+    known = node_cpus is not None or socket_cpus is not None
+    return Gpu(
+        index=reading.index,
+        uuid=reading.uuid,
+        pci_bus_id=address,
+        name=reading.name,
+        node_cpus=node_cpus,
+        socket_cpus=socket_cpus,
+        local_cpus=spot.local_cpus,
+        numa_node=_numa_node(machine, reading, spot),
+        memory_node=reading.memory_node,
+        source=source if known else None,
+        mig=reading.mig,
+    )
+
+
+def _online(machine: Cpus, near: CpuSet | None) -> CpuSet | None:
+    """The driver also names CPUs that are offline or do not exist (case A22)."""
+    return (near or frozenset()) & machine.cpus or None
+
+
+def _numa_node(machine: Cpus, reading: nvml.GpuReading, spot: pci.Place) -> int | None:
+    """The driver first, sysfs then (case A7); of several nodes those with CPUs (case A24)."""
+    with_cpus = [node for node in machine.numa_nodes or () if node.cpus]
+    named = [node.id for node in with_cpus if node.id in (reading.memory_nodes or ())]
+    holding = [node.id for node in with_cpus if node.cpus & (reading.node_cpus or frozenset())]
+    for told in (named, holding):
+        if len(told) == 1:
+            return told[0]
+    return spot.numa_node

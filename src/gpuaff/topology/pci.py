@@ -1,0 +1,114 @@
+"""The PCI side of a machine, from /sys: where a GPU sits, without asking its driver.
+
+Sources: ``Documentation/ABI/testing/sysfs-bus-pci`` (``numa_node``, ``local_cpulist``); the
+NVIDIA driver's ``/proc/driver/nvidia/gpus/<address>/information`` and, where a GPU's memory is a
+NUMA node, ``numa_status``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpuaff.cpuset import CpuSet
+from gpuaff.records import dataclass
+from gpuaff.system.kernel import Tree
+from gpuaff.topology.model import Gpu, Source
+from gpuaff.topology.sysfs import Cpus, cpu_list, cpu_mask
+
+_DEVICES = "sys/bus/pci/devices"
+_DRIVER = "proc/driver/nvidia/gpus"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE | re.ASCII)
+_NVIDIA = "0x10de"
+_GPU_CLASSES = ("0x0300", "0x0302")
+"""VGA controller and 3D controller (PCI Code and ID Assignment, base class 03h); NVSwitches are
+bridges (0x0680)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a PCI device sits.
+
+    Attributes:
+        local_cpus: the CPUs next to it; None when the machine does not tell.
+        numa_node: its NUMA node; None when the machine does not tell (−1 in sysfs).
+    """
+
+    local_cpus: CpuSet | None
+    numa_node: int | None
+
+
+NOWHERE = Place(local_cpus=None, numa_node=None)
+"""Of a device whose address is unknown."""
+
+
+def place(tree: Tree, address: str, machine: Cpus) -> Place:
+    """Where the device at a PCI address (``0000:07:00.0``) sits."""
+    device = f"{_DEVICES}/{address}"
+    node = tree.read(f"{device}/numa_node")
+    known = node is not None and node.isdecimal()  # −1: the firmware says nothing (cases A7, F6)
+    local = cpu_list(tree, f"{device}/local_cpulist") or cpu_mask(tree, f"{device}/local_cpus")
+    near = (local or frozenset()) & machine.cpus
+    # Without a node the kernel lists every CPU, which on a machine of several nodes is no answer.
+    if not near or (not known and near == machine.cpus and _several_nodes(machine)):
+        return Place(local_cpus=None, numa_node=int(node) if known and node else None)
+    return Place(local_cpus=near, numa_node=int(node) if known and node else None)
+
+
+def _several_nodes(machine: Cpus) -> bool:
+    return sum(1 for node in machine.numa_nodes or () if node.cpus) > 1
+
+
+def gpus_on_the_bus(tree: Tree, machine: Cpus) -> tuple[Gpu, ...]:
+    """Every NVIDIA GPU of the machine, whether a driver has it or not."""
+    driven = set(tree.list(_DRIVER))
+    devices = [a for a in tree.list(_DEVICES) if _is_gpu(tree, a, driven=a in driven)]
+    return _gpus(tree, machine, devices)
+
+
+def gpus_of_the_driver(tree: Tree, machine: Cpus) -> tuple[Gpu, ...]:
+    """The GPUs that the NVIDIA kernel module shows in /proc; in a container these are its own."""
+    return _gpus(tree, machine, tree.list(_DRIVER))
+
+
+def _is_gpu(tree: Tree, address: str, *, driven: bool) -> bool:
+    device = f"{_DEVICES}/{address}"
+    kind = tree.read(f"{device}/class") or ""
+    return kind.startswith(_GPU_CLASSES) and (driven or tree.read(f"{device}/vendor") == _NVIDIA)
+
+
+def _gpus(tree: Tree, machine: Cpus, addresses: list[str]) -> tuple[Gpu, ...]:
+    valid = [address for address in addresses if _ADDRESS.fullmatch(address)]
+    ordered = sorted(valid, key=lambda a: [int(part, 16) for part in re.split("[:.]", a)])
+    return tuple(_gpu(tree, machine, index, address) for index, address in enumerate(ordered))
+
+
+def _gpu(tree: Tree, machine: Cpus, index: int, address: str) -> Gpu:
+    spot = place(tree, address.lower(), machine)
+    told = _told(tree, address, "information")
+    memory = _told(tree, address, "numa_status").get("Node", "")
+    near = spot.local_cpus or node_cpus(machine, spot.numa_node)
+    return Gpu(
+        index=index,
+        uuid=told.get("GPU UUID"),
+        pci_bus_id=address.lower(),
+        name=told.get("Model"),
+        node_cpus=near,
+        local_cpus=spot.local_cpus,
+        numa_node=spot.numa_node,
+        memory_node=int(memory) if memory.isdecimal() else None,
+        source=Source.SYSFS if near else None,
+    )
+
+
+def node_cpus(machine: Cpus, number: int | None) -> CpuSet | None:
+    """The CPUs of a NUMA node; None when there is no such node or it has none."""
+    found = (node.cpus for node in machine.numa_nodes or () if node.id == number)
+    return next(found, frozenset()) or None
+
+
+def _told(tree: Tree, address: str, file: str) -> dict[str, str]:
+    lines = (tree.read(f"{_DRIVER}/{address}/{file}") or "").splitlines()
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    told = {key.strip(): value.strip() for key, value in pairs}
+    # Until the device has been opened once its UUID reads GPU-????????-….
+    return {key: value for key, value in told.items() if value and "?" not in value}
