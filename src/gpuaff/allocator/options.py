@@ -1,0 +1,159 @@
+"""What may be asked of a plan, and whether it can be meant.
+
+Wrong arguments always raise, also where pinning itself is best effort: a typing error must not
+end as a silently different plan.
+"""
+
+from __future__ import annotations
+
+import operator
+from enum import Enum
+
+from gpuaff.allocator.modes import Mode, Multithreading, Scope
+from gpuaff.cpuset import MAX_CPU_ID
+from gpuaff.errors import InvalidOptionError
+from gpuaff.hints import suggestion
+from gpuaff.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _Word = TypeVar("_Word", bound=Enum)
+
+MOST = MAX_CPU_ID
+"""The most ranks or cores that can be meant: no machine has more CPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is asked of a plan, validated.
+
+    Attributes:
+        nproc: how many processes, one per rank.
+        mode: how the near cores are cut.
+        scope: what counts as near.
+        multithreading: which CPUs of a core are used.
+        balanced: whether all ranks get equally many cores (unique modes).
+        min_physical_cores: the least number of cores that was asked for; see :attr:`least`.
+        max_physical_cores: the largest number that was asked for; see :attr:`most`.
+    """
+
+    nproc: int
+    mode: Mode = Mode.UNIQUE_CONTIGUOUS
+    scope: Scope = Scope.NODE
+    multithreading: Multithreading = Multithreading.ALL_LOGICAL
+    balanced: bool = True
+    min_physical_cores: int | None = None
+    max_physical_cores: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        nproc: object,
+        *,
+        mode: object = Mode.UNIQUE_CONTIGUOUS,
+        scope: object = Scope.NODE,
+        multithreading: object = Multithreading.ALL_LOGICAL,
+        balanced: object = True,
+        min_physical_cores: object = None,
+        max_physical_cores: object = None,
+    ) -> Options:
+        """Read what a caller gave; words may be given as strings.
+
+        Raises:
+            InvalidOptionError: one of them cannot be meant.
+        """
+        least = _optional_count("min_physical_cores", min_physical_cores)
+        most = _optional_count("max_physical_cores", max_physical_cores)
+        if least is not None and most is not None and least > most:
+            raise InvalidOptionError(
+                "min_physical_cores", least, f"at most max_physical_cores={most}"
+            )
+        return cls(
+            nproc=check_count("nproc", nproc),
+            mode=check_word("mode", mode, Mode),
+            scope=check_word("scope", scope, Scope),
+            multithreading=check_word("multithreading", multithreading, Multithreading),
+            balanced=_check_flag("balanced", balanced),
+            min_physical_cores=least,
+            max_physical_cores=most,
+        )
+
+    @property
+    def least(self) -> int:
+        """The least number of cores that a rank must get, as far as the mode heeds it."""
+        return 0 if self._is_single else self.min_physical_cores or 0
+
+    @property
+    def most(self) -> int | None:
+        """The largest number of cores that a rank may get, as far as the mode heeds it."""
+        return None if self._is_single else self.max_physical_cores
+
+    @property
+    def _is_single(self) -> bool:
+        return self.mode in (Mode.SINGLE, Mode.SINGLE_UNIQUE)
+
+
+def check_rank(rank: object, nproc: int, *, name: str = "local_rank") -> int:
+    """A rank of ``nproc`` processes, as an int.
+
+    Args:
+        rank: what was given.
+        nproc: how many ranks there are.
+        name: what the caller calls the argument.
+
+    Raises:
+        InvalidOptionError: it is no whole number from 0 to ``nproc`` − 1.
+    """
+    expected = f"a whole number from 0 to {nproc - 1}, as there are {nproc} processes"
+    number = _whole(rank)
+    if number is None or not 0 <= number < nproc:
+        raise InvalidOptionError(name, rank, expected)
+    return number
+
+
+def check_count(name: str, value: object) -> int:
+    """A number of ranks or cores.
+
+    Raises:
+        InvalidOptionError: it is no whole number from 1 to :data:`MOST`.
+    """
+    number = _whole(value)
+    if number is None or not 1 <= number <= MOST:
+        raise InvalidOptionError(name, value, f"a whole number from 1 to {MOST}")
+    return number
+
+
+def check_word(name: str, value: object, words: type[_Word]) -> _Word:
+    """One of an enum's members, or its string.
+
+    Raises:
+        InvalidOptionError: it is neither; the message lists the words.
+    """
+    try:
+        return words(value)
+    except ValueError:
+        known = [str(word.value) for word in words]
+        expected = f"one of {', '.join(known)}{suggestion(str(value), known)}"
+        raise InvalidOptionError(name, value, expected) from None
+
+
+def _optional_count(name: str, value: object) -> int | None:
+    return None if value is None else check_count(name, value)
+
+
+def _check_flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InvalidOptionError(name, value, "True or False")
+
+
+def _whole(value: object) -> int | None:
+    """A whole number of any integer type (numpy's too); a bool is not meant as one."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -1,0 +1,158 @@
+"""What was not as hoped, and what was done about it: the warnings of a plan.
+
+One notice for all GPUs or ranks that it concerns; ``rank`` is set where that is one rank only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpuaff.allocator.modes import Mode, Scope
+from gpuaff.allocator.near import Near, Neighbourhood
+from gpuaff.allocator.options import Options
+from gpuaff.allocator.sites import Draft, Site
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.notices import Notice
+from gpuaff.topology.model import Source, Topology
+
+_MODES_WITHOUT_SHARES = (Mode.SINGLE, Mode.SINGLE_UNIQUE)
+
+
+def carried_over(topology: Topology) -> Iterator[Notice]:
+    """What the topology says about the visible devices: it decides which GPU a rank is on."""
+    return (note for note in topology.notes if note.code.startswith("visible-"))
+
+
+def no_gpu(allowed: CpuSet) -> Notice:
+    """There is nothing to be near to."""
+    kept = f"the CPUs {format_cpulist(allowed)}" if allowed else "whatever CPUs it has"
+    return Notice("no-gpu", f"no GPU is visible, so nothing is cut: every rank keeps {kept}")
+
+
+def cpus_unknown() -> Notice:
+    """A description without CPUs, e.g. a table of GPUs whose affinity cells are empty."""
+    return Notice(
+        "cpus-unknown",
+        "the topology tells of no CPUs, so there is nothing to share out: "
+        "add the output of lscpu -p, or observe the machine itself",
+    )
+
+
+def of_plan(
+    topology: Topology,
+    options: Options,
+    sites: Sequence[Site],
+    around: Neighbourhood,
+    drafts: Mapping[int, Draft],
+) -> Iterator[Notice]:
+    """All warnings about a plan that pins to GPUs."""
+    yield from _near_unknown(topology, sites)
+    yield from _near_not_allowed(sites)
+    yield from _mask_narrow(topology, sites)
+    if topology.cores is None:
+        yield Notice(
+            "cores-unknown",
+            "nobody tells which CPUs are siblings, so each CPU counts as a core of its own",
+        )
+    yield from _too_few_cores(sites, drafts)
+    if options.scope is Scope.NODE and options.mode not in _MODES_WITHOUT_SHARES:
+        yield from _scope_hint(topology, sites, around)
+
+
+def _near_unknown(topology: Topology, sites: Iterable[Site]) -> Iterator[Notice]:
+    if sum(1 for node in topology.numa_nodes or () if node.cpus) == 1:
+        return  # all CPUs are as near as can be (case F6)
+    lost = [site for site in sites if site.near.source is Source.ALL and not site.near.told]
+    if lost:
+        yield Notice(
+            "near-unknown",
+            f"neither driver nor sysfs tells which CPUs are near {gpus(lost)}, "
+            "so all allowed CPUs count as near",
+            rank=_only_rank(lost),
+        )
+
+
+def _near_not_allowed(sites: Iterable[Site]) -> Iterator[Notice]:
+    for source, instead in (
+        (Source.NEAREST, "the nearest allowed ones are taken"),
+        (Source.ALL, "all allowed CPUs count as near"),
+    ):
+        lost = [site for site in sites if site.near.source is source and site.near.told]
+        if lost:
+            told = format_cpulist(_union(site.near.told for site in lost))
+            yield Notice(
+                "near-not-allowed",
+                f"no local CPU available: of the CPUs near {gpus(lost)} ({told}) none is "
+                f"allowed here, so {instead}",
+                rank=_only_rank(lost),
+            )
+
+
+def _mask_narrow(topology: Topology, sites: Iterable[Site]) -> Iterator[Notice]:
+    cut = [site for site in sites if site.near.is_local and _is_cut(site.near, topology.cpus)]
+    if cut:
+        told = _union(site.near.told for site in cut)
+        kept = format_cpulist(_union(site.near.cpus for site in cut))
+        yield Notice(
+            "mask-narrow",
+            f"of the CPUs near {gpus(cut)} ({format_cpulist(told)}) only {kept} are allowed "
+            "here; the plan stays inside these",
+            rank=_only_rank(cut),
+        )
+
+
+def _is_cut(near: Near, online: CpuSet) -> bool:
+    """Whether an online CPU near the GPU is not allowed; masks also name offline CPUs."""
+    if len(near.told) == len(near.cpus):
+        return False
+    return bool((near.told & online if online else near.told) - near.cpus)
+
+
+def _too_few_cores(sites: Sequence[Site], drafts: Mapping[int, Draft]) -> Iterator[Notice]:
+    poor = sorted(rank for rank, draft in drafts.items() if not draft.own)
+    if poor:
+        where = [site for site in sites if not set(poor).isdisjoint(site.ranks)]
+        cpus = format_cpulist(_union(site.near.cpus for site in where))
+        yield Notice(
+            "too-few-cores",
+            f"{_named('rank', poor)} cannot have a core alone: there are more ranks than "
+            f"cores near {gpus(where)} (CPUs {cpus}), so they share; "
+            "start fewer processes or allow more CPUs",
+            rank=poor[0] if len(poor) == 1 else None,
+        )
+
+
+def _scope_hint(
+    topology: Topology, sites: Sequence[Site], around: Neighbourhood
+) -> Iterator[Notice]:
+    """Half of a DGX A100's cores are on no GPU's NUMA node."""
+    used = [topology.gpu_by_index[site.gpu] for site in sites if site.near.is_local]
+    sockets = _union(
+        near.cpus for near in (around.near(gpu, Scope.SOCKET) for gpu in used) if near.is_local
+    )
+    nodes = _union(around.near(gpu, Scope.NODE).cpus for gpu in topology.gpus)
+    if idle := sockets - nodes:
+        yield Notice(
+            "scope-hint",
+            f"the CPUs {format_cpulist(idle)} are on the same sockets as the GPUs but on no "
+            'GPU\'s NUMA node, so no rank gets them; scope="socket" shares them out too',
+        )
+
+
+def gpus(sites: Iterable[Site]) -> str:
+    """Their GPUs in words, e.g. ``GPUs 0-3``."""
+    return _named("GPU", [site.gpu for site in sites])
+
+
+def _named(what: str, numbers: Sequence[int]) -> str:
+    return f"{what}{'s' if len(numbers) > 1 else ''} {format_cpulist(numbers)}"
+
+
+def _only_rank(sites: Sequence[Site]) -> int | None:
+    ranks = [rank for site in sites for rank in site.ranks]
+    return ranks[0] if len(ranks) == 1 else None
+
+
+def _union(sets: Iterable[CpuSet]) -> CpuSet:
+    """The union; equal sets, as most GPUs have them, are read once."""
+    return frozenset().union(*set(sets))

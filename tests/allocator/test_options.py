@@ -1,0 +1,116 @@
+"""Bad arguments: one clear line each, and nothing is guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuaff.allocator.modes import Mode, Multithreading, Scope
+from gpuaff.allocator.options import Options, check_rank
+from gpuaff.allocator.planner import plan
+from gpuaff.errors import InvalidOptionError
+
+from allocator.described import one_node, spread_cores
+
+MACHINE = one_node(spread_cores(4), gpus=2)
+
+
+class Whole:
+    """An integer that is no int, as numpy's are."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("nproc", [0, -1, True, 2.0, "2", None, [2]])
+def test_nproc_is_a_positive_whole_number(nproc: Any) -> None:
+    with pytest.raises(
+        InvalidOptionError, match=r"^nproc=.*: expected a whole number from 1 to 65535$"
+    ):
+        plan(MACHINE, nproc)
+
+
+@pytest.mark.case("gpu-affinity-rule-6")
+@pytest.mark.parametrize("rank", [4, 5, -1, True, False, 1.0, "1", None])
+def test_a_rank_is_below_nproc(rank: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"^local_rank=.*from 0 to 3.*4 processes$"):
+        check_rank(rank, 4)
+
+
+def test_a_good_rank_is_given_back() -> None:
+    assert [check_rank(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert check_rank(Whole(), 3) == 2
+    assert type(check_rank(Whole(), 3)) is int
+
+
+def test_the_rank_is_named_as_the_caller_names_it() -> None:
+    with pytest.raises(InvalidOptionError, match=r"^rank=9: expected"):
+        check_rank(9, 2, name="rank")
+
+
+def test_integers_of_other_types_are_integers() -> None:
+    options = Options.of(Whole(), min_physical_cores=Whole())
+    assert (options.nproc, options.min_physical_cores) == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["min_physical_cores", "max_physical_cores"])
+@pytest.mark.parametrize("value", [0, -3, True, 1.5, "4"])
+def test_core_counts_are_positive_whole_numbers(name: str, value: object) -> None:
+    counts: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidOptionError, match=rf"^{name}=.*: expected a whole number"):
+        plan(MACHINE, 2, **counts)
+
+
+def test_min_above_max_contradicts_itself() -> None:
+    with pytest.raises(
+        InvalidOptionError, match=r"^min_physical_cores=3: expected at most max_physical_cores=2$"
+    ):
+        plan(MACHINE, 2, min_physical_cores=3, max_physical_cores=2)
+
+
+def test_min_may_equal_max() -> None:
+    found = plan(MACHINE, 2, min_physical_cores=2, max_physical_cores=2)
+    assert [share.cores for share in found.shares] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "close"),
+    [
+        ("mode", "unique_contigous", "unique_contiguous"),
+        ("mode", "UNIQUE-INTERLEAVED", "unique_interleaved"),
+        ("scope", "sockets", "socket"),
+        ("multithreading", "single-logical", "single_logical"),
+    ],
+)
+def test_a_mistyped_word_gets_a_suggestion(name: str, value: str, close: str) -> None:
+    words: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidOptionError, match=rf"^{name}=.*one of .*; did you mean {close}\?$"):
+        plan(MACHINE, 2, **words)
+
+
+@pytest.mark.parametrize("mode", ["", "numa", 3, None, Scope.NODE, [], object()])
+def test_an_unknown_mode_lists_the_words(mode: Any) -> None:
+    every = "all, single, single_unique, unique_interleaved, unique_contiguous"
+    with pytest.raises(InvalidOptionError, match=rf"expected one of {every}"):
+        plan(MACHINE, 2, mode=mode)
+
+
+@pytest.mark.parametrize("balanced", [1, 0, "no", None])
+def test_balanced_is_a_bool(balanced: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"^balanced=.*: expected True or False$"):
+        plan(MACHINE, 2, balanced=balanced)
+
+
+def test_words_and_members_mean_the_same() -> None:
+    by_word = plan(MACHINE, 2, mode="single", scope="socket", multithreading="single_logical")
+    by_member = plan(
+        MACHINE,
+        2,
+        mode=Mode.SINGLE,
+        scope=Scope.SOCKET,
+        multithreading=Multithreading.SINGLE_LOGICAL,
+    )
+    assert by_word == by_member
+    assert (by_word.mode, by_word.scope) == (Mode.SINGLE, Scope.SOCKET)
+    assert by_word.multithreading is Multithreading.SINGLE_LOGICAL
