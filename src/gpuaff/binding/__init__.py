@@ -1,0 +1,1 @@
+"""Act: put this process on its CPUs, and undo it."""

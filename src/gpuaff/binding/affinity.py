@@ -1,0 +1,169 @@
+"""``set_affinity``, and what it returns.
+
+Little is imported here: the driver is woken first, and the rest is imported while it wakes.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing takes longer than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+    from typing import Any
+
+    from typing_extensions import Self
+
+    from gpuaff.allocator.modes import Mode, Multithreading, Scope
+    from gpuaff.allocator.plan import Plan
+    from gpuaff.binding.undo import Before
+    from gpuaff.cpuset import CpuSet
+    from gpuaff.notices import Notice
+
+
+class Affinity(frozenset[int]):
+    """The CPUs of this process after a call of :func:`set_affinity`, as the kernel grants them.
+
+    A frozenset of logical CPU ids, and a context manager that restores at its end.
+
+    Attributes:
+        rank: the local rank that it was made for; None when the launcher's variables name none.
+        plan: the plan for all ranks; None when none was made (switched off, no Linux).
+        gpu: the physical index of this rank's GPU; None when no GPU is known.
+        pinned: whether the mask was set.
+        warnings: what was not as hoped.
+    """
+
+    rank: int | None
+    plan: Plan | None
+    gpu: int | None
+    pinned: bool
+    warnings: tuple[Notice, ...]
+    _before: Before | None
+
+    def __new__(
+        cls,
+        cpus: Iterable[int] = (),
+        *,
+        rank: int | None = None,
+        before: Before | None = None,
+        plan: Plan | None = None,
+        pinned: bool = False,
+        warnings: tuple[Notice, ...] = (),
+    ) -> Self:
+        """Only :func:`set_affinity` makes them."""
+        self = super().__new__(cls, cpus)
+        self.rank, self.plan, self.pinned, self.warnings = rank, plan, pinned, warnings
+        self.gpu = plan.shares[rank].gpu if plan is not None and rank is not None else None
+        self._before = before
+        return self
+
+    def restore(self) -> CpuSet:
+        """Give the process the CPUs back that it had before gpuaff was first called.
+
+        Every thread that still has what gpuaff has set goes back, also when that was done by a
+        later call; those that somebody has bound elsewhere since stay. May be called again, and
+        from any thread. In a forked child (a DataLoader worker) it moves the child's threads, if
+        they have what was set here.
+
+        Returns:
+            The calling thread's CPUs afterwards.
+        """
+        from gpuaff.binding.undo import current, put_back
+
+        if self.pinned and self._before is not None:
+            put_back(frozenset(self), self._before.first)
+        return current()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put back what was in force before: an outer block's share, or the first mask."""
+        from gpuaff.binding.undo import put_back
+
+        if self.pinned and self._before is not None:
+            put_back(frozenset(self), self._before)
+
+    def __repr__(self) -> str:
+        from gpuaff.cpuset import format_cpulist
+
+        state = f"gpu={self.gpu}" if self.pinned else "not pinned"
+        return f"<Affinity rank={self.rank} {state} cpus={format_cpulist(self) or 'unknown'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Elsewhere it is only a set: another process cannot restore this one."""
+        return frozenset, (tuple(self),)
+
+
+def set_affinity(
+    local_rank: int | None = None,
+    nproc_per_node: int | None = None,
+    *,
+    mode: Mode | str | None = None,
+    scope: Scope | str | None = None,
+    multithreading: Multithreading | str | None = None,
+    balanced: bool | None = None,
+    min_physical_cores: int | None = None,
+    max_physical_cores: int | None = None,
+    strict: bool | None = None,
+) -> Affinity:
+    """Put this process, with all its threads, on its own share of the CPUs next to its GPU.
+
+    Call it at the top of the script, before CUDA, OpenMP and the first large allocation: memory
+    goes to the NUMA node of the thread that first touches it (case A11).
+
+    Best effort: where the near CPUs, the GPU or the system are not known, the process keeps what
+    it has, or gets its share of all its CPUs, and one warning says why. It never leaves the CPUs
+    that the process was allowed before. A second call plans anew from the CPUs that the process
+    had at the first.
+
+    An option that is None is taken from ``GPUAFF_<OPTION>`` (``GPUAFF_MODE=all``), else its
+    default. ``GPUAFF=off`` turns pinning off.
+
+    Args:
+        local_rank: this process's number on this node, 0 … nproc_per_node − 1. Without both
+            numbers, torchrun's LOCAL_RANK and LOCAL_WORLD_SIZE.
+        nproc_per_node: how many processes share this node's GPUs.
+        mode: how near cores are cut; ``unique_contiguous`` by default.
+        scope: what is near: the GPU's NUMA ``node`` (default) or its ``socket``.
+        multithreading: ``all_logical`` CPUs of a core (default), or a ``single_logical`` one.
+        balanced: whether every rank gets equally many cores (default), for the unique modes.
+        min_physical_cores: a demand: fewer cores for any rank are an error.
+        max_physical_cores: the most cores that a rank gets.
+        strict: raise where best effort would warn.
+
+    Returns:
+        The CPUs of the calling thread, read back from the kernel.
+
+    Raises:
+        TypeError: only one of ``local_rank`` and ``nproc_per_node`` is given.
+        InvalidOptionError: an argument or a ``GPUAFF_`` variable cannot be meant.
+        GPUAffinityError: ``min_physical_cores`` cannot be had; with ``strict`` also whatever
+            kept the process from being pinned as planned.
+        NoDriverError: with ``strict``, where NVML cannot be used.
+    """
+    from gpuaff.system.environ import wants_driver
+    from gpuaff.system.nvml_warmup import waking_driver
+
+    with waking_driver(wanted=wants_driver()) as let_rest:
+        from gpuaff.binding.call import bind
+
+        return bind(
+            local_rank,
+            nproc_per_node,
+            strict=strict,
+            let_rest=let_rest,
+            arguments={
+                "mode": mode,
+                "scope": scope,
+                "multithreading": multithreading,
+                "balanced": balanced,
+                "min_physical_cores": min_physical_cores,
+                "max_physical_cores": max_physical_cores,
+            },
+        )

@@ -1,0 +1,115 @@
+"""A call of ``set_affinity``, from its arguments to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpuaff.allocator.options import check_count, check_rank
+from gpuaff.binding.affinity import Affinity
+from gpuaff.binding.apply import Attempt, Outcome
+from gpuaff.binding.process import this_process
+from gpuaff.binding.report import refuse_if_broken, say, say_where
+from gpuaff.binding.undo import current
+from gpuaff.launch.ranks import ALONE, Ranks, from_environment
+from gpuaff.notices import Notice
+from gpuaff.settings import is_strict, pinning_is_off, plan_options
+from gpuaff.system import kernel
+
+_OFF = Notice("off", "GPUAFF=off: the mask stays")
+
+_OTHER_MACHINE = Notice(
+    "other-machine",
+    "GPUAFF_FSROOT describes another machine, by which this process cannot be pinned: unset it",
+)
+
+_NOT_LINUX = Notice(
+    "not-linux", "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
+)
+
+
+def bind(
+    local_rank: int | None,
+    nproc_per_node: int | None,
+    *,
+    strict: bool | None,
+    let_rest: Callable[[], None],
+    arguments: Mapping[str, object],
+) -> Affinity:
+    """See :func:`gpuaff.set_affinity`.
+
+    Args:
+        local_rank: as there.
+        nproc_per_node: as there.
+        strict: as there.
+        let_rest: called when the driver has been asked everything.
+        arguments: the options of a plan by name.
+    """
+    strict = is_strict(strict)
+    ranks, remark = _ranks(local_rank, nproc_per_node)
+    options = plan_options((ranks or ALONE).local_size, arguments)
+    remarks = () if remark is None else (remark,)
+    if pinning_is_off():
+        return _unpinned(ranks, (_OFF,), strict=False)
+    if ranks is None or not kernel.can_pin():
+        return _unpinned(ranks, remarks if ranks is None else (_NOT_LINUX,), strict=strict)
+    if not kernel.machine_tree().is_live:
+        return _unpinned(ranks, (_OTHER_MACHINE,), strict=strict)
+    try:
+        process = this_process()
+    except OSError as error:  # a seccomp filter
+        return _unpinned(ranks, (_untold(error),), strict=strict)
+    with process.lock:
+        attempt = Attempt(
+            process=process,
+            rank=ranks.local_rank,
+            options=options,
+            strict=strict,
+            caller=kernel.get_affinity(),
+            let_rest=let_rest,
+        )
+        outcome = attempt.pin()
+    return _pinned(ranks.local_rank, outcome, remarks)
+
+
+def _untold(error: OSError) -> Notice:
+    why = f"the kernel does not tell this process's CPUs ({error.strerror})"
+    return Notice("pin-failed", f"{why}: they stay as they are; a seccomp filter may forbid it")
+
+
+def _ranks(
+    local_rank: int | None, nproc_per_node: int | None
+) -> tuple[Ranks | None, Notice | None]:
+    if local_rank is None and nproc_per_node is None:
+        return from_environment()
+    if local_rank is None or nproc_per_node is None:
+        missing = "local_rank" if local_rank is None else "nproc_per_node"
+        raise TypeError(
+            f"set_affinity() needs {missing} too: give both numbers, or neither to take "
+            "LOCAL_RANK and LOCAL_WORLD_SIZE"
+        )
+    size = check_count("nproc_per_node", nproc_per_node)
+    return Ranks(local_rank=check_rank(local_rank, size), local_size=size), None
+
+
+def _unpinned(ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool) -> Affinity:
+    if strict:
+        refuse_if_broken(warnings)
+    rank = None if ranks is None else ranks.local_rank
+    cpus = current()
+    say(warnings, rank=rank)
+    say_where(rank, None, cpus)
+    return Affinity(cpus, rank=rank, warnings=warnings)
+
+
+def _pinned(rank: int, outcome: Outcome, remarks: tuple[Notice, ...]) -> Affinity:
+    warnings = remarks + outcome.warnings
+    say(warnings, rank=rank)
+    say_where(rank, outcome.plan.shares[rank] if outcome.pinned else None, outcome.cpus)
+    return Affinity(
+        outcome.cpus,
+        rank=rank,
+        before=outcome.before,
+        plan=outcome.plan,
+        pinned=outcome.pinned,
+        warnings=warnings,
+    )

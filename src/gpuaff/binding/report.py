@@ -1,0 +1,96 @@
+"""What is said about a pinned process: the one INFO line, and each remark once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from gpuaff.allocator.plan import Share
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import GpuaffError, GPUAffinityError, NoDriverError
+from gpuaff.notices import Notice
+
+_INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml"})
+"""Said at INFO: nothing is wrong with the pinning."""
+
+_BROKEN = frozenset(
+    {
+        "bad-rank",
+        "cpus-unknown",
+        "mask-cut",
+        "near-not-allowed",
+        "near-unknown",
+        "no-driver",
+        "no-gpu",
+        "not-linux",
+        "other-machine",
+        "pin-failed",
+        "threads-refused",
+        "threads-unseen",
+        "threads-unsettled",
+        "too-few-cores",
+        "visible-error",
+        "visible-none",
+    }
+)
+"""What ``strict`` does not accept: the process is not where a plain machine would have it."""
+
+
+def concerning(notices: Iterable[Notice], rank: int) -> tuple[Notice, ...]:
+    """Those that concern a rank, each once."""
+    return tuple(dict.fromkeys(n for n in notices if n.rank is None or n.rank == rank))
+
+
+def refuse_if_broken(notices: Iterable[Notice]) -> None:
+    """Raise the first remark that strictness does not accept.
+
+    Raises:
+        NoDriverError: NVML cannot be used.
+        GPUAffinityError: anything else.
+    """
+    for notice in notices:
+        if notice.code in _BROKEN:
+            raise _error(notice)
+
+
+def _error(notice: Notice) -> GpuaffError:
+    if notice.code == "no-driver":
+        return NoDriverError(notice.message)
+    return GPUAffinityError(f"{notice.message} [{notice.code}; strict]")
+
+
+_said: set[str] = set()
+
+
+def _log(level: str, message: str) -> bool:
+    """Whether it was logged, as far as can be known."""
+    # Nobody can be listening to INFO when nobody has imported logging, which takes a while.
+    if level == "info" and "logging" not in sys.modules:
+        return False
+    import logging
+
+    getattr(logging.getLogger("gpuaff"), level)(message)
+    return True
+
+
+def say(notices: Iterable[Notice], *, rank: int | None) -> None:
+    """Log each remark once per process."""
+    who = "" if rank is None else f"rank {rank}: "
+    for notice in notices:
+        if notice.message in _said:
+            continue
+        level = "info" if notice.code in _INFORMATIVE else "warning"
+        if _log(level, f"gpuaff: {who}{notice.message} [{notice.code}]"):
+            _said.add(notice.message)
+
+
+def say_where(rank: int | None, share: Share | None, cpus: CpuSet) -> None:
+    """The one line for each call: ``rank 3 -> GPU 3 (NUMA 1) cpus 48-55,176-183 [8 cores]``."""
+    listed = format_cpulist(cpus) or "unknown"
+    if share is None:
+        _log("info", f"gpuaff: {'' if rank is None else f'rank {rank} '}not pinned: cpus {listed}")
+        return
+    nodes = ",".join(map(str, share.numa_nodes)) or "?"
+    cores = f"{share.cores} core{'s' if share.cores != 1 else ''}"
+    place = f"GPU {share.gpu} (NUMA {nodes})"
+    _log("info", f"gpuaff: rank {rank} -> {place} cpus {listed} [{cores}]")

@@ -1,0 +1,126 @@
+"""Move the threads of this process from one set of CPUs to another.
+
+``sched_setaffinity`` acts on one thread; a thread that is born starts with its maker's mask. So
+the caller moves first, and then pass after pass goes over ``/proc/self/task`` until one finds
+nothing to do: whoever was made meanwhile by a thread that had not moved yet is caught (case A13).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+
+from gpuaff.cpuset import CpuSet
+from gpuaff.notices import Notice
+from gpuaff.records import dataclass
+from gpuaff.system import kernel
+
+MOST_PASSES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """What came of it.
+
+    Attributes:
+        settled: whether the last pass found nothing to do.
+        refused: the ids of threads that the kernel would not move.
+        seen: whether /proc shows the threads; else only the main thread and the caller moved.
+    """
+
+    settled: bool
+    refused: frozenset[int]
+    seen: bool = True
+
+    def notices(self) -> Iterator[Notice]:
+        """What is to be said about it."""
+        if self.refused:
+            ids = ", ".join(map(str, sorted(self.refused)))
+            yield Notice("threads-refused", f"the kernel would not move threads {ids}")
+        if not self.seen:
+            text = (
+                "/proc does not show this process's threads: only the main thread and the one that "
+                "called were moved; mount /proc of this PID namespace, or call before threads start"
+            )
+            yield Notice("threads-unseen", text)
+        if not self.settled:
+            text = "threads are made faster than they can be moved: call again when it is calm"
+            yield Notice("threads-unsettled", text)
+
+
+def move_caller(cpus: CpuSet) -> CpuSet:
+    """Move the calling thread only.
+
+    Returns:
+        Its CPUs as read back; the kernel drops those that a cpuset denies (case G4).
+
+    Raises:
+        OSError: EINVAL when it may use none of these CPUs; it stays where it was then.
+    """
+    kernel.set_affinity(cpus)
+    return kernel.get_affinity()
+
+
+def threads_with(mask: CpuSet) -> list[int]:
+    """The ids of the threads that have just this mask."""
+    found = []
+    for tid in kernel.thread_ids() or ():
+        with suppress(OSError):
+            if kernel.get_affinity(tid) == mask:
+                found.append(tid)
+    return found
+
+
+def move_all(cpus: CpuSet, *, ours: Collection[CpuSet], spare: Collection[int] = ()) -> Moved:
+    """Move every thread that has one of the masks in ``ours``.
+
+    Threads with another mask were bound by somebody on purpose, and stay.
+
+    Args:
+        cpus: where they go.
+        ours: the masks of those that go.
+        spare: the ids of threads that stay, whatever mask they have.
+    """
+    sweep = _Sweep(cpus, frozenset(ours) - {cpus}, spare)
+    settled = any(sweep.is_quiet() for _ in range(MOST_PASSES))
+    seen = kernel.thread_ids() is not None
+    return Moved(settled=settled, refused=frozenset(sweep.refused), seen=seen)
+
+
+class _Sweep:
+    """Passes over the threads of this process, and what they have found so far."""
+
+    def __init__(self, cpus: CpuSet, ours: frozenset[CpuSet], spare: Collection[int]) -> None:
+        self._cpus = cpus
+        self._ours = ours
+        self._done = set(spare)
+        self.refused: set[int] = set()
+
+    def is_quiet(self) -> bool:
+        """Go over all threads once; whether none had to be moved, or may have been missed."""
+        quiet = [self._is_done(tid) for tid in kernel.thread_ids() or self._known()]
+        return all(quiet)
+
+    @staticmethod
+    def _known() -> tuple[int, int]:
+        """The threads that are there for sure: the main one and the caller."""
+        return kernel.process_id(), kernel.thread_id()
+
+    def _is_done(self, tid: int) -> bool:
+        """Look after a thread; whether there was nothing to do."""
+        if tid in self._done:
+            return True
+        try:
+            mask = kernel.get_affinity(tid)
+            # Also where it is there already: a cpuset may have cut it to just this, and when that
+            # grows again the kernel gives back what was asked for last.
+            if mask in self._ours or mask == self._cpus:
+                kernel.set_affinity(self._cpus, tid)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                return False  # it has ended, and may have left a child that is not moved either
+            self.refused.add(tid)
+            mask = self._cpus
+        self._done.add(tid)
+        return mask not in self._ours

@@ -1,0 +1,96 @@
+"""Give a process the CPUs back that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+from gpuaff.binding.process import Process, remembered
+from gpuaff.binding.report import say
+from gpuaff.binding.threads import Moved, move_all
+from gpuaff.cpuset import CpuSet
+from gpuaff.records import dataclass
+from gpuaff.system import kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """How a process was before a call.
+
+    Attributes:
+        pid: the process.
+        original: its CPUs when gpuaff was first called.
+        share: what an earlier call had set; None when nothing was set.
+        bound: the threads that somebody had bound, as :class:`Process` has them.
+    """
+
+    pid: int
+    original: CpuSet
+    share: CpuSet | None
+    bound: Mapping[int, CpuSet]
+
+    @classmethod
+    def of(cls, process: Process) -> Before:
+        """How it is now."""
+        return cls(
+            pid=process.pid,
+            original=process.original,
+            share=process.share,
+            bound=dict(process.bound),
+        )
+
+    @property
+    def first(self) -> Before:
+        """How it was before the first call."""
+        return Before(pid=self.pid, original=self.original, share=None, bound={})
+
+
+def put_back(share: CpuSet, before: Before) -> None:
+    """Undo what a call has set, and all later calls; nothing where it is undone already.
+
+    Args:
+        share: what the call has set.
+        before: how it is to be.
+    """
+    process = remembered()
+    if process is None or process.pid != before.pid:
+        # A forked child: its threads have the mask, whatever it has done itself.
+        _say(_move_back({share}, before.original))
+        return
+    with process.lock:
+        if process.share is not None:
+            _say(rewind(process, {share, process.share}, before))
+
+
+def rewind(process: Process, shares: set[CpuSet], before: Before) -> Moved:
+    """Move the threads that have one of the shares to where they were before."""
+    bound = {tid: mask for tid, mask in process.bound.items() if tid not in before.bound}
+    for tid, mask in bound.items():
+        with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
+            if kernel.get_affinity(tid) in shares:
+                kernel.set_affinity(mask, tid)
+    process.share, process.bound = before.share, dict(before.bound)
+    to = before.original if before.share is None else before.share
+    return _move_back(shares, to, spare=bound)
+
+
+def current() -> CpuSet:
+    """The calling thread's CPUs; empty where the system does not tell."""
+    with suppress(OSError):
+        return kernel.get_affinity()
+    return frozenset()
+
+
+def _move_back(shares: set[CpuSet], to: CpuSet, *, spare: Collection[int] = ()) -> Moved:
+    # The main thread also goes when only a part of the share is left to it: a cpuset or an OpenMP
+    # runtime has cut it since.
+    main = kernel.process_id()
+    with suppress(OSError):
+        mask = kernel.get_affinity(main)
+        if main not in spare and any(mask < share for share in shares):
+            kernel.set_affinity(to, main)
+    return move_all(to, ours=shares, spare=spare)
+
+
+def _say(moved: Moved) -> None:
+    say(moved.notices(), rank=None)

@@ -1,0 +1,1 @@
+"""Observe: what the launcher says about this process."""

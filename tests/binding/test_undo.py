@@ -1,0 +1,221 @@
+"""The way back, step by step, also where calls, threads and blocks are mixed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import cpusets
+from fakedriver.driver import FakeDriver
+from processes import CPUS, masks, printed, stopped
+
+pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
+
+START = """
+import os, threading, time, gpuaff
+before = os.sched_getaffinity(0)
+
+def bound_to(cpus):
+    # A thread that somebody has bound, and that does what it is told.
+    ready = threading.Event()
+    def work():
+        os.sched_setaffinity(0, cpus)
+        ready.set()
+        time.sleep(60)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    ready.wait()
+    return lambda: os.sched_getaffinity(thread.native_id)
+
+def in_a_thread(work):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+"""
+
+
+def said(driver: FakeDriver, script: str) -> list[str]:
+    return printed(START + script, env=driver.env()).split()
+
+
+def test_a_block_leaves_a_bound_thread_where_its_share_was(driver: FakeDriver) -> None:
+    script = """
+second = gpuaff.plan(gpuaff.Topology.observe(), 2).shares[1].cpus
+mask = bound_to(second)
+with gpuaff.set_affinity(0, 2) as outer:
+    with gpuaff.set_affinity(1, 2):
+        pass
+    print(mask() == second, os.sched_getaffinity(0) == outer)
+print(mask() == second, os.sched_getaffinity(0) == before)
+"""
+    assert said(driver, script) == ["True"] * 4
+
+
+def test_a_block_undoes_calls_inside_it(driver: FakeDriver) -> None:
+    script = """
+with gpuaff.set_affinity(0, 2) as outer:
+    with gpuaff.set_affinity(1, 2):
+        gpuaff.set_affinity(0, 1)
+    print(os.sched_getaffinity(0) == outer)
+    with gpuaff.set_affinity(1, 2):
+        outer.restore()
+    print(os.sched_getaffinity(0) == before)
+print(os.sched_getaffinity(0) == before)
+"""
+    assert said(driver, script) == ["True"] * 3
+
+
+def test_a_worker_bound_inside_the_share_stays_when_it_restores(driver: FakeDriver) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 1)
+one = {max(before)}
+def work():
+    os.sched_setaffinity(0, one)
+    affinity.restore()
+    return os.sched_getaffinity(0) == one
+print(in_a_thread(work), os.sched_getaffinity(0) == before)
+"""
+    assert said(driver, script) == ["True", "True"]
+
+
+def test_a_forked_child_that_called_gpuaff_itself(driver: FakeDriver) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 2)
+child = os.fork()
+if child == 0:
+    gpuaff.set_affinity(0, 1).restore()
+    os._exit(affinity.restore() != before)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert said(driver, script) == ["0"]
+
+
+def test_a_bound_caller_without_a_gpu_stays_bound(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 2)
+one = {max(before)}
+def work():
+    os.sched_setaffinity(0, one)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    affinity = gpuaff.set_affinity(0, 2)
+    return affinity == one == os.sched_getaffinity(0) and not affinity.pinned
+print(in_a_thread(work), os.sched_getaffinity(0) == before)
+"""
+    assert said(driver, script) == ["True", "True"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_call_that_had_to_wait_for_another(driver: FakeDriver, fails: bool) -> None:
+    """While it waits, the other one moves its thread."""
+    demand = ", min_physical_cores=5000" if fails else ""
+    script = f"""
+from gpuaff.binding.process import this_process
+second = gpuaff.plan(gpuaff.Topology.observe(), 2).shares[1].cpus
+def work():
+    try:
+        gpuaff.set_affinity(1, 2{demand})
+    except gpuaff.GPUAffinityError:
+        pass
+    now.append(os.sched_getaffinity(0))
+    while not done:
+        time.sleep(0.01)
+    now.append(os.sched_getaffinity(0))
+now, done = [], []
+with this_process().lock:
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.3)  # it waits for the lock by now
+    affinity = gpuaff.set_affinity(1, 2)
+while not now:
+    time.sleep(0.01)
+affinity.restore()
+done.append(1)
+thread.join()
+print(now[0] == second, now[1] == before)
+"""
+    assert said(driver, script) == ["True", "True"]
+
+
+def test_a_second_call_without_sysfs_from_another_thread(driver: FakeDriver) -> None:
+    """The border is that of the first call, not the main thread's mask of the moment."""
+    script = """
+import gpuaff.topology.live as live
+live.read_cpus = lambda tree: live.UNKNOWN
+first = gpuaff.set_affinity(0, 2)
+print(in_a_thread(lambda: gpuaff.set_affinity(1, 2).isdisjoint(first)))
+print(in_a_thread(lambda: gpuaff.set_affinity(0, 1) == before))
+"""
+    assert said(driver, script) == ["True", "True"]
+
+
+# The kernel refuses the share of a second call, twice: a cpuset moves away under it.
+REFUSED = (
+    START
+    + """
+import json, sys
+from gpuaff.binding import apply
+from gpuaff.binding.threads import move_caller
+
+first = gpuaff.set_affinity(0, 2)
+other = bound_to(first)
+
+def refuse(cpus):
+    if cpus in (first, frozenset(before)):
+        return move_caller(cpus)
+    raise OSError(22, "Invalid argument")
+
+apply.move_caller = refuse
+try:
+    second = gpuaff.set_affinity(1, 2, strict=sys.argv[1:] == ["strict"])
+except gpuaff.GPUAffinityError as error:
+    print("raised", "pin-failed" in str(error))
+else:
+    print(second == first, second.pinned, [w.code for w in second.warnings])
+print(os.sched_getaffinity(0) == first, other() == first)
+print(first.restore() == before, other() == before)
+"""
+)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_second_call_that_is_refused_leaves_the_first_in_force(
+    driver: FakeDriver, strict: bool
+) -> None:
+    arguments = ["strict"] if strict else []
+    lines = printed(REFUSED, *arguments, env=driver.env()).splitlines()
+    assert lines[0] == ("raised True" if strict else "True False ['pin-failed']")
+    assert lines[1:] == ["True True", "True True"]
+
+
+SHRUNK = (
+    START
+    + """
+import json, sys
+affinity = gpuaff.set_affinity(0, 2)
+print(json.dumps(sorted(affinity)))
+sys.stdin.readline()
+affinity.restore()
+print("restored")
+sys.stdin.readline()
+"""
+)
+
+
+@pytest.mark.needs("cpusets")
+@pytest.mark.xdist_group("cpusets")
+def test_restore_inside_a_cpuset_that_shrank_to_the_share(driver: FakeDriver) -> None:
+    with (
+        cpusets.cpuset(CPUS) as inside,
+        stopped(SHRUNK, env=driver.env(), prefix=inside.join_command()) as process,
+    ):
+        inside.set(json.loads(process.heard()))
+        process.go_on()
+        assert process.heard() == "restored"
+        inside.set(CPUS)
+        assert set(masks(process.pid).values()) == {frozenset(CPUS)}
+        process.process.kill()
+        assert process.process.stderr is not None
+        assert "would not move" not in process.process.stderr.read()

@@ -1,0 +1,125 @@
+"""Waking the driver only saves time: where it cannot be done, pinning goes on."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fakedriver.build import compiler
+from fakedriver.driver import FakeDriver
+from fakedriver.play import this_machine
+from processes import run
+
+pytestmark = [
+    pytest.mark.fake_driver,
+    pytest.mark.skipif(compiler() is None, reason="needs a C compiler"),
+]
+
+STARTS = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+"""
+
+TELLS_BILLIONS = f"""{STARTS}
+int nvmlShutdown(void) {{ return 0; }}
+int nvmlDeviceGetCount_v2(unsigned *count) {{ *count = 4000000000u; return 0; }}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {{ return 2; }}
+int nvmlDeviceGetCpuAffinity(void *device, unsigned words, unsigned long *cpus) {{ return 3; }}
+"""
+
+PIN = "import gpuaff; print(gpuaff.set_affinity(0, 1).pinned)"
+
+
+def library(folder: Path, source: str) -> dict[str, str]:
+    """Build a broken NVML; the variables that show it."""
+    found = compiler()
+    assert found is not None
+    command = [found, "-shared", "-fPIC", "-w", "-x", "c", "-"]
+    subprocess.run(
+        [*command, "-o", f"{folder}/libnvidia-ml.so.1"], input=source, text=True, check=True
+    )
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> FakeDriver:
+    return FakeDriver(this_machine(1), tmp_path)
+
+
+def test_no_thread_can_be_started(driver: FakeDriver) -> None:
+    """A limit of processes or threads (ulimit -u, a pids cgroup) is no reason not to pin."""
+    script = f"""
+        import threading
+        def refuse(*arguments, **named):
+            raise RuntimeError("can't start new thread")
+        threading._start_new_thread = threading._start_joinable_thread = refuse
+        {PIN}
+    """
+    done = run(script, env=driver.env())
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_no_thread_can_be_started_for_the_gpus(driver: FakeDriver) -> None:
+    script = f"""
+        import threading
+        start = threading.Thread.start
+        def refuse(self):
+            if self.name != "gpuaff-nvml":
+                raise RuntimeError("can't start new thread")
+            start(self)
+        threading.Thread.start = refuse
+        {PIN}
+    """
+    done = run(script, env=driver.env())
+    assert done.stdout.strip() == "True"
+    assert "Traceback" not in done.stderr
+    assert driver.inits == driver.shutdowns
+
+
+def test_python_without_ctypes(driver: FakeDriver) -> None:
+    done = run(f"import sys; sys.modules['_ctypes'] = None; {PIN}", env=driver.env())
+    assert done.stdout.strip() == "False", done.stderr
+    assert "no-driver" in done.stderr
+
+
+def test_a_library_that_cannot_be_shut_down_is_not_started(tmp_path: Path) -> None:
+    source = f"{STARTS} int nvmlDeviceGetCount_v2(unsigned *count) {{ *count = 0; return 0; }}"
+    done = run(PIN, env=library(tmp_path, source))
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_a_library_that_tells_of_billions_of_gpus(tmp_path: Path) -> None:
+    script = f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+        {PIN}
+    """
+    done = run(script, env=library(tmp_path, TELLS_BILLIONS), timeout=20)
+    assert done.stdout.strip() == "False", done.stderr
+    assert "4000000000 GPUs" in done.stderr
+
+
+def test_interrupted_while_the_thread_starts(driver: FakeDriver) -> None:
+    """Ctrl-C comes once the thread runs, and before whoever starts it has gone on."""
+    script = """
+        import threading, time
+        start = threading.Thread.start
+        def interrupted(self):
+            start(self)
+            if self.name == "gpuaff-nvml":
+                raise KeyboardInterrupt
+        threading.Thread.start = interrupted
+        import gpuaff
+        try:
+            gpuaff.set_affinity(0, 1)
+        except KeyboardInterrupt:
+            for thread in threading.enumerate():
+                if thread.name == "gpuaff-nvml":
+                    thread.join(5)
+            print(threading.active_count())
+    """
+    assert run(script, env=driver.env()).stdout.strip() == "1"
+    assert driver.inits == driver.shutdowns
