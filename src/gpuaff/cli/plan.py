@@ -1,0 +1,111 @@
+"""``gpuaff plan``: who would get which cores, on this machine or another."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from gpuaff.allocator.modes import Mode, Multithreading, Scope
+from gpuaff.cli import options, source
+from gpuaff.notices import Notice, one_reason
+from gpuaff.records import replace
+from gpuaff.settings import READERS, whole_number, with_environment
+
+if TYPE_CHECKING:
+    from gpuaff.allocator.plan import Plan
+    from gpuaff.cli.parser import Parser
+
+_NO_MATTER = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknown", "no-gpus"}
+"""Remarks on a topology that no plan depends on, or that the planner makes itself."""
+
+
+def register(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "plan",
+        help="show which cores each rank would get",
+        description="Show which cores each rank would get. Nothing is changed.",
+        allow_abbrev=False,
+    )
+    source.add_options(parser)
+    parser.add_argument(
+        "--nproc",
+        metavar="N",
+        type=options.argument(whole_number),
+        help="ranks on the machine; the default is the number of visible GPUs, or 1",
+    )
+    _add_planner_options(parser)
+    parser.add_argument(
+        "--allowed",
+        metavar="CPULIST",
+        type=options.argument(options.cpus),
+        help="plan as if the ranks may use only these CPUs, e.g. 0-3,8",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.set_defaults(run=run)
+
+
+def _add_planner_options(parser: argparse.ArgumentParser) -> None:
+    _add_word(parser, "mode", "M", Mode, Mode.UNIQUE_CONTIGUOUS)
+    _add_word(parser, "scope", "S", Scope, Scope.NODE)
+    _add_word(parser, "multithreading", "T", Multithreading, Multithreading.ALL_LOGICAL)
+    parser.add_argument(
+        "--unbalanced",
+        dest="balanced",
+        action="store_const",
+        const=False,
+        help="let the ranks' numbers of cores differ, so that fewer stay free",
+    )
+    for bound, meaning in (("min", "fail if a rank gets fewer"), ("max", "give no rank more")):
+        parser.add_argument(
+            f"--{bound}-physical-cores",
+            metavar="N",
+            type=options.argument(whole_number),
+            help=f"{meaning} physical cores than N",
+        )
+
+
+def _add_word(
+    parser: argparse.ArgumentParser, name: str, metavar: str, kind: Any, default: Any
+) -> None:
+    parser.add_argument(
+        f"--{name}",
+        metavar=metavar,
+        type=options.argument(READERS[name]),
+        help=f"{', '.join(str(member.value) for member in kind)} (default: {default})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make and show the plan; returns the exit code."""
+    from gpuaff.allocator.planner import plan
+    from gpuaff.cli import picture, render
+
+    seen = source.observe(
+        args.what, visible_devices=args.visible_devices, allowed=args.allowed, links=False
+    )
+    nproc = args.nproc or len(seen.topology.visible) or 1
+    made = plan(seen.topology, nproc, **_planner_options(args, live=seen.live))
+    made = _with_notes(made, seen.topology.notes)
+    if args.json:
+        render.show_json(made.to_dict())
+        return 0
+    width = render.terminal_width()
+    render.show_lines(picture.lines(seen.topology, made, seen.name, width=width))
+    render.show_notes(made.warnings)
+    return 0
+
+
+def _planner_options(args: argparse.Namespace, *, live: bool) -> dict[str, Any]:
+    """Argument, else variable (only for the live machine), else absent: the planner's default."""
+    chosen = {name: getattr(args, name) for name in READERS}
+    if live:
+        return with_environment(chosen)
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _with_notes(plan: Plan, notes: tuple[Notice, ...]) -> Plan:
+    """The plan with the topology's remarks too: it is no better than what it stands on."""
+    told = {warning.code for warning in plan.warnings} | _NO_MATTER
+    new = tuple(note for note in notes if note.code not in told)
+    return replace(plan, warnings=tuple(one_reason(plan.warnings + new)))

@@ -1,0 +1,239 @@
+"""Which machine a command is about: the one it runs on, or what ``--from`` names."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import sys
+
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import InvalidOptionError, TopologyError
+from gpuaff.hints import suggestion
+from gpuaff.notices import Notice
+from gpuaff.records import dataclass, replace
+from gpuaff.system import environ, kernel
+from gpuaff.topology import jsontext
+from gpuaff.topology.model import Topology
+
+_MOST = 4 << 20
+"""The longest input read, in bytes. The JSON of a machine with 8192 CPUs needs less than a tenth
+of it."""
+
+_JSON = re.compile(r'\s*(?:\{|\[\s*[\[{"\]])')
+"""How JSON begins. A paste may begin with a prompt: ``[me@node ~]$ lscpu``."""
+
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+"""What text does not have; the escapes (1b) that nvidia-smi underlines with are text."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A machine to talk about.
+
+    Attributes:
+        topology: what it has.
+        name: what to call it.
+        live: whether it is this machine, seen with this process's mask and environment.
+    """
+
+    topology: Topology
+    name: str
+    live: bool
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which machine is meant."""
+    parser.add_argument(
+        "--from",
+        dest="what",
+        metavar="WHAT",
+        help='a saved JSON or pasted text ("-": standard input), or a machine that ships',
+    )
+    parser.add_argument(
+        "--visible-devices",
+        metavar="STR",
+        help="read STR as CUDA_VISIBLE_DEVICES; write --visible-devices=-1 for one that "
+        "begins with a dash",
+    )
+
+
+def observe(
+    what: str | None,
+    *,
+    visible_devices: str | None = None,
+    allowed: CpuSet | None = None,
+    links: bool,
+) -> Observed:
+    """Look at the machine that is meant.
+
+    Args:
+        what: ``--from``; None is the machine we run on, or the tree of GPUAFF_FSROOT.
+        visible_devices: ``--visible-devices``, None when it was not given.
+        allowed: ``--allowed``, None when it was not given.
+        links: also ask how the GPUs are connected.
+
+    Raises:
+        TopologyError: there is no such thing, or it cannot be understood.
+        InvalidOptionError: ``allowed`` names only CPUs that are not there.
+        OSError: a file cannot be read.
+    """
+    if what is None and environ.fsroot() is None:
+        seen = Observed(_live(visible_devices, links=links), "this machine", live=True)
+    else:
+        topology, name = _tree(links=links) if what is None else _read(what)
+        neutral = _for_nobody(topology, name, visible_devices, told=allowed is not None)
+        seen = Observed(neutral, name, live=False)
+    return seen if allowed is None else _limited(seen, allowed)
+
+
+def _live(visible_devices: str | None, *, links: bool) -> Topology:
+    topology = Topology.observe(links=links)
+    if visible_devices is None:
+        return topology
+    order = environ.get("CUDA_DEVICE_ORDER")
+    return topology.with_visible_devices(visible_devices, device_order=order)
+
+
+def _tree(*, links: bool) -> tuple[Topology, str]:
+    tree = kernel.machine_tree()
+    if not tree.exists("sys/devices/system"):
+        raise TopologyError(f"GPUAFF_FSROOT={tree.root}", "there is no sys/devices/system below it")
+    return Topology.observe(links=links), tree.root
+
+
+def _for_nobody(
+    topology: Topology, name: str, visible_devices: str | None, *, told: bool
+) -> Topology:
+    """The machine as any process would have it: all its CPUs allowed, all its GPUs visible.
+
+    Args:
+        topology: what was read, as the process that saved it saw it.
+        name: where it came from.
+        visible_devices: ``--visible-devices``, None when it was not given.
+        told: whether ``--allowed`` was given.
+    """
+    whole = topology.with_allowed(topology.cpus).with_visible_devices(None)
+    notes: list[Notice] = []
+    if not told and topology.allowed != whole.allowed:
+        notes.append(_saved_allowed(name, format_cpulist(topology.allowed)))
+    if visible_devices is not None:
+        whole = whole.with_visible_devices(visible_devices)
+    elif topology.visible != whole.visible:
+        notes.append(_saved_visible(name, ",".join(map(str, topology.visible))))
+    return replace(whole, notes=(*whole.notes, *notes))
+
+
+def _saved_allowed(name: str, cpus: str) -> Notice:
+    return Notice(
+        "saved-allowed",
+        f"{name} was saved by a process allowed {cpus or 'no CPU'} only"
+        + (f"; gpuaff plan --allowed {cpus} plans for it" if cpus else ""),
+    )
+
+
+def _saved_visible(name: str, indices: str) -> Notice:
+    return Notice(
+        "saved-visible",
+        f"{name} was saved by a process that saw {f'GPU {indices}' if indices else 'no GPU'}"
+        f" only; --visible-devices '{indices}' shows it so",
+    )
+
+
+def _limited(seen: Observed, allowed: CpuSet) -> Observed:
+    topology = seen.topology.with_allowed(allowed)
+    if not topology.allowed:
+        online = format_cpulist(topology.cpus)
+        raise InvalidOptionError(
+            "--allowed", format_cpulist(allowed), f"some of the CPUs of {seen.name}, {online}"
+        )
+    absent = format_cpulist(allowed - topology.allowed)
+    if absent:
+        note = Notice("allowed-absent", f"--allowed: {seen.name} has no CPU {absent} online")
+        topology = replace(topology, notes=(*topology.notes, note))
+    return replace(seen, topology=topology)
+
+
+def _read(what: str) -> tuple[Topology, str]:
+    """What ``--from`` names, and what to call it: a file wins over a machine."""
+    if what == "-":
+        return _understood(_standard_input(), "standard input"), "standard input"
+    data = _file(what)
+    if data is None:
+        return _machine(what), what
+    return _understood(data, what), what
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise TopologyError("standard input", "is closed")
+    if sys.stdin.isatty():
+        from gpuaff.cli.render import say
+
+        say("paste the text here, then press Ctrl-D")
+    return sys.stdin.buffer.read(_MOST + 1)
+
+
+def _file(name: str) -> bytes | None:
+    """What a file holds; None when there is none of that name.
+
+    Read once and from one descriptor: it may be a pipe (``--from <(nvidia-smi topo -m)``).
+    """
+    try:
+        with open(name, "rb") as stream:  # noqa: PTH123 - "" is no file, Path("") is a folder
+            return stream.read(_MOST + 1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise TopologyError(name, f"cannot be read: {error.strerror}") from None
+
+
+def _machine(name: str) -> Topology:
+    from gpuaff.topology import machines
+
+    names = list(machines.names())
+    if name in names:
+        return Topology.named(name)
+    is_folder = os.path.isdir(name)  # noqa: PTH112 - Path raises for names that cannot be
+    raise TopologyError(
+        f"--from {name[:80]!r}",
+        f"{'a folder' if is_folder else 'no such file'}; expected a file, - or a machine that "
+        f"ships ({', '.join(names)}){suggestion(name, names)}",
+    )
+
+
+def _understood(data: bytes, name: str) -> Topology:
+    try:
+        text = _text(data)
+        return _from_json(text) if _JSON.match(text) else Topology.parse(text)
+    except TopologyError as error:
+        raise TopologyError(name, error.problem) from error
+
+
+def _text(data: bytes) -> str:
+    """The bytes as text.
+
+    Raises:
+        TopologyError: they are not text, or too many, or none.
+    """
+    if len(data) > _MOST:
+        raise TopologyError("", f"more than {_MOST >> 20} MiB: not a topology, nor pasted text")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > writes
+        return data.decode("utf-16", "replace")
+    if _BINARY.search(data):
+        raise TopologyError("", "binary; expected a saved JSON or pasted text")
+    text = data.decode("utf-8-sig", "replace")
+    if not text.strip():
+        raise TopologyError("", "empty; expected a saved JSON or pasted text")
+    return text
+
+
+def _from_json(text: str) -> Topology:
+    try:
+        data = jsontext.loads(text)
+    except ValueError as error:
+        raise TopologyError("", str(error)) from None
+    return Topology.from_dict(data)

@@ -1,0 +1,65 @@
+"""``docs/warnings.md`` lists every code that a notice can have, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpuaff.cli
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/warnings.md"
+SOURCE = Path(gpuaff.cli.__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs the docs of a checkout")
+
+
+def listed() -> set[str]:
+    rows = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), re.MULTILINE)
+    return {code for row in rows for code in re.findall(r"`([a-z0-9-]+)`", row)}
+
+
+def trees() -> Iterator[ast.Module]:
+    return (ast.parse(file.read_text()) for file in SOURCE.rglob("*.py"))
+
+
+def strings() -> set[str]:
+    """Every string in the package."""
+    return {
+        node.value
+        for tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def codes() -> set[str]:
+    """The codes that are written where a Notice is made: its first argument."""
+    made = (
+        node.args[0]
+        for tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Notice"
+        and node.args
+        and isinstance(node.args[0], (ast.Constant, ast.IfExp))
+    )
+    parts = (part for first in made for part in ast.walk(first))
+    return {
+        part.value
+        for part in parts
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }
+
+
+def test_every_code_is_listed() -> None:
+    assert codes() - listed() == set()
+
+
+def test_every_listed_code_exists() -> None:
+    assert listed() - strings() == set()
