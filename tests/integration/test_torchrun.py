@@ -1,0 +1,114 @@
+"""The whole way: torchrun starts the example, and another process reads the masks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
+from processes import environment, masks
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/pin.py"
+
+pytestmark = [
+    pytest.mark.fake_driver,
+    pytest.mark.needs("two-cpus"),
+]
+
+
+@pytest.fixture
+def driver(fake_driver: MakeDriver) -> FakeDriver:
+    return fake_driver(this_machine(2))
+
+
+def shares(printed: str) -> dict[int, str]:
+    """What the example printed: the cpulist of each rank."""
+    return {
+        int(rank): cpus
+        for rank, cpus in re.findall(r"^(\d+): core affinity: (\S+)$", printed, re.MULTILINE)
+    }
+
+
+@pytest.mark.needs("torchrun")
+@pytest.mark.timeout(120)
+@pytest.mark.case("B1", "B5")
+def test_the_example_under_torchrun(driver: FakeDriver) -> None:
+    command = ["torchrun", "--nproc-per-node", "2", str(EXAMPLE)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(driver.env()), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = shares(done.stdout)
+    assert sorted(found) == [0, 1]
+    assert found[0] != found[1]
+    assert done.stderr.count("gpuaff: rank ") == 2, "the one line of each rank"
+
+
+# The example, and then the process stays until a file is there.
+STAYS = """
+import runpy, sys, time
+from pathlib import Path
+runpy.run_path({example!r}, run_name="__main__")
+folder = Path({folder!r})
+import os
+(folder / ("pid" + os.environ["LOCAL_RANK"])).write_text(str(os.getpid()))
+while not (folder / "end").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.needs("torchrun")
+@pytest.mark.timeout(120)
+def test_masks_under_torchrun_read_from_outside(driver: FakeDriver, tmp_path: Path) -> None:
+    script = tmp_path / "stays.py"
+    script.write_text(STAYS.format(example=str(EXAMPLE), folder=str(tmp_path)))
+    command = ["torchrun", "--nproc-per-node", "2", str(script)]
+    with subprocess.Popen(command, env=environment(driver.env())) as process:
+        try:
+            pids = [tmp_path / f"pid{rank}" for rank in (0, 1)]
+            while not all(path.exists() and path.read_text() for path in pids):
+                assert process.poll() is None, "torchrun ended"
+                time.sleep(0.1)
+            first, second = (masks(int(path.read_text())) for path in pids)
+        finally:
+            (tmp_path / "end").touch()
+    assert len(set(first.values())) == len(set(second.values())) == 1
+    one, two = first.popitem()[1], second.popitem()[1]
+    assert one
+    assert two
+    assert not one & two
+    assert process.returncode == 0
+
+
+def test_the_example_without_torchrun(driver: FakeDriver) -> None:
+    found = []
+    for rank in (0, 1):
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE)],
+            capture_output=True,
+            text=True,
+            env=environment({**driver.env(), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}),
+            check=True,
+        )
+        found.append(shares(done.stdout)[rank])
+    assert found[0] != found[1]
+
+
+@pytest.mark.case("A4")
+def test_the_example_without_a_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--local_rank", "0"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert shares(done.stdout)[0]
+    assert "not pinned" in done.stderr

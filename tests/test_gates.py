@@ -1,0 +1,51 @@
+"""One gate per foreign thing: what the linter cannot see."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import gpuaff
+
+SOURCE = Path(str(gpuaff.__path__[0]))
+GATES = {"system/nvml.py", "system/kernel.py", "system/environ.py", "system/nvml_warmup.py"}
+OPENS = {
+    "cli/dispatch.py",  # the null device, when a reader has gone
+    "cli/source.py",  # what the user names
+    "topology/snapshot.py",  # what the user names
+    "topology/machines/__init__.py",  # what ships
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for file in SOURCE.rglob("*.py"):
+        yield str(file.relative_to(SOURCE)), ast.parse(file.read_text("utf-8"))
+
+
+def imported(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_pynvml_has_one_gate() -> None:
+    assert [name for name, tree in modules() if "pynvml" in imported(tree)] == ["system/nvml.py"]
+
+
+def test_foreign_code_is_called_by_gates_only() -> None:
+    assert {name for name, tree in modules() if "ctypes" in imported(tree)} <= GATES
+
+
+def test_nobody_else_opens_files() -> None:
+    """`kernel.Tree` reads /sys and /proc; what users name themselves is read where it is read."""
+    for name, tree in modules():
+        calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+        opens = {call for call in calls if call in ("open", "os.open") or ".read_" in call}
+        opens |= {call for call in calls if call.endswith(".open")}
+        if opens:
+            assert name in GATES | OPENS
