@@ -1,0 +1,42 @@
+"""How Sphinx builds these pages; warnings are errors (``sphinx-build -W``)."""
+
+from __future__ import annotations
+
+from gpuaff._version import __version__
+
+project = "gpuaff"
+author = "The gpuaff developers"
+copyright = "The gpuaff developers"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+# Every reference to a name of ours must resolve. Python's own names would need its inventory,
+# which a build without a network does not have.
+nitpicky = True
+nitpick_ignore = [("py:attr", "Topology.numa_nodes")]  # its page calls it gpuaff.Topology
+nitpick_ignore_regex = [
+    ("py:.*", r"bool|bytes|dict|float|frozenset|int|list|object|set|str|tuple|type|optional"),
+    ("py:.*", r"(collections|enum|os|pathlib|typing)\..*"),
+    ("py:.*", r"Any|Enum|Iterable|Mapping|Path|Sequence"),
+    ("py:.*", r"[A-Za-z]*Error|Exception"),
+]
+
+html_theme = "furo"
+html_title = "gpuaff"
+html_show_sourcelink = False

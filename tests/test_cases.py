@@ -1,0 +1,37 @@
+"""``docs/cases.md`` and the tests name the same cases: nothing is listed that nobody proves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs/cases.md"
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs the docs of a checkout")
+
+
+def listed() -> set[str]:
+    """The first cell of each row of the page."""
+    return set(re.findall(r"^\| `([a-zA-Z0-9-]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE))
+
+
+def named() -> set[str]:
+    """The arguments of each ``pytest.mark.case(…)`` in the tests."""
+    found: set[str] = set()
+    for file in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.case":
+                found.update(str(a.value) for a in node.args if isinstance(a, ast.Constant))
+    return found
+
+
+def test_each_listed_case_has_a_test_that_names_it() -> None:
+    assert listed() - named() == set()
+
+
+def test_each_case_that_a_test_names_is_listed() -> None:
+    assert named() - listed() == set()
