@@ -315,6 +315,20 @@ def test_a_mask_narrower_than_the_near_cpus_is_reported_once(driver: FakeDriver)
     assert done.stderr.count("[mask-narrow]") == 1
 
 
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
+def test_rank_0_speaks_for_the_job(driver: FakeDriver, rank: int, times: int) -> None:
+    for gpu in (0, 1):
+        driver.set_cpus(gpu, node=CPUS[:1], socket=CPUS)
+    script = f"""
+        import gpuaff
+        affinity = gpuaff.set_affinity({rank}, 2)
+        assert "scope-hint" in [warning.code for warning in affinity.warnings]
+    """
+    done = run(script, env=driver.env())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("[scope-hint]") == times
+
+
 @pytest.mark.case("C7")
 def test_a_mask_of_one_core_that_the_parent_has_not(driver: FakeDriver) -> None:
     script = """

@@ -13,6 +13,9 @@ from gpuaff.notices import Notice
 _INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml"})
 """Said at INFO: nothing is wrong with the pinning."""
 
+_OF_THE_JOB = frozenset({"scope-hint", "cores-unknown"})
+"""The same in every rank of a job: rank 0 says it for all."""
+
 _BROKEN = frozenset(
     {
         "bad-rank",
@@ -77,7 +80,7 @@ def say(notices: Iterable[Notice], *, rank: int | None) -> None:
     """Log each remark once per process."""
     who = "" if rank is None else f"rank {rank}: "
     for notice in notices:
-        if notice.message in _said:
+        if notice.message in _said or (notice.code in _OF_THE_JOB and rank):
             continue
         level = "info" if notice.code in _INFORMATIVE else "warning"
         if _log(level, f"gpuaff: {who}{notice.message} [{notice.code}]"):
