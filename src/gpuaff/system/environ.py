@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-
-
-def variables() -> Mapping[str, str]:
-    """A copy of the environment as it is now."""
-    return dict(os.environ)
 
 
 def get(name: str) -> str | None:
