@@ -11,7 +11,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would double what the import costs
 if TYPE_CHECKING:
     from gpuaff._version import __version__
-    from gpuaff.allocator.modes import Mode, Multithreading, Scope
+    from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
     from gpuaff.allocator.plan import Plan, Share
     from gpuaff.allocator.planner import plan
     from gpuaff.binding.affinity import Affinity, set_affinity
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Affinity", "GPUAffinityError", "GpuaffError", "InvalidOptionError", "Mode", "Multithreading",
-    "NoDriverError", "Notice", "Plan", "Scope", "Share", "Topology", "TopologyError",
+    "NoDriverError", "Notice", "Partition", "Plan", "Scope", "Share", "Topology", "TopologyError",
     "__version__", "plan", "set_affinity",
 ]  # fmt: skip
 
 _NAMES = {
     "_version": "__version__",
-    "allocator.modes": "Mode Multithreading Scope",
+    "allocator.modes": "Mode Multithreading Partition Scope",
     "allocator.plan": "Plan Share",
     "allocator.planner": "plan",
     "binding.affinity": "Affinity set_affinity",

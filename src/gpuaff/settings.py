@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuaff.allocator.modes import Mode, Multithreading, Scope
-from gpuaff.allocator.options import Options, check_count, check_word
+from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
+from gpuaff.allocator.options import Options, check_count, check_cpus, check_word
 from gpuaff.errors import InvalidOptionError
 from gpuaff.system import environ
 
@@ -72,6 +72,15 @@ def whole_number(name: str, text: str) -> int:
     return check_count(name, number)
 
 
+def number_or_none(name: str, text: str) -> int:
+    """Read a number of cores, of which there may be none.
+
+    Raises:
+        InvalidOptionError: it is none.
+    """
+    return 0 if text == "0" else whole_number(name, text)
+
+
 READERS: Mapping[str, Callable[[str, str], object]] = {
     "mode": lambda name, text: check_word(name, text, Mode),
     "scope": lambda name, text: check_word(name, text, Scope),
@@ -79,6 +88,9 @@ READERS: Mapping[str, Callable[[str, str], object]] = {
     "balanced": flag,
     "min_physical_cores": whole_number,
     "max_physical_cores": whole_number,
+    "partition": lambda name, text: check_word(name, text, Partition),
+    "cpus": check_cpus,
+    "reserve": number_or_none,
 }
 """The planner's options, and how the text of each is read, from a variable or an argument. A
 reader takes what the text is called and the text, and raises InvalidOptionError."""

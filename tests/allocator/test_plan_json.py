@@ -11,7 +11,7 @@ from allocator.described import dgx_a100
 
 def test_a_share_and_the_warnings() -> None:
     found = plan(dgx_a100(), 8).to_dict()
-    assert list(found) == ["schema_version", "mode", "scope", "ranks", "warnings"]
+    assert list(found) == ["schema_version", "mode", "scope", "partition", "ranks", "warnings"]
     assert (found["schema_version"], found["mode"], found["scope"]) == (
         1,
         "unique_contiguous",
@@ -24,6 +24,7 @@ def test_a_share_and_the_warnings() -> None:
         "cores": 8,
         "numa_nodes": [3],
         "source": "nvml",
+        "reserved": "",
     }
     assert [set(warning) for warning in found["warnings"]] == [{"code", "message"}]
 

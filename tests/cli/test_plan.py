@@ -51,7 +51,7 @@ class TestJson:
     @pytest.mark.case("gpu-affinity-rule-4", "A20", "B17")
     def test_dgx_a100(self, plan: Planner) -> None:
         found = plan("--from", "dgx-a100", "--nproc", "8")
-        assert list(found) == ["schema_version", "mode", "scope", "ranks", "warnings"]
+        assert list(found) == ["schema_version", "mode", "scope", "partition", "ranks", "warnings"]
         assert (found["schema_version"], found["mode"], found["scope"]) == (
             1,
             "unique_contiguous",
@@ -219,7 +219,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("option", "value", "words"),
         [
-            ("--mode", "ALL", "unique_contiguous; did you mean all?"),
+            ("--mode", "ALL", "core_complex; did you mean all?"),
             ("--mode", "unique-contiguous", "; did you mean unique_contiguous?"),
             ("--mode", "", "one of all, single, single_unique, unique_interleaved,"),
             ("--scope", "nodes", "one of node, socket; did you mean node?"),

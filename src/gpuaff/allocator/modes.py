@@ -28,6 +28,8 @@ class Mode(_Word):
     """An equal share of its own, every k-th of the near cores."""
     UNIQUE_CONTIGUOUS = "unique_contiguous"
     """An equal share of its own, one block of the near cores. The default."""
+    CORE_COMPLEX = "core_complex"
+    """A share as large as ``unique_contiguous`` has it, of whole L3 domains as far as it goes."""
 
 
 class Scope(_Word):
@@ -46,3 +48,15 @@ class Multithreading(_Word):
     """All its allowed CPUs (hyperthreads)."""
     SINGLE_LOGICAL = "single_logical"
     """Its lowest allowed CPU only."""
+
+
+class Partition(_Word):
+    """Among whom the CPUs are cut."""
+
+    AUTO = "auto"
+    """``job``; for GPUs that were claimed, ``machine``. The default."""
+    JOB = "job"
+    """Among the ranks of this job: they share all CPUs that they may use."""
+    MACHINE = "machine"
+    """Among all GPUs of the machine, by a fixed rule: each rank stays inside the border of its
+    GPU, so that jobs which know nothing of each other don't meet."""

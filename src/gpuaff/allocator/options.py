@@ -7,10 +7,11 @@ end as a silently different plan.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from enum import Enum
 
-from gpuaff.allocator.modes import Mode, Multithreading, Scope
-from gpuaff.cpuset import MAX_CPU_ID
+from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
 from gpuaff.errors import InvalidOptionError
 from gpuaff.hints import suggestion
 from gpuaff.records import dataclass
@@ -37,6 +38,10 @@ class Options:
         balanced: whether all ranks get equally many cores (unique modes).
         min_physical_cores: the least number of cores that was asked for; see :attr:`least`.
         max_physical_cores: the largest number that was asked for; see :attr:`most`.
+        partition: among whom the CPUs are cut.
+        cpus: the only CPUs that may be shared out; None: all that are allowed.
+        reserve: how many cores of each rank's part stay out of its share.
+        rank_allowed: the CPUs that each rank may use, by rank; None: all may use the same.
     """
 
     nproc: int
@@ -46,6 +51,10 @@ class Options:
     balanced: bool = True
     min_physical_cores: int | None = None
     max_physical_cores: int | None = None
+    partition: Partition = Partition.AUTO
+    cpus: CpuSet | None = None
+    reserve: int = 0
+    rank_allowed: tuple[CpuSet, ...] | None = None
 
     @classmethod
     def of(
@@ -58,6 +67,10 @@ class Options:
         balanced: object = True,
         min_physical_cores: object = None,
         max_physical_cores: object = None,
+        partition: object = Partition.AUTO,
+        cpus: object = None,
+        reserve: object = 0,
+        rank_allowed: object = None,
     ) -> Options:
         """Read what a caller gave; words may be given as strings.
 
@@ -70,14 +83,19 @@ class Options:
             raise InvalidOptionError(
                 "min_physical_cores", least, f"at most max_physical_cores={most}"
             )
+        ranks = check_count("nproc", nproc)
         return cls(
-            nproc=check_count("nproc", nproc),
+            nproc=ranks,
             mode=check_word("mode", mode, Mode),
             scope=check_word("scope", scope, Scope),
             multithreading=check_word("multithreading", multithreading, Multithreading),
             balanced=_check_flag("balanced", balanced),
             min_physical_cores=least,
             max_physical_cores=most,
+            partition=check_word("partition", partition, Partition),
+            cpus=None if cpus is None else check_cpus("cpus", cpus),
+            reserve=_check_reserve(reserve),
+            rank_allowed=_check_rank_allowed(rank_allowed, ranks),
         )
 
     @property
@@ -137,6 +155,50 @@ def check_word(name: str, value: object, words: type[_Word]) -> _Word:
         known = [str(word.value) for word in words]
         expected = f"one of {', '.join(known)}{suggestion(str(value), known)}"
         raise InvalidOptionError(name, value, expected) from None
+
+
+def check_cpus(name: str, value: object) -> CpuSet:
+    """CPUs, as a cpulist (``"0-3,8"``) or as their ids; at least one.
+
+    Raises:
+        InvalidOptionError: they are neither, or none.
+    """
+    expected = 'CPUs, as a list such as "0-3,8" or as their ids, at least one'
+    try:
+        cpus = parse_cpulist(value) if isinstance(value, str) else _ids(value)
+    except ValueError as error:
+        raise InvalidOptionError(name, value, f"{expected} ({error})") from None
+    if not cpus:
+        raise InvalidOptionError(name, value, expected)
+    return cpus
+
+
+def _ids(value: object) -> CpuSet:
+    if not isinstance(value, Iterable):
+        raise ValueError("it is no list")  # noqa: TRY004 - one error for all that is no CPU set
+    found = [_whole(one) for one in value]
+    if any(one is None or not 0 <= one <= MAX_CPU_ID for one in found):
+        raise ValueError(f"an id is a whole number from 0 to {MAX_CPU_ID}")
+    return frozenset(one for one in found if one is not None)
+
+
+def _check_reserve(value: object) -> int:
+    number = _whole(value)
+    if number is None or not 0 <= number <= MOST:
+        raise InvalidOptionError("reserve", value, f"a whole number of cores from 0 to {MOST}")
+    return number
+
+
+def _check_rank_allowed(value: object, nproc: int) -> tuple[CpuSet, ...] | None:
+    if value is None:
+        return None
+    expected = f"a list of CPU sets, one for each of the {nproc} ranks"
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InvalidOptionError("rank_allowed", value, expected)
+    sets = tuple(check_cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(value))
+    if len(sets) != nproc:
+        raise InvalidOptionError("rank_allowed", value, f"{expected}; found {len(sets)}")
+    return sets
 
 
 def _optional_count(name: str, value: object) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuaff.allocator.modes import Mode, Multithreading, Scope
+from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass
@@ -26,6 +26,7 @@ class Share:
         cores: the number of physical cores that they belong to.
         numa_nodes: the ids of the NUMA nodes that they belong to.
         source: how the CPUs near its GPU were found.
+        reserved: the logical CPUs that were kept out of the share for helpers.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class Share:
     cores: int
     numa_nodes: tuple[int, ...]
     source: Source
+    reserved: CpuSet = frozenset()
 
     def to_dict(self) -> dict[str, Any]:
         """The share as JSON has it."""
@@ -44,6 +46,7 @@ class Share:
             "cores": self.cores,
             "numa_nodes": list(self.numa_nodes),
             "source": str(self.source),
+            "reserved": format_cpulist(self.reserved),
         }
 
 
@@ -56,7 +59,8 @@ class Plan:
         scope: what counts as near.
         multithreading: which CPUs of a core are used.
         balanced: whether all shares have the same number of cores (unique modes).
-        shares: one share per rank, by rank.
+        partition: among whom the CPUs were cut in the end, ``job`` or ``machine``.
+        shares: one share per rank, by rank; only the own one where the others' cannot be known.
         warnings: what was not as hoped.
     """
 
@@ -65,7 +69,19 @@ class Plan:
     multithreading: Multithreading
     balanced: bool
     shares: tuple[Share, ...]
+    partition: Partition = Partition.JOB
     warnings: tuple[Notice, ...] = ()
+
+    def share_of(self, rank: int) -> Share:
+        """The share of a rank.
+
+        Raises:
+            KeyError: the plan has none for it.
+        """
+        if rank < len(self.shares) and self.shares[rank].rank == rank:
+            return self.shares[rank]
+        found = {share.rank: share for share in self.shares}
+        return found[rank]
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON has it; ``docs/plan-json.md`` tells the schema."""
@@ -73,6 +89,7 @@ class Plan:
             "schema_version": PLAN_SCHEMA_VERSION,
             "mode": str(self.mode),
             "scope": str(self.scope),
+            "partition": str(self.partition),
             "ranks": [share.to_dict() for share in self.shares],
             "warnings": [warning.to_dict() for warning in self.warnings],
         }

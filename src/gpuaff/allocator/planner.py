@@ -6,12 +6,12 @@ work out all ranks' shares by itself and take its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from gpuaff.allocator import remarks
 from gpuaff.allocator.cores import Cores, allowed_cores
-from gpuaff.allocator.modes import Mode, Multithreading, Scope
+from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
 from gpuaff.allocator.near import Neighbourhood
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.partition import Cutter
@@ -36,6 +36,10 @@ def plan(
     balanced: bool = True,
     min_physical_cores: int | None = None,
     max_physical_cores: int | None = None,
+    partition: Partition | str = Partition.AUTO,
+    cpus: str | Iterable[int] | None = None,
+    reserve: int = 0,
+    rank_allowed: Iterable[str | Iterable[int]] | None = None,
 ) -> Plan:
     """Decide which CPUs each of ``nproc`` processes gets.
 
@@ -53,11 +57,19 @@ def plan(
         min_physical_cores: the least number of physical cores for each rank. The modes
             ``single`` and ``single_unique`` heed neither this nor the next.
         max_physical_cores: the largest number of physical cores for each rank.
+        partition: whether the CPUs are cut among the ranks of this job (``auto`` and ``job``), or
+            each rank stays inside the border of its GPU (``machine``).
+        cpus: the only CPUs that are shared out, as a cpulist or as ids. They must be allowed.
+        reserve: how many physical cores of each rank's part stay out of its share, for helpers;
+            they are :attr:`Share.reserved`.
+        rank_allowed: the CPUs that each rank may use, by rank; for ranks that have masks of
+            their own. None: every rank may use ``topology.allowed``.
 
     Raises:
         InvalidOptionError: an argument cannot be meant.
-        GPUAffinityError: a rank cannot have ``min_physical_cores``, or the topology
-            contradicts itself.
+        GPUAffinityError: a rank cannot have ``min_physical_cores``, or has no core beside those
+            to reserve; ``cpus`` or ``rank_allowed`` name CPUs that cannot be had; or the
+            topology contradicts itself.
     """
     options = Options.of(
         nproc,
@@ -67,6 +79,10 @@ def plan(
         balanced=balanced,
         min_physical_cores=min_physical_cores,
         max_physical_cores=max_physical_cores,
+        partition=partition,
+        cpus=cpus,
+        reserve=reserve,
+        rank_allowed=rank_allowed,
     )
     return plan_with(topology, options)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from gpuaff.allocator.modes import Mode, Multithreading, Scope
+    from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
     from gpuaff.allocator.plan import Plan
     from gpuaff.binding.undo import Before
     from gpuaff.cpuset import CpuSet
@@ -53,7 +53,7 @@ class Affinity(frozenset[int]):
         """Only :func:`set_affinity` makes them."""
         self = super().__new__(cls, cpus)
         self.rank, self.plan, self.pinned, self.warnings = rank, plan, pinned, warnings
-        self.gpu = plan.shares[rank].gpu if plan is not None and rank is not None else None
+        self.gpu = plan.share_of(rank).gpu if plan is not None and rank is not None else None
         self._before = before
         return self
 
@@ -110,6 +110,12 @@ def set_affinity(
     balanced: bool | None = None,
     min_physical_cores: int | None = None,
     max_physical_cores: int | None = None,
+    partition: Partition | str | None = None,
+    cpus: str | Iterable[int] | None = None,
+    reserve: int | None = None,
+    rank_allowed: Iterable[str | Iterable[int]] | None = None,
+    memory: str | None = None,
+    openmp: bool | None = None,
     strict: bool | None = None,
 ) -> Affinity:
     """Put this process, with all its threads, on its own share of the CPUs next to its GPU.
@@ -135,6 +141,15 @@ def set_affinity(
         balanced: whether every rank gets equally many cores (default), for the unique modes.
         min_physical_cores: a demand: fewer cores for any rank are an error.
         max_physical_cores: the most cores that a rank gets.
+        partition: ``job``: the CPUs are cut among the ranks of this job (default). ``machine``:
+            each rank stays inside the border of its GPU, which is the same for every job.
+        cpus: the only CPUs that are shared out; they must be allowed.
+        reserve: how many cores of each rank's part stay out of its share, for helpers.
+        rank_allowed: the CPUs that each rank may use, by rank, where ranks have masks of their
+            own and the launcher does not tell.
+        memory: where the memory of this thread, and of threads that it starts, comes from:
+            ``preferred``, ``bind`` or ``interleave`` on the NUMA nodes of the share.
+        openmp: set OMP_NUM_THREADS to the number of cores in the share, unless it is set.
         strict: raise where best effort would warn.
 
     Returns:
@@ -157,6 +172,8 @@ def set_affinity(
             local_rank,
             nproc_per_node,
             strict=strict,
+            memory=memory,
+            openmp=openmp,
             let_rest=let_rest,
             arguments={
                 "mode": mode,
@@ -165,5 +182,9 @@ def set_affinity(
                 "balanced": balanced,
                 "min_physical_cores": min_physical_cores,
                 "max_physical_cores": max_physical_cores,
+                "partition": partition,
+                "cpus": cpus,
+                "reserve": reserve,
+                "rank_allowed": rank_allowed,
             },
         )

@@ -114,7 +114,7 @@ class Attempt:
         )
         if self.strict:
             refuse_if_broken(warnings)
-        share, before = plan.shares[self.rank], Before.of(self.process)
+        share, before = plan.share_of(self.rank), Before.of(self.process)
         ours = self.process.ours(granted)
         if share.gpu is None or not share.cpus:
             self._leave(before, ours)

@@ -32,6 +32,8 @@ def bind(
     nproc_per_node: int | None,
     *,
     strict: bool | None,
+    memory: str | None,
+    openmp: bool | None,
     let_rest: Callable[[], None],
     arguments: Mapping[str, object],
 ) -> Affinity:
@@ -41,6 +43,8 @@ def bind(
         local_rank: as there.
         nproc_per_node: as there.
         strict: as there.
+        memory: as there.
+        openmp: as there.
         let_rest: called when the driver has been asked everything.
         arguments: the options of a plan by name.
     """
@@ -104,7 +108,7 @@ def _unpinned(ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool
 def _pinned(rank: int, outcome: Outcome, remarks: tuple[Notice, ...]) -> Affinity:
     warnings = remarks + outcome.warnings
     say(warnings, rank=rank)
-    say_where(rank, outcome.plan.shares[rank] if outcome.pinned else None, outcome.cpus)
+    say_where(rank, outcome.plan.share_of(rank) if outcome.pinned else None, outcome.cpus)
     return Affinity(
         outcome.cpus,
         rank=rank,

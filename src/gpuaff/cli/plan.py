@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _planner_options(args: argparse.Namespace, *, live: bool) -> dict[str, Any]:
     """Argument, else variable (only for the live machine), else absent: the planner's default."""
-    chosen = {name: getattr(args, name) for name in READERS}
+    chosen = {name: getattr(args, name, None) for name in READERS}
     if live:
         return with_environment(chosen)
     return {name: value for name, value in chosen.items() if value is not None}
