@@ -65,6 +65,7 @@ class TestJson:
             "cores": 8,
             "numa_nodes": [1],
             "source": "given",
+            "reserved": "",
         }
 
     def test_says_that_the_socket_has_more(self, plan: Planner) -> None:
