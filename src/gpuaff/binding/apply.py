@@ -7,17 +7,20 @@ from contextlib import contextmanager, suppress
 
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.plan import Plan
-from gpuaff.allocator.planner import plan_with
 from gpuaff.binding import suspicion
+from gpuaff.binding.decide import decide
 from gpuaff.binding.process import Process
 from gpuaff.binding.report import concerning, refuse_if_broken
 from gpuaff.binding.threads import move_all, move_caller, threads_with
 from gpuaff.binding.undo import Before, rewind
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.launch import gpus, masks
+from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.records import dataclass
 from gpuaff.system import kernel
-from gpuaff.topology.live import observe
+from gpuaff.topology.live import gpus_of_the_machine, observe
+from gpuaff.topology.model import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Attempt:
 
     Attributes:
         process: what is remembered of this process; the caller holds its lock.
-        rank: the local rank.
+        ranks: this rank, and how many there are.
         options: the options of the plan.
         strict: whether best effort is not enough.
         caller: the calling thread's CPUs before the call.
@@ -53,11 +56,16 @@ class Attempt:
     """
 
     process: Process
-    rank: int
+    ranks: Ranks
     options: Options
     strict: bool
     caller: CpuSet
     let_rest: Callable[[], None]
+
+    @property
+    def rank(self) -> int:
+        """The local rank."""
+        return self.ranks.local_rank
 
     def pin(self) -> Outcome:
         """Plan for all ranks and put this one's share into force.
@@ -104,12 +112,13 @@ class Attempt:
     def _try(self, granted: CpuSet) -> Outcome:
         topology = observe(links=False, allowed=granted)
         self.let_rest()
-        plan = plan_with(topology, self.options)
+        whose = masks.observe(self.ranks, own=granted, online=topology.cpus)
+        plan = self._plan(topology, whose)
         warnings = one_reason(
             [
                 *suspicion.of_observation(topology),
                 *concerning(plan.warnings, self.rank),
-                *suspicion.of_mask(topology, kernel.parent_affinity()),
+                *([] if whose.bound else suspicion.of_mask(topology, kernel.parent_affinity())),
             ]
         )
         if self.strict:
@@ -126,6 +135,11 @@ class Attempt:
             raise _RefusedError(plan, share.cpus, warnings, error) from error
         warnings += self._move_others(share.cpus, got, ours, bound)
         return Outcome(cpus=got, plan=plan, pinned=True, before=before, warnings=tuple(warnings))
+
+    def _plan(self, topology: Topology, whose: masks.Masks) -> Plan:
+        own = gpus.observe(self.ranks, visible=len(topology.visible))
+        on_the_bus = () if own is None else gpus_of_the_machine()
+        return decide(topology, self.options, self.ranks, whose, own, on_the_bus)
 
     def _last_try(self, granted: CpuSet) -> Outcome:
         try:

@@ -65,7 +65,7 @@ def bind(
     with process.lock:
         attempt = Attempt(
             process=process,
-            rank=ranks.local_rank,
+            ranks=ranks,
             options=options,
             strict=strict,
             caller=kernel.get_affinity(),

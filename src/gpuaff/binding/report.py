@@ -20,6 +20,7 @@ _BROKEN = frozenset(
     {
         "bad-rank",
         "cpus-unknown",
+        "gpus-unknown",
         "mask-cut",
         "near-not-allowed",
         "near-unknown",

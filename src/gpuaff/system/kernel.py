@@ -140,3 +140,9 @@ def parent_affinity() -> CpuSet | None:
         return get_affinity(parent) if parent > 0 else None
     except OSError:
         return None
+
+
+def parent_name() -> str | None:
+    """The name of the program that this process's parent runs; None when it cannot be seen."""
+    parent = os.getppid()
+    return Tree().read(f"proc/{parent}/comm") if parent > 0 else None

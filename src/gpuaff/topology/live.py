@@ -29,6 +29,12 @@ def observe(*, links: bool, allowed: CpuSet | None = None) -> Topology:
     return _observe_here(tree, machine, links, _mask() if allowed is None else allowed)
 
 
+def gpus_of_the_machine() -> tuple[Gpu, ...]:
+    """Every NVIDIA GPU of the machine by sysfs alone, also those that this process may not use."""
+    tree = kernel.machine_tree()
+    return pci.gpus_on_the_bus(tree, read_cpus(tree))
+
+
 def _described(tree: Tree, machine: Cpus) -> Topology:
     """A tree of files. The live mask, environment and driver tell nothing about that machine."""
     from gpuaff.topology.cpusets import cpuset_of  # the live path needs none of it

@@ -78,8 +78,13 @@ def _is_gpu(tree: Tree, address: str, *, driven: bool) -> bool:
 
 def _gpus(tree: Tree, machine: Cpus, addresses: list[str]) -> tuple[Gpu, ...]:
     valid = [address for address in addresses if _ADDRESS.fullmatch(address)]
-    ordered = sorted(valid, key=lambda a: [int(part, 16) for part in re.split("[:.]", a)])
+    ordered = sorted(valid, key=in_order)
     return tuple(_gpu(tree, machine, index, address) for index, address in enumerate(ordered))
+
+
+def in_order(address: str) -> list[int]:
+    """Sorts PCI addresses as the driver numbers its GPUs."""
+    return [int(part, 16) for part in re.split("[:.]", address)]
 
 
 def _gpu(tree: Tree, machine: Cpus, index: int, address: str) -> Gpu:

@@ -1,0 +1,163 @@
+"""Which plan a rank can make, by what is known of the others' masks and GPUs. Pure.
+
+Ranks don't talk to each other. Each makes the plan for all of them where all have the same
+inputs. Where they have not, it plans for itself alone, stays in its own mask and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuaff.allocator.options import Options
+from gpuaff.allocator.plan import Plan, Share
+from gpuaff.allocator.planner import plan_with
+from gpuaff.binding import own_gpu
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import GPUAffinityError
+from gpuaff.launch.gpus import OwnGpus
+from gpuaff.launch.masks import Masks, Whose
+from gpuaff.launch.ranks import Ranks
+from gpuaff.notices import Notice
+from gpuaff.records import replace
+from gpuaff.topology.model import Gpu, Topology
+
+
+def decide(
+    topology: Topology,
+    options: Options,
+    ranks: Ranks,
+    masks: Masks,
+    gpus: OwnGpus | None = None,
+    on_the_bus: Sequence[Gpu] = (),
+) -> Plan:
+    """A plan that holds this rank's share.
+
+    Args:
+        topology: the machine as this rank sees it; ``allowed`` is its own mask.
+        options: what is asked for; ``rank_allowed`` goes before ``masks``.
+        ranks: this rank, and how many there are.
+        masks: what is known of the ranks' masks.
+        gpus: the GPUs that are this rank's own; None where all ranks see the same ones.
+        on_the_bus: every GPU of the machine, by sysfs; only needed with ``gpus``.
+
+    Raises:
+        GPUAffinityError: as :func:`gpuaff.plan` does; or ``rank_allowed`` gives this rank nothing
+            that it may use.
+    """
+    if not topology.visible:
+        return plan_with(topology, options)  # nothing is cut, so nobody's mask matters
+    sets = options.rank_allowed or masks.named
+    if sets is not None:
+        return _each_in_its_own(topology, options, ranks, gpus, sets)
+    if masks.whose is Whose.UNKNOWN:
+        plan = _alone(topology, options, ranks, gpus)
+        return _with(plan, _masks_unknown(plan.shares[0], masks))
+    if gpus is None:
+        return plan_with(topology, options)
+    return _by_own_gpu(topology, options, ranks, gpus, on_the_bus)
+
+
+def inputs_of_all(
+    topology: Topology, options: Options, rank: int, sets: Sequence[CpuSet]
+) -> tuple[Topology, Options]:
+    """What every rank plans from when each has a mask of its own.
+
+    ``allowed`` holds what any rank may use; this rank's set is cut to its own mask, as the kernel
+    would cut it.
+
+    Raises:
+        GPUAffinityError: nothing of this rank's set is left.
+    """
+    own = sets[rank] & topology.allowed
+    if not own:
+        raise GPUAffinityError(
+            f"rank_allowed gives rank {rank} the CPUs {format_cpulist(sets[rank])}, but it may use "
+            f"{format_cpulist(topology.allowed) or 'none'} only, which its launcher, taskset or a "
+            "cpuset has set; name CPUs that it may use"
+        )
+    cut = (*sets[:rank], own, *sets[rank + 1 :])
+    return topology.with_allowed(frozenset().union(*cut)), replace(options, rank_allowed=cut)
+
+
+def _each_in_its_own(
+    topology: Topology,
+    options: Options,
+    ranks: Ranks,
+    gpus: OwnGpus | None,
+    sets: Sequence[CpuSet],
+) -> Plan:
+    rank = ranks.local_rank
+    for_all, all_options = inputs_of_all(topology, options, rank, sets)
+    own = sets[rank] & topology.allowed
+    if gpus is None:
+        plan = plan_with(for_all, all_options)
+    else:
+        # Only the rank itself knows which GPU it has: nobody can plan for the others.
+        plan = _alone(topology.with_allowed(own), options, ranks, gpus)
+        if not all(own.isdisjoint(cpus) for place, cpus in enumerate(sets) if place != rank):
+            plan = _with(plan, own_gpu.not_told(plan.shares[0]))
+    beyond = options.rank_allowed is not None and sets[rank] & topology.cpus - own
+    return _with(plan, _cut(rank, own, beyond)) if beyond else plan
+
+
+def _by_own_gpu(
+    topology: Topology,
+    options: Options,
+    ranks: Ranks,
+    gpus: OwnGpus,
+    on_the_bus: Sequence[Gpu],
+) -> Plan:
+    """The part of its own GPU, cut for all GPUs of the job: the same cut in every rank."""
+    found = own_gpu.among_those_of_the_job(topology, gpus, on_the_bus)
+    if found is None:
+        plan = _alone(topology, options, ranks, gpus)
+        return _with(plan, own_gpu.not_told(plan.shares[0]))
+    machine, place = found
+    plan = plan_with(machine, replace(options, nproc=len(machine.visible)))
+    plan = _only(plan, place, ranks.local_rank, gpu=topology.visible[0])
+    if ranks.local_size > len(machine.visible):
+        return _with(plan, own_gpu.shared(plan.shares[0], ranks, len(machine.visible)))
+    return plan
+
+
+def _alone(topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | None) -> Plan:
+    """The plan for this rank as if there were no other, near its GPU and inside its mask."""
+    place = ranks.local_rank % len(topology.visible) if gpus is None else 0
+    gpu = topology.visible[place]
+    mine = replace(options, nproc=1, rank_allowed=None)
+    return _only(plan_with(replace(topology, visible=(gpu,)), mine), 0, ranks.local_rank, gpu=gpu)
+
+
+def _only(plan: Plan, place: int, rank: int, *, gpu: int) -> Plan:
+    """One share of a plan that was made for other places than ranks, as this rank's."""
+    warnings = [
+        notice if notice.rank is None else replace(notice, rank=rank)
+        for notice in plan.warnings
+        if notice.rank in (None, place)
+    ]
+    share = replace(plan.share_of(place), rank=rank, gpu=gpu)
+    return replace(plan, shares=(share,), warnings=tuple(warnings))
+
+
+def _with(plan: Plan, notice: Notice) -> Plan:
+    return replace(plan, warnings=(*plan.warnings, notice))
+
+
+def _masks_unknown(share: Share, masks: Masks) -> Notice:
+    return Notice(
+        "masks-unknown",
+        f"which CPUs the other ranks may use is not known ({masks.source}), so nothing is cut: "
+        f"this rank keeps all of the CPUs near its GPU that it may use, "
+        f"{format_cpulist(share.cpus)}; start the ranks unbound (mpirun --bind-to none, srun "
+        "--cpu-bind=none), or give rank_allowed=",
+        rank=share.rank,
+    )
+
+
+def _cut(rank: int, own: CpuSet, beyond: CpuSet) -> Notice:
+    return Notice(
+        "mask-cut",
+        f"rank_allowed also names the CPUs {format_cpulist(beyond)}, which this rank may not use: "
+        f"it stays inside {format_cpulist(own)}",
+        rank=rank,
+    )

@@ -1,0 +1,84 @@
+"""A rank that sees GPUs of its own only: which GPUs the CPUs are cut for. Pure.
+
+All ranks must cut alike though each sees another GPU. What they have in common are the machine's
+GPUs by PCI address, and the scheduler's list of those that the job has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuaff.allocator.plan import Share
+from gpuaff.cpuset import format_cpulist
+from gpuaff.launch.gpus import OwnGpus
+from gpuaff.launch.ranks import Ranks
+from gpuaff.notices import Notice
+from gpuaff.records import replace
+from gpuaff.topology.model import Gpu, Topology
+from gpuaff.topology.pci import in_order
+
+
+def among_those_of_the_job(
+    topology: Topology, gpus: OwnGpus, on_the_bus: Sequence[Gpu]
+) -> tuple[Topology, int] | None:
+    """The machine with all of the job's GPUs visible, and the place of this rank's among them.
+
+    Args:
+        topology: the machine as this rank sees it.
+        gpus: what the launcher says.
+        on_the_bus: every GPU of the machine, by sysfs.
+
+    Returns:
+        None when they are not told, or what is told does not fit what is here.
+    """
+    machine = _all_gpus(topology, on_the_bus)
+    named = gpus.named
+    if named is None and gpus.on_node == len(machine):
+        named = tuple(range(len(machine)))
+    own = _index_of(topology.gpu_by_index.get(topology.visible[0]), machine)
+    if named is None or own not in named or named[-1] >= len(machine):
+        return None
+    if gpus.own is not None and own not in gpus.own:
+        return None  # the scheduler counts otherwise, e.g. without a display card
+    return replace(topology, gpus=machine, visible=named), named.index(own)
+
+
+def _all_gpus(topology: Topology, on_the_bus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The machine's GPUs in PCI order.
+
+    A device cgroup may hide the others' GPUs from the driver, in each rank other ones: then all
+    are taken as sysfs describes them, so that every rank has the same description.
+    """
+    shown = {gpu.pci_bus_id: gpu for gpu in topology.gpus if gpu.pci_bus_id}
+    bus = {gpu.pci_bus_id: gpu for gpu in on_the_bus if gpu.pci_bus_id}
+    known = shown if bus.keys() <= shown.keys() else bus
+    ordered = sorted(known, key=in_order)
+    return tuple(replace(known[address], index=i) for i, address in enumerate(ordered))
+
+
+def _index_of(gpu: Gpu | None, machine: Sequence[Gpu]) -> int | None:
+    address = gpu and gpu.pci_bus_id
+    return next((one.index for one in machine if one.pci_bus_id == address), None)
+
+
+def not_told(share: Share) -> Notice:
+    """The rank keeps what is near its GPU."""
+    return Notice(
+        "gpus-unknown",
+        f"GPU {share.gpu} is this rank's own, and which GPUs the other ranks have is not told: it "
+        f"keeps all of the CPUs near it that it may use, {format_cpulist(share.cpus)}, and others "
+        "may get them too; show every rank all GPUs of the job (srun --gpus-per-node instead of "
+        "--gpus-per-task), or let srun bind the ranks to CPUs",
+        rank=share.rank,
+    )
+
+
+def shared(share: Share, ranks: Ranks, gpus: int) -> Notice:
+    """Several ranks on each GPU."""
+    return Notice(
+        "gpus-unknown",
+        f"{ranks.local_size} ranks have {gpus} GPUs, and which of them are on GPU {share.gpu} too "
+        f"is not told: this rank keeps all of the GPU's part, CPUs {format_cpulist(share.cpus)}, "
+        "and shares it with them; show every rank all GPUs of the job (srun --gpus-per-node)",
+        rank=share.rank,
+    )

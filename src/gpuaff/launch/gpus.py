@@ -1,0 +1,64 @@
+"""Whose GPUs: whether the launcher shows each rank GPUs of its own.
+
+One visible GPU and several ranks: all of them are on it, unless the launcher says that it has
+given each its own (case D10).
+"""
+
+from __future__ import annotations
+
+from gpuaff.launch import slurm
+from gpuaff.launch.launchers import Launcher, innermost
+from gpuaff.launch.ranks import Ranks
+from gpuaff.launch.variables import Get, number
+from gpuaff.records import dataclass
+from gpuaff.system import environ
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnGpus:
+    """The GPUs that this rank sees are its own; the other ranks see others.
+
+    Indices count the machine's GPUs in the order of their PCI addresses.
+
+    Attributes:
+        named: the GPUs of all ranks; None when they are not told.
+        own: those of this rank, as the launcher counts; None when they are not told.
+        on_node: how many the job has on this node; None when that is not told.
+    """
+
+    named: tuple[int, ...] | None = None
+    own: tuple[int, ...] | None = None
+    on_node: int | None = None
+
+
+def observe(ranks: Ranks, *, visible: int) -> OwnGpus | None:
+    """What the launcher says about the visible GPUs; None: all ranks see the same ones.
+
+    Args:
+        ranks: the ranks in use.
+        visible: how many GPUs CUDA shows this process.
+    """
+    return classify(environ.get, ranks, visible=visible)
+
+
+def classify(get: Get, ranks: Ranks, *, visible: int) -> OwnGpus | None:
+    """:func:`observe`, with an environment from anywhere."""
+    if ranks.local_size == 1 or not visible or innermost(get, ranks) is not Launcher.SLURM:
+        return None
+    told = slurm.gpu_indices(get("SLURM_STEP_GPUS"))
+    on_node = number(get("SLURM_GPUS_ON_NODE"))
+    if on_node is not None and on_node <= visible:
+        return None  # all that the step has here is seen by everybody
+    is_part = told is not None and on_node is not None and len(told) < on_node
+    if not is_part and not slurm.binds_gpus(get):
+        return None
+    if told is not None and not is_part and len(told) > visible:
+        return OwnGpus(named=told, on_node=on_node)
+    return OwnGpus(named=_of_job(get, on_node or 0), own=told, on_node=on_node)
+
+
+def _of_job(get: Get, on_node: int) -> tuple[int, ...] | None:
+    """The batch script's GPUs: in a job of several nodes they are those of the first one only."""
+    named = slurm.gpu_indices(get("SLURM_JOB_GPUS"))
+    is_here = number(get("SLURM_JOB_NUM_NODES")) == 1
+    return named if named is not None and is_here and len(named) >= on_node else None

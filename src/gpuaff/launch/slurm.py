@@ -1,0 +1,106 @@
+"""What Slurm tells the tasks of a step.
+
+Sources: the manual page of srun (``--cpu-bind``, ``--gpu-bind``, output environment variables),
+and what Slurm 22.05 was seen to set (``tests/data/environments``). Seen, and in no manual:
+
+- ``SLURM_CPU_BIND_LIST`` names the masks of all tasks of this node, in every task, also when
+  Slurm made them itself; repetitions (``0x1*2``) come written out.
+- Where tasks have GPUs of their own, ``SLURM_STEP_GPUS`` names those of the task, while
+  ``SLURM_GPUS_ON_NODE`` counts those of the step. ``--gpus-per-task`` and ``--gpu-bind`` given to
+  srun itself leave no variable; given to sbatch they do.
+- ``SLURM_JOB_GPUS`` is the batch script's, and so names the GPUs of the job's first node.
+"""
+
+from __future__ import annotations
+
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
+from gpuaff.launch.variables import Get, number
+
+
+def tasks_here(get: Get) -> int | None:
+    """How many tasks of this step are on this node; None when there is no step.
+
+    Only ``SLURM_STEP_TASKS_PER_NODE`` counts: in a batch script ``SLURM_TASKS_PER_NODE`` and
+    ``SLURM_LOCALID=0`` look like those of a step's first task, whatever starts the ranks there.
+    """
+    node = number(get("SLURM_NODEID"))
+    return None if node is None else _at(node, get("SLURM_STEP_TASKS_PER_NODE") or "")
+
+
+def _at(place: int, counts: str) -> int | None:
+    """The count of one node in Slurm's short form, ``2(x3),1``."""
+    for word in counts.split(","):
+        count, _, times = word.strip().removesuffix(")").partition("(x")
+        tasks, nodes = number(count), number(times or "1")
+        if tasks is None or nodes is None:
+            return None
+        if place < nodes:
+            return tasks
+        place -= nodes
+    return None
+
+
+def binding(get: Get) -> str | None:
+    """How this step's tasks were bound: ``none``, ``mask_cpu``, ``map_cpu``, …; None: not told.
+
+    The unit that was asked for may stand before it, as in ``cores,mask_cpu:``.
+    """
+    text = get("SLURM_CPU_BIND_TYPE")
+    return text.split(",")[-1].strip().removesuffix(":") if text else None
+
+
+def named_masks(get: Get, tasks: int) -> tuple[CpuSet, ...] | None:
+    """The CPUs of each task of this node, by local id; None when they can't be read.
+
+    Args:
+        get: the environment, where :func:`binding` is ``mask_cpu`` or ``map_cpu``.
+        tasks: how many tasks there are. A shorter list is used again from its start.
+    """
+    read = _mask if binding(get) == "mask_cpu" else _cpu
+    masks: list[CpuSet] = []
+    for word in (get("SLURM_CPU_BIND_LIST") or "").split(","):
+        text, _, times = word.strip().partition("*")
+        mask, count = read(text), number(times or "1")
+        if not mask or not count:
+            return None
+        masks += [mask] * min(count, tasks)
+    return tuple(masks[task % len(masks)] for task in range(tasks))
+
+
+def _mask(text: str) -> CpuSet | None:
+    try:
+        return parse_mask(text)
+    except ValueError:
+        return None
+
+
+def _cpu(text: str) -> CpuSet | None:
+    """A CPU id, decimal, or hexadecimal after ``0x``."""
+    if not (text.isascii() and text.isalnum()) or len(text) > 9:
+        return None
+    try:
+        cpu = int(text, 16 if text.startswith("0x") else 10)
+    except ValueError:
+        return None
+    return frozenset((cpu,)) if cpu <= MAX_CPU_ID else None
+
+
+def gpu_indices(text: str | None) -> tuple[int, ...] | None:
+    """The indices in ``SLURM_STEP_GPUS`` or ``SLURM_JOB_GPUS`` (``0,1``, ``8-11``), ascending."""
+    try:
+        return tuple(sorted(parse_cpulist(text or ""))) or None
+    except ValueError:
+        return None
+
+
+def binds_gpus(get: Get) -> bool:
+    """Whether a variable tells that each task has GPUs of its own.
+
+    srun reads these itself when a batch script hands them down. Newer releases write
+    ``--gpu-bind`` and ``--gpus-per-task`` as ``gres/gpu`` among all trackable resources.
+    """
+    if get("SLURM_GPUS_PER_TASK") or "gres/gpu" in (get("SLURM_TRES_PER_TASK") or ""):
+        return True
+    words = [get("SLURM_GPU_BIND") or "", get("SLURM_TRES_BIND") or ""]
+    kinds = ("closest", "map_gpu:", "mask_gpu:", "per_task:", "single:")
+    return any(kind in word for word in words for kind in kinds)

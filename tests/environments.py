@@ -1,0 +1,57 @@
+"""What launchers put into the environment of each rank (``data/environments``).
+
+A record has ``seen`` where it was recorded from a real run (those of its variables that tell about
+ranks, masks and GPUs), ``documented`` where it was written down from the launcher's documentation.
+``own`` and ``parent`` are the masks of the rank and of its parent at that moment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuaff.cpuset import CpuSet, parse_cpulist
+from gpuaff.launch.masks import Seen
+from gpuaff.launch.ranks import Ranks
+
+FOLDER = Path(__file__).parent / "data" / "environments"
+
+
+@dataclass(frozen=True)
+class Started:
+    """One rank, as its launcher started it."""
+
+    environ: Mapping[str, str]
+    ranks: Ranks
+    own: CpuSet
+    parent: CpuSet
+    parent_name: str
+
+    def seen(self, **changes: object) -> Seen:
+        """What it sees of masks, on a machine of CPUs 0-3."""
+        values: dict[str, object] = {
+            "own": self.own,
+            "parent": self.parent,
+            "parent_name": self.parent_name,
+            "online": frozenset(range(4)),
+        }
+        return Seen(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def started(launcher: str, name: str) -> list[Started]:
+    """All ranks of a recorded start, by local rank."""
+    records = json.loads((FOLDER / f"{launcher}.json").read_text())
+    (record,) = (record for record in records if record["name"] == name)
+    size = len(record["ranks"])
+    return [
+        Started(
+            environ=rank["environ"],
+            ranks=Ranks(local_rank=number, local_size=size),
+            own=parse_cpulist(rank["own"]),
+            parent=parse_cpulist(record["parent"]),
+            parent_name=record["parent_name"],
+        )
+        for number, rank in enumerate(record["ranks"])
+    ]

@@ -1,0 +1,274 @@
+"""Whose masks: what each launcher says, and what the masks themselves say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuaff.launch.launchers import Launcher, innermost
+from gpuaff.launch.masks import Masks, Seen, Whose, classify
+from gpuaff.launch.ranks import Ranks
+from gpuaff.launch.slurm import named_masks, tasks_here
+
+from environments import Started, started
+
+NARROW, WIDE = frozenset({0}), frozenset({0, 1})
+
+
+def found(rank: Started, **seen: object) -> Masks:
+    return classify(rank.environ.get, rank.ranks, rank.seen(**seen))
+
+
+def with_variables(rank: Started, **changes: str | None) -> Started:
+    kept = {**rank.environ, **changes}
+    return replace(rank, environ={name: text for name, text in kept.items() if text is not None})
+
+
+def masks_of(launcher: str, name: str) -> list[Masks]:
+    return [found(rank) for rank in started(launcher, name)]
+
+
+NAMED = {
+    "gres": [{0}, {1}],
+    "gpus-per-task": [{0}, {1}],
+    "map-gpu": [{0}, {1}],
+    "map-cpu": [{1}, {0}],
+    "list-used-again": [{0}, {0}, {1}, {0}],
+}
+
+
+@pytest.mark.case("B19", "A17")
+@pytest.mark.parametrize(("name", "expected"), NAMED.items())
+def test_srun_names_every_ranks_mask(name: str, expected: list[set[int]]) -> None:
+    for masks in masks_of("slurm", name):
+        assert masks.whose is Whose.NAMED
+        assert masks.named == tuple(map(frozenset, expected))
+        assert masks.bound
+
+
+@pytest.mark.parametrize("name", ["one-mask-for-all", "two-tasks-a-gpu", "second-node"])
+def test_srun_names_one_mask_for_all(name: str) -> None:
+    for masks in masks_of("slurm", name):
+        assert (masks.whose, masks.named) == (Whose.COMMON, None)
+
+
+def test_srun_says_that_it_has_bound_nobody() -> None:
+    for rank in started("slurm", "job-gpus"):
+        assert found(rank).whose is Whose.COMMON
+        assert found(rank, parent=frozenset(range(4))).whose is Whose.COMMON, "slurmstepd's mask"
+
+
+def test_srun_has_bound_by_another_rule() -> None:
+    for masks in masks_of("slurm", "cores"):
+        assert masks.whose is Whose.UNKNOWN
+        assert "rank" in masks.source
+        assert masks.bound
+
+
+def test_without_the_plugin_nobody_binds() -> None:
+    for rank in started("slurm", "no-plugin"):
+        assert found(rank).whose is Whose.COMMON
+        assert found(rank, parent=frozenset(range(4))).whose is Whose.UNKNOWN
+
+
+@pytest.mark.parametrize("own", [{1}, {0, 1}, {2}])
+def test_a_list_that_the_own_mask_belies_is_stale(own: set[int]) -> None:
+    rank = started("slurm", "gres")[0]
+    masks = found(rank, own=frozenset(own))
+    assert masks.whose is Whose.UNKNOWN
+    assert "SLURM_CPU_BIND_LIST says 0" in masks.source
+    assert not masks.bound, "somebody else has moved it"
+
+
+def test_less_than_the_list_says_is_right_where_nobody_else_may_be() -> None:
+    wide = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST="0x3,0xc")
+    assert found(wide, own=NARROW).whose is Whose.NAMED
+    overlapping = with_variables(wide, SLURM_CPU_BIND_LIST="0x3,0x6")
+    assert found(overlapping, own=WIDE).whose is Whose.NAMED
+    assert found(overlapping, own=NARROW).whose is Whose.UNKNOWN
+    same = with_variables(wide, SLURM_CPU_BIND_LIST="0x3,0x3")
+    assert found(same, own=NARROW).whose is Whose.UNKNOWN
+
+
+LISTS = {
+    "0x1,0x2": [{0}, {1}, {0}],
+    "1,2,4,8": [{0}, {1}, {2}],
+    "0x3*2,0xc": [{0, 1}, {0, 1}, {2, 3}],
+    "0x1*60000": [{0}, {0}, {0}],
+    "0x0000000000000400000000000000": [{58}] * 3,
+    "": None,
+    "0x0,0x1": None,
+    "0x1,": None,
+    "0x1*": [{0}] * 3,
+    "0x1*x": None,
+    "0x1*0": None,
+    "0xg": None,
+    "-1": None,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), LISTS.items())
+def test_lists_of_masks(text: str, expected: list[set[int]] | None) -> None:
+    variables = {"SLURM_CPU_BIND_TYPE": "cores,mask_cpu:", "SLURM_CPU_BIND_LIST": text}
+    masks = named_masks(variables.get, 3)
+    assert masks == (None if expected is None else tuple(map(frozenset, expected)))
+
+
+IDS = {
+    "1,0": [1, 0, 1],
+    "0*2,0x10": [0, 0, 16],
+    "08": [8, 8, 8],
+    "0x": None,
+    "a": None,
+    "1_0": None,
+    "99999": None,
+    " ": None,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), IDS.items())
+def test_lists_of_cpus(text: str, expected: list[int] | None) -> None:
+    variables = {"SLURM_CPU_BIND_TYPE": "map_cpu:", "SLURM_CPU_BIND_LIST": text}
+    masks = named_masks(variables.get, 3)
+    assert masks == (None if expected is None else tuple(frozenset({cpu}) for cpu in expected))
+
+
+@given(st.text("0123456789abcdefx*,", max_size=20), st.sampled_from(["mask_cpu:", "map_cpu:"]))
+def test_any_list_is_read_or_refused(text: str, kind: str) -> None:
+    variables = {"SLURM_CPU_BIND_TYPE": kind, "SLURM_CPU_BIND_LIST": text}
+    masks = named_masks(variables.get, 4)
+    assert masks is None or (len(masks) == 4 and all(masks))
+
+
+def test_a_list_that_cannot_be_read() -> None:
+    rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST="?")
+    assert found(rank).whose is Whose.UNKNOWN
+    assert "cannot be read" in found(rank).source
+
+
+def test_ranks_numbered_otherwise_than_srun_does() -> None:
+    rank = with_variables(started("slurm", "gres")[0], SLURM_LOCALID="1")
+    assert found(rank).whose is Whose.UNKNOWN
+    assert "SLURM_LOCALID" in found(rank).source
+
+
+COUNTS = {
+    ("2(x3),1", 0): 2,
+    ("2(x3),1", 2): 2,
+    ("2(x3),1", 3): 1,
+    ("2(x3),1", 4): None,
+    ("4", 0): 4,
+    ("4", 1): None,
+    ("3,1(x2)", 1): 1,
+    ("2(x99999999)", 7): None,
+    ("2(x60000)", 50000): 2,
+    ("", 0): None,
+    ("x", 0): None,
+    ("2(x)", 0): 2,
+    ("2(x-1)", 0): None,
+    ("-2", 0): None,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), COUNTS.items())
+def test_tasks_of_this_node(text: tuple[str, int], expected: int | None) -> None:
+    counts, node = text
+    variables = {"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}
+    assert tasks_here(variables.get) == expected
+
+
+def test_a_batch_script_is_no_step() -> None:
+    """Whatever starts the ranks there, rank 0 must not take it for srun and the others not."""
+    for rank in started("slurm", "batch-script"):
+        assert innermost(rank.environ.get, rank.ranks) is Launcher.UNKNOWN
+        assert found(rank).whose is Whose.COMMON
+
+
+def test_a_shell_that_srun_started() -> None:
+    """One task, in which a user starts several ranks by hand."""
+    shell = with_variables(
+        started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1", SLURM_CPU_BIND_LIST="0x3"
+    )
+    assert found(shell, own=WIDE, parent=WIDE).whose is Whose.COMMON
+    assert found(shell, own=NARROW, parent=WIDE).whose is Whose.UNKNOWN
+
+
+@pytest.mark.parametrize("outside", ["gres", "job-gpus", "batch-script"])
+def test_torchrun_inside_slurm(outside: str) -> None:
+    for rank in started("torchrun", "torchrun"):
+        inside = replace(rank, environ={**started("slurm", outside)[0].environ, **rank.environ})
+        assert innermost(inside.environ.get, inside.ranks) is Launcher.TORCHRUN
+        assert found(inside).whose is Whose.COMMON
+        assert found(inside, own=NARROW).whose is Whose.UNKNOWN, "a wrapper bound it"
+
+
+def test_local_rank_alone_is_not_torchrun() -> None:
+    """Job scripts set LOCAL_RANK from SLURM_LOCALID, in a shell that has the rank's mask."""
+    rank = with_variables(started("slurm", "gres")[1], LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    assert found(rank, parent=rank.own, parent_name="bash").whose is Whose.NAMED
+
+
+@pytest.mark.parametrize("name", ["bound", "5-bound"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_mpirun_has_bound_the_ranks(name: str, wrapped: bool) -> None:
+    """Also when a shell stands between mpirun and the rank: it has the rank's mask."""
+    for rank in started("openmpi", name):
+        masks = found(rank, parent=rank.own, parent_name="sh") if wrapped else found(rank)
+        assert masks.whose is Whose.UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["unbound", "oversubscribed", "5-unbound"])
+def test_mpirun_has_bound_nobody(name: str) -> None:
+    for rank in started("openmpi", name):
+        assert found(rank).whose is Whose.COMMON
+        assert found(rank, own=NARROW).whose is Whose.UNKNOWN, "a wrapper bound it"
+
+
+def test_open_mpi_5_behind_a_shell_does_not_tell() -> None:
+    for rank in started("openmpi", "5-unbound"):
+        assert found(rank, parent_name="sh").whose is Whose.UNKNOWN
+        assert found(rank, parent_name="sh", online=rank.own).whose is Whose.COMMON
+
+
+def test_mpirun_inside_slurm() -> None:
+    """On other nodes mpirun starts its daemon with srun, one for each node."""
+    for rank in started("openmpi", "unbound"):
+        outside = with_variables(started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1(x2)")
+        inside = replace(rank, environ={**outside.environ, **rank.environ})
+        assert innermost(inside.environ.get, inside.ranks) is Launcher.OPEN_MPI
+        assert found(inside).whose is Whose.COMMON
+
+
+def by_hand(**seen: object) -> Masks:
+    values: dict[str, object] = {
+        "own": WIDE,
+        "parent": WIDE,
+        "parent_name": "sh",
+        "online": frozenset(range(4)),
+    }
+    ranks = Ranks(local_rank=1, local_size=2)
+    return classify({}.get, ranks, Seen(**{**values, **seen}))  # type: ignore[arg-type]
+
+
+@pytest.mark.case("G7", "A23")
+def test_an_unknown_launcher_is_judged_by_its_mask() -> None:
+    assert by_hand().whose is Whose.COMMON
+    narrowed = by_hand(own=NARROW)
+    assert narrowed.whose is Whose.UNKNOWN
+    assert "its parent may use CPUs 0-1" in narrowed.source
+    assert by_hand(parent=NARROW).whose is Whose.UNKNOWN
+
+
+def test_a_parent_out_of_sight() -> None:
+    """The first process of a container: every rank may be in a cpuset of its own."""
+    assert by_hand(parent=None).whose is Whose.UNKNOWN
+    assert by_hand(parent=None, own=frozenset(range(4))).whose is Whose.COMMON
+
+
+@pytest.mark.parametrize("launcher", ["bound", "unbound"])
+def test_one_rank_has_its_mask(launcher: str) -> None:
+    rank = replace(started("openmpi", launcher)[0], ranks=Ranks(local_rank=0, local_size=1))
+    assert found(rank, own=NARROW, parent=None).whose is Whose.COMMON
