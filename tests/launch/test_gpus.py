@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,10 @@ from gpuaff.launch.slurm import gpu_indices
 from environments import Started, started
 
 
-def found(rank: Started, *, visible: int = 1, **changes: str | None) -> OwnGpus | None:
-    variables = {**rank.environ, **changes}
+def found(
+    rank: Started, changes: Mapping[str, str] | None = None, *, visible: int = 1
+) -> OwnGpus | None:
+    variables = {**rank.environ, **(changes or {})}
     return classify(variables.get, rank.ranks, visible=visible)
 
 
@@ -50,16 +53,15 @@ def test_all_ranks_see_all_gpus(name: str, visible: int) -> None:
 
 def test_one_gpu_for_all_tasks_is_shared() -> None:
     for rank in started("slurm", "gres"):
-        assert found(rank, SLURM_STEP_GPUS="0", SLURM_GPUS_ON_NODE="1") is None
-        assert found(rank, SLURM_STEP_GPUS="0,1") is None, "a wrapper hid the other one"
+        assert found(rank, {"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}) is None
+        assert found(rank, {"SLURM_STEP_GPUS": "0,1"}) is None, "a wrapper hid the other one"
 
 
 def test_a_step_that_names_all_its_gpus() -> None:
     """Releases that name the GPUs of the step, not of the task."""
     for rank in started("slurm", "job-gpus"):
-        assert found(rank, SLURM_STEP_GPUS="0,3", SLURM_JOB_GPUS=None) == OwnGpus(
-            named=(0, 3), on_node=2
-        )
+        step = {"SLURM_STEP_GPUS": "0,3", "SLURM_JOB_GPUS": "0-3"}
+        assert found(rank, step) == OwnGpus(named=(0, 3), on_node=2)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_step_that_names_all_its_gpus() -> None:
 )
 def test_what_was_asked_of_sbatch(variables: dict[str, str]) -> None:
     rank = started("slurm", "gres")[0]
-    assert found(rank, **variables) == OwnGpus(named=(0, 1), on_node=2)
+    assert found(rank, variables) == OwnGpus(named=(0, 1), on_node=2)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_what_was_asked_of_sbatch(variables: dict[str, str]) -> None:
     [{"SLURM_GPU_BIND": "none"}, {"SLURM_TRES_PER_TASK": "cpu=4"}, {"SLURM_GPUS_PER_TASK": ""}],
 )
 def test_what_tells_nothing_of_gpus(variables: dict[str, str]) -> None:
-    assert found(started("slurm", "gres")[0], **variables) is None
+    assert found(started("slurm", "gres")[0], variables) is None
 
 
 def test_other_launchers_do_not_tell() -> None:
@@ -90,7 +92,7 @@ def test_other_launchers_do_not_tell() -> None:
     outside = started("slurm", "gpus-per-task")[0]
     assert found(replace(inside, environ={**outside.environ, **inside.environ})) is None
     assert found(started("openmpi", "bound")[0]) is None
-    assert classify({}.get, Ranks(local_rank=0, local_size=2), visible=1) is None
+    assert classify(dict[str, str]().get, Ranks(local_rank=0, local_size=2), visible=1) is None
 
 
 def test_no_gpu_or_one_rank() -> None:
@@ -101,7 +103,14 @@ def test_no_gpu_or_one_rank() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0", (0,)), ("3,1", (1, 3)), ("0-2,10", (0, 1, 2, 10)), ("", None), (None, None), ("x", None)],
+    [
+        ("0", (0,)),
+        ("3,1", (1, 3)),
+        ("0-2,10", (0, 1, 2, 10)),
+        ("", None),
+        (None, None),
+        ("x", None),
+    ],
 )
 def test_indices(text: str | None, expected: tuple[int, ...] | None) -> None:
     assert gpu_indices(text) == expected

@@ -1,0 +1,271 @@
+"""Which plan a rank makes: what several ranks decide apart must fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuaff import GPUAffinityError, Plan, Topology
+from gpuaff.allocator.options import Options
+from gpuaff.allocator.plan import Share
+from gpuaff.allocator.planner import plan_with
+from gpuaff.binding.decide import decide, inputs_of_all
+from gpuaff.cpuset import CpuSet, parse_cpulist
+from gpuaff.launch.gpus import OwnGpus
+from gpuaff.launch.masks import Masks, Whose
+from gpuaff.launch.ranks import Ranks
+from gpuaff.records import replace
+from gpuaff.topology.model import Gpu
+
+COMMON = Masks(whose=Whose.COMMON, source="its parent has the same mask")
+UNKNOWN = Masks(whose=Whose.UNKNOWN, source="its parent may use CPUs 0-255")
+
+A100 = Topology.named("dgx-a100")
+"""GPU 0 and 1 are near cores 48-63 (CPUs 48-63,176-191), GPU 2 and 3 near 16-31."""
+
+
+def ranks(rank: int, size: int) -> Ranks:
+    return Ranks(local_rank=rank, local_size=size)
+
+
+def named(*cpulists: str) -> Masks:
+    sets = tuple(map(parse_cpulist, cpulists))
+    return Masks(whose=Whose.NAMED, source="SLURM_CPU_BIND_LIST", named=sets, bound=True)
+
+
+def codes(plan: Plan) -> list[str]:
+    return [notice.code for notice in plan.warnings]
+
+
+def only_share(plan: Plan, rank: int) -> Share:
+    assert [share.rank for share in plan.shares] == [rank]
+    return plan.share_of(rank)
+
+
+def test_common_masks_are_shared_out() -> None:
+    options = Options.of(8)
+    assert decide(A100, options, ranks(3, 8), COMMON) == plan_with(A100, options)
+
+
+# Unknown masks.
+
+
+@pytest.mark.case("A23", "F8")
+def test_unknown_masks_are_not_cut() -> None:
+    """Rank 1 of 2 is on GPU 1, with 6 of its 16 near cores in its mask."""
+    mine = A100.with_allowed(parse_cpulist("0-15,58-63,186-191"))
+    plan = decide(mine, Options.of(2), ranks(1, 2), UNKNOWN)
+    share = only_share(plan, 1)
+    assert (share.gpu, share.cpus, share.cores) == (1, parse_cpulist("58-63,186-191"), 6)
+    said = next(notice for notice in plan.warnings if notice.code == "masks-unknown")
+    assert said.rank == 1
+    assert "its parent may use CPUs 0-255" in said.message
+    assert "58-63,186-191" in said.message
+
+
+def test_unknown_masks_heed_the_other_options() -> None:
+    options = Options.of(2, mode="single", multithreading="single_logical")
+    assert only_share(decide(A100, options, ranks(1, 2), UNKNOWN), 1).cpus == {48}
+    options = Options.of(2, max_physical_cores=3)
+    assert only_share(decide(A100, options, ranks(0, 2), UNKNOWN), 0).cores == 3
+    with pytest.raises(GPUAffinityError, match="min_physical_cores=17"):
+        decide(A100, Options.of(2, min_physical_cores=17), ranks(0, 2), UNKNOWN)
+
+
+def test_more_ranks_than_gpus_go_round() -> None:
+    plan = decide(A100, Options.of(20), ranks(10, 20), UNKNOWN)
+    assert only_share(plan, 10).gpu == 2
+
+
+def test_remarks_about_a_rank_follow_it() -> None:
+    far = A100.with_allowed(parse_cpulist("0-15"))
+    plan = decide(far, Options.of(8), ranks(3, 8), UNKNOWN)
+    assert {notice.rank for notice in plan.warnings if notice.code == "near-not-allowed"} == {3}
+
+
+def test_without_gpus_nothing_is_cut_whatever_the_masks() -> None:
+    none = replace(A100, visible=())
+    plan = decide(none, Options.of(2), ranks(1, 2), UNKNOWN)
+    assert codes(plan) == ["no-gpu"]
+    assert plan.share_of(1).cpus == A100.allowed
+
+
+# Masks that the launcher names, or the caller.
+
+
+def test_what_all_ranks_plan_from_is_the_same_in_each() -> None:
+    sets = tuple(map(parse_cpulist, ("48-51", "52-55", "16-19")))
+    found = {
+        inputs_of_all(A100.with_allowed(sets[rank]), Options.of(3), rank, sets) for rank in range(3)
+    }
+    (inputs,) = found
+    assert inputs[0].allowed == parse_cpulist("48-55,16-19")
+    assert inputs[1].rank_allowed == sets
+
+
+def test_a_set_beyond_the_own_mask_is_cut() -> None:
+    options = Options.of(2, rank_allowed=["48-55", "56-63"])
+    mine = A100.with_allowed(parse_cpulist("58-70"))
+    sets = options.rank_allowed
+    assert sets is not None
+    topology, cut = inputs_of_all(mine, options, 1, sets)
+    assert cut.rank_allowed == (parse_cpulist("48-55"), parse_cpulist("58-63"))
+    assert topology.allowed == parse_cpulist("48-55,58-63")
+    plan = decide(mine, options, ranks(1, 2), COMMON)
+    said = [notice.message for notice in plan.warnings if notice.code == "mask-cut"]
+    assert len(said) == 1
+    assert "56-57" in said[0]
+    inside = A100.with_allowed(parse_cpulist("48-63"))
+    assert "mask-cut" not in codes(decide(inside, options, ranks(1, 2), COMMON))
+
+
+def test_a_set_of_which_nothing_may_be_used() -> None:
+    options = Options.of(2, rank_allowed=["0-3", "4-7"])
+    mine = A100.with_allowed(parse_cpulist("48-51"))
+    with pytest.raises(GPUAffinityError, match=r"rank 1 the CPUs 4-7.*48-51 only"):
+        decide(mine, options, ranks(1, 2), COMMON)
+
+
+def test_the_caller_knows_better_than_the_launcher() -> None:
+    options = Options.of(2, rank_allowed=["48-51", "52-55"])
+    for masks in (UNKNOWN, named("0-1", "2-3")):
+        plan = decide(A100.with_allowed(parse_cpulist("48-55")), options, ranks(0, 2), masks)
+        assert "masks-unknown" not in codes(plan)
+
+
+def test_an_own_gpu_in_a_mask_that_nobody_else_has() -> None:
+    masks = named("48-55,176-183", "16-23,144-151")
+    mine = replace(A100.with_allowed(parse_cpulist("16-23,144-151")), visible=(3,))
+    plan = decide(mine, Options.of(2), ranks(1, 2), masks, OwnGpus(own=(3,), on_node=2))
+    share = only_share(plan, 1)
+    assert (share.gpu, share.cpus) == (3, parse_cpulist("16-23,144-151"))
+    assert "gpus-unknown" not in codes(plan)
+
+
+def test_an_own_gpu_in_a_mask_that_others_have_too() -> None:
+    masks = named("16-31", "24-47")
+    mine = replace(A100.with_allowed(parse_cpulist("24-47")), visible=(3,))
+    plan = decide(mine, Options.of(2), ranks(1, 2), masks, OwnGpus(own=(3,), on_node=2))
+    assert only_share(plan, 1).cpus == parse_cpulist("24-31")
+    assert codes(plan)[-1] == "gpus-unknown"
+
+
+# GPUs of one's own.
+
+
+def bus(machine: Topology) -> tuple[Gpu, ...]:
+    """What sysfs tells of a machine's GPUs."""
+    return tuple(replace(gpu, uuid=None, socket_cpus=None) for gpu in machine.gpus)
+
+
+def shown_one(machine: Topology, gpu: int, *, hidden: bool) -> Topology:
+    """What a rank sees that has one GPU: CUDA shows no other, a device cgroup hides them too."""
+    if not hidden:
+        return replace(machine, visible=(gpu,))
+    kept = replace(machine.gpu_by_index[gpu], index=0)
+    return replace(machine, gpus=(kept,), visible=(0,))
+
+
+def by_own_gpu(
+    gpus: Sequence[int], gpu: int, *, hidden: bool = False, rank: int = 0, size: int | None = None
+) -> Plan:
+    own = OwnGpus(named=tuple(gpus), own=(gpu,), on_node=len(gpus))
+    return decide(
+        shown_one(A100, gpu, hidden=hidden),
+        Options.of(size or len(gpus)),
+        ranks(rank, size or len(gpus)),
+        COMMON,
+        own,
+        bus(A100),
+    )
+
+
+@pytest.mark.case("D10")
+@pytest.mark.parametrize("hidden", [False, True])
+def test_each_takes_the_part_of_its_own_gpu(hidden: bool) -> None:
+    """As if every rank saw all four, whichever rank has which GPU."""
+    parts = {0: "48-55,176-183", 1: "56-63,184-191", 2: "16-23,144-151", 3: "24-31,152-159"}
+    for rank, gpu in enumerate((2, 0, 3, 1)):
+        plan = by_own_gpu((0, 1, 2, 3), gpu, hidden=hidden, rank=rank)
+        share = only_share(plan, rank)
+        assert share.cpus == parse_cpulist(parts[gpu])
+        assert share.gpu == (0 if hidden else gpu), "as this rank's driver counts"
+        assert "gpus-unknown" not in codes(plan)
+
+
+@given(st.sets(st.integers(0, 7), min_size=1), st.booleans())
+def test_own_parts_are_disjoint_and_near(gpus: set[int], hidden: bool) -> None:
+    order = sorted(gpus)
+    parts: list[CpuSet] = []
+    for rank, gpu in enumerate(order):
+        own = OwnGpus(named=tuple(order), own=(gpu,), on_node=len(order))
+        topology = shown_one(A100, gpu, hidden=hidden)
+        size = max(2, len(order))
+        plan = decide(topology, Options.of(size), ranks(rank, size), COMMON, own, bus(A100))
+        part = only_share(plan, rank).cpus
+        assert part <= (A100.gpu_by_index[gpu].node_cpus or frozenset())
+        parts.append(part)
+    assert sum(map(len, parts)) == len(frozenset().union(*parts))
+
+
+def test_a_job_that_has_all_gpus_needs_no_names() -> None:
+    own = OwnGpus(own=(3,), on_node=8)
+    mine = shown_one(A100, 3, hidden=True)
+    plan = decide(mine, Options.of(8), ranks(0, 8), COMMON, own, bus(A100))
+    assert only_share(plan, 0).cpus == parse_cpulist("24-31,152-159")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        OwnGpus(own=(3,), on_node=2),
+        OwnGpus(named=(0, 1), own=(3,), on_node=2),
+        OwnGpus(named=(3, 8), own=(3,), on_node=2),
+        OwnGpus(named=(2, 3), own=(2,), on_node=2),
+    ],
+    ids=["not named", "named without it", "more than there are", "counted otherwise"],
+)
+def test_names_that_do_not_help(own: OwnGpus) -> None:
+    mine = shown_one(A100, 3, hidden=False)
+    plan = decide(mine, Options.of(2), ranks(1, 2), COMMON, own, bus(A100))
+    share = only_share(plan, 1)
+    assert (share.gpu, share.cpus) == (3, parse_cpulist("16-31,144-159"))
+    said = next(notice for notice in plan.warnings if notice.code == "gpus-unknown")
+    assert said.rank == 1
+    assert "GPU 3" in said.message
+
+
+def test_a_gpu_without_address_is_not_found() -> None:
+    mine = shown_one(A100, 3, hidden=False)
+    mine = replace(mine, gpus=tuple(replace(gpu, pci_bus_id=None) for gpu in mine.gpus))
+    own = OwnGpus(named=(2, 3), own=(3,), on_node=2)
+    plan = decide(mine, Options.of(2), ranks(1, 2), COMMON, own)
+    assert codes(plan)[-1] == "gpus-unknown"
+
+
+def test_several_ranks_on_each_own_gpu_keep_its_part() -> None:
+    for rank, gpu in enumerate((0, 0, 1, 1)):
+        plan = by_own_gpu((0, 1), gpu, rank=rank, size=4)
+        expected = "48-55,176-183" if gpu == 0 else "56-63,184-191"
+        assert only_share(plan, rank).cpus == parse_cpulist(expected)
+        assert codes(plan)[-1] == "gpus-unknown"
+
+
+def test_unknown_masks_and_an_own_gpu() -> None:
+    own = OwnGpus(named=(2, 3), own=(3,), on_node=2)
+    mine = shown_one(A100.with_allowed(parse_cpulist("24-27")), 3, hidden=True)
+    plan = decide(mine, Options.of(2), ranks(1, 2), UNKNOWN, own, bus(A100))
+    share = only_share(plan, 1)
+    assert (share.gpu, share.cpus) == (0, parse_cpulist("24-27"))
+    assert codes(plan)[-1] == "masks-unknown"
+
+
+def test_one_gpu_that_is_nobodys_own_is_shared() -> None:
+    mine = shown_one(A100, 3, hidden=False)
+    shares = [
+        decide(mine, Options.of(2), ranks(rank, 2), COMMON).share_of(rank).cpus for rank in (0, 1)
+    ]
+    assert shares == [parse_cpulist("16-23,144-151"), parse_cpulist("24-31,152-159")]

@@ -1,0 +1,196 @@
+"""Ranks that a launcher has bound, or not: real processes, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedriver.driver import FakeDriver
+from processes import CPUS, environment, printed, run
+
+pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
+
+ALL = frozenset(CPUS)
+
+PIN = """
+    import json, os, sys
+    import gpuaff
+    rank, size = int(os.environ[sys.argv[1]]), int(os.environ[sys.argv[2]])
+    affinity = gpuaff.set_affinity(rank, size)
+    print(json.dumps({
+        "rank": rank,
+        "gpu": affinity.gpu,
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "shares": len(affinity.plan.shares),
+        "codes": [warning.code for warning in affinity.warnings],
+    }))
+"""
+
+SLURM = ("SLURM_LOCALID", "SLURM_NTASKS")
+MPI = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+def pinned(
+    driver: FakeDriver, env: Mapping[str, str], prefix: Sequence[str] = (), names: Any = SLURM
+) -> dict[str, Any]:
+    done = run(PIN, *names, env={**driver.env(), **env}, prefix=prefix)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def by_hand(rank: int) -> dict[str, str]:
+    return {"SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}
+
+
+def in_step(rank: int, **more: str) -> dict[str, str]:
+    """A task of a step of two, as srun starts it."""
+    return {**by_hand(rank), "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", **more}
+
+
+@pytest.mark.case("A23", "G7")
+def test_ranks_that_a_wrapper_has_bound(driver: FakeDriver) -> None:
+    """A loop around taskset: each rank keeps what it has."""
+    for rank, cpu in enumerate(CPUS[:2]):
+        found = pinned(driver, by_hand(rank), prefix=["taskset", "-c", str(cpu)])
+        assert (found["gpu"], found["cpus"], found["shares"]) == (rank, [cpu], 1)
+        assert "masks-unknown" in found["codes"]
+
+
+def test_strict_accepts_unknown_masks(driver: FakeDriver) -> None:
+    prefix = ["taskset", "-c", str(CPUS[0])]
+    assert pinned(driver, {**by_hand(0), "GPUAFF_STRICT": "1"}, prefix)["cpus"] == CPUS[:1]
+
+
+@pytest.mark.case("B19")
+def test_ranks_that_srun_has_bound(driver: FakeDriver) -> None:
+    first, second = CPUS[:2]
+    bound = {
+        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+        "SLURM_CPU_BIND_LIST": f"{1 << first:#x},{1 << second:#x}",
+    }
+    for rank, cpu in enumerate((first, second)):
+        found = pinned(driver, in_step(rank, **bound), prefix=["taskset", "-c", str(cpu)])
+        assert (found["cpus"], found["shares"]) == ([cpu], 2)
+        assert not {"masks-unknown", "mask-shrunk"} & set(found["codes"])
+
+
+@pytest.mark.case("D10")
+def test_ranks_that_see_one_gpu_of_their_own(driver: FakeDriver) -> None:
+    """``--gpu-bind=map_gpu:1,0`` without binding to CPUs: each is on its GPU's half."""
+    free = {"SLURM_CPU_BIND_TYPE": "none", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0,1"}
+    halves = {}
+    for rank, gpu in enumerate("10"):
+        own = {"SLURM_STEP_GPUS": gpu, "CUDA_VISIBLE_DEVICES": gpu, "SLURM_JOB_NUM_NODES": "1"}
+        found = pinned(driver, in_step(rank, **free, **own))
+        assert found["gpu"] == int(gpu)
+        halves[gpu] = found["cpus"]
+    assert halves["0"]
+    assert halves["1"]
+    assert max(halves["0"]) < min(halves["1"]), "rank 0 has the half of GPU 1"
+
+
+def test_strict_does_not_accept_unknown_gpus(driver: FakeDriver) -> None:
+    own = {"SLURM_STEP_GPUS": "7", "CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "4"}
+    env = in_step(0, SLURM_CPU_BIND_TYPE="none", **own)
+    found = pinned(driver, env)
+    assert frozenset(found["cpus"]) == ALL
+    assert "gpus-unknown" in found["codes"]
+    done = run(PIN, *SLURM, env={**driver.env(), **env, "GPUAFF_STRICT": "1"})
+    assert "gpus-unknown; strict" in done.stderr
+
+
+@pytest.mark.case("C10")
+def test_workers_pin_themselves(driver: FakeDriver, tmp_path: Path) -> None:
+    """Started by the script itself, with numbers of its own: all have the script's mask."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import multiprocessing, os, sys
+            def work(rank):
+                import gpuaff
+                affinity = gpuaff.set_affinity(rank, 2)
+                return sorted(os.sched_getaffinity(0)), [w.code for w in affinity.warnings]
+            if __name__ == "__main__":
+                with multiprocessing.get_context("spawn").Pool(2) as pool:
+                    print(pool.map(work, (0, 1), chunksize=1))
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env=environment(driver.env()),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (first, first_codes), (second, second_codes) = eval(done.stdout)
+    assert first
+    assert second
+    assert not set(first) & set(second)
+    assert "masks-unknown" not in first_codes + second_codes
+
+
+@pytest.mark.case("D12")
+def test_no_gpu_is_hidden(driver: FakeDriver) -> None:
+    """Peer access and NCCL need all GPUs visible: pinning leaves the variables alone."""
+    script = """
+        import os
+        import gpuaff
+        before = dict(os.environ)
+        affinity = gpuaff.set_affinity(1, 2)
+        assert affinity.pinned
+        print(affinity.gpu, dict(os.environ) == before)
+    """
+    assert printed(script, env=driver.env()) == "1 True"
+    assert printed(script, env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1,0"}) == "0 True"
+
+
+def under_mpirun(driver: FakeDriver, *options: str, shell: bool = False) -> list[dict[str, Any]]:
+    """What two ranks under the real mpirun say, by rank."""
+    command = [sys.executable, "-c", textwrap.dedent(PIN), *MPI]
+    wrapper = ["sh", "-c", '"$0" "$@"; exit $?'] if shell else []
+    mpirun = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    done = subprocess.run(
+        [*mpirun, *options, *wrapper, *command],
+        capture_output=True,
+        text=True,
+        env={**environment(driver.env()), "HOME": os.environ.get("HOME", "/")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return sorted(said, key=lambda rank: int(rank["rank"]))
+
+
+@pytest.mark.needs("mpirun.openmpi")
+@pytest.mark.parametrize("shell", [False, True])
+def test_ranks_that_mpirun_has_bound(driver: FakeDriver, shell: bool) -> None:
+    """A shell between them has the rank's mask too, and makes it look common."""
+    bound = ("--use-hwthread-cpus", "--bind-to", "hwthread")
+    first, second = under_mpirun(driver, *bound, shell=shell)
+    for rank in (first, second):
+        assert len(rank["cpus"]) == 1
+        assert rank["shares"] == 1
+        assert "masks-unknown" in rank["codes"]
+        assert "mask-shrunk" not in rank["codes"]
+    assert first["cpus"] != second["cpus"]
+    assert [first["gpu"], second["gpu"]] == [0, 1]
+
+
+@pytest.mark.needs("mpirun.openmpi")
+@pytest.mark.parametrize("shell", [False, True])
+def test_ranks_that_mpirun_has_not_bound(driver: FakeDriver, shell: bool) -> None:
+    first, second = under_mpirun(driver, "--bind-to", "none", shell=shell)
+    assert first["cpus"]
+    assert second["cpus"]
+    assert not set(first["cpus"]) & set(second["cpus"])
+    assert not {"masks-unknown"} & {*first["codes"], *second["codes"]}
