@@ -122,6 +122,12 @@ def test_a_set_beyond_the_own_mask_is_cut() -> None:
     assert "mask-cut" not in codes(decide(inside, options, ranks(1, 2), COMMON))
 
 
+def test_a_launchers_list_is_no_promise_of_the_callers() -> None:
+    mine = A100.with_allowed(parse_cpulist("58-63"))
+    plan = decide(mine, Options.of(2), ranks(1, 2), named("48-55", "56-63"))
+    assert "mask-cut" not in codes(plan)
+
+
 def test_a_set_of_which_nothing_may_be_used() -> None:
     options = Options.of(2, rank_allowed=["0-3", "4-7"])
     mine = A100.with_allowed(parse_cpulist("48-51"))
@@ -209,6 +215,48 @@ def test_own_parts_are_disjoint_and_near(gpus: set[int], hidden: bool) -> None:
         assert part <= (A100.gpu_by_index[gpu].node_cpus or frozenset())
         parts.append(part)
     assert sum(map(len, parts)) == len(frozenset().union(*parts))
+
+
+def test_every_rank_has_the_same_description() -> None:
+    """Where the driver knows what sysfs does not, but only of the rank's own GPU."""
+    vague = tuple(replace(g, node_cpus=None, local_cpus=None, numa_node=None) for g in bus(A100))
+    own = [OwnGpus(named=(0, 1, 2, 3), own=(gpu,), on_node=4) for gpu in range(4)]
+    parts = [
+        decide(
+            shown_one(A100, gpu, hidden=True), Options.of(4), ranks(gpu, 4), COMMON, own[gpu], vague
+        )
+        for gpu in range(4)
+    ]
+    shares = [only_share(plan, rank).cpus for rank, plan in enumerate(parts)]
+    assert sum(map(len, shares)) == len(frozenset().union(*shares)) == 256
+
+
+def test_remarks_about_other_gpus_are_left_to_their_ranks() -> None:
+    """Of the CPUs near GPU 3 none is allowed."""
+    near_0 = A100.with_allowed(parse_cpulist("48-63"))
+    said = {}
+    for rank, gpu in enumerate((3, 0)):
+        own = OwnGpus(named=(0, 3), own=(gpu,), on_node=2)
+        plan = decide(
+            shown_one(near_0, gpu, hidden=False),
+            Options.of(2),
+            ranks(rank, 2),
+            COMMON,
+            own,
+            bus(A100),
+        )
+        said[gpu] = [notice.rank for notice in plan.warnings if notice.code == "near-not-allowed"]
+    assert said == {3: [0], 0: []}
+
+
+def test_several_own_gpus_count_as_the_first() -> None:
+    """CUDA's device 0, whatever the rank."""
+    mine = replace(A100, visible=(4, 5))
+    own = OwnGpus(named=(2, 3, 4, 5), own=(4, 5), on_node=4)
+    plan = decide(mine, Options.of(2), ranks(1, 2), COMMON, own, bus(A100))
+    share = only_share(plan, 1)
+    assert (share.gpu, share.cpus) == (4, parse_cpulist("112-119,240-247"))
+    assert only_share(decide(mine, Options.of(2), ranks(1, 2), UNKNOWN, own), 1).gpu == 4
 
 
 def test_a_job_that_has_all_gpus_needs_no_names() -> None:

@@ -48,13 +48,21 @@ def test_the_batch_scripts_gpus_are_the_first_nodes() -> None:
 @pytest.mark.parametrize("visible", [2, 4])
 @pytest.mark.parametrize("name", ["gres", "gpu-bind-none", "one-mask-for-all"])
 def test_all_ranks_see_all_gpus(name: str, visible: int) -> None:
-    assert [found(rank, visible=visible) for rank in started("slurm", name)] == [None, None]
+    for rank in started("slurm", name):
+        assert found(rank, visible=visible) is None
+        assert found(rank, {"SLURM_GPUS_PER_TASK": "1"}, visible=visible) is None, "by sbatch"
 
 
 def test_one_gpu_for_all_tasks_is_shared() -> None:
     for rank in started("slurm", "gres"):
         assert found(rank, {"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}) is None
         assert found(rank, {"SLURM_STEP_GPUS": "0,1"}) is None, "a wrapper hid the other one"
+
+
+def test_a_wrapper_hides_one_of_two_own_gpus() -> None:
+    rank = started("slurm", "gpus-per-task")[0]
+    two_of_four = {"SLURM_STEP_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "4"}
+    assert found(rank, two_of_four) == OwnGpus(own=(0, 1), on_node=4)
 
 
 def test_a_step_that_names_all_its_gpus() -> None:
