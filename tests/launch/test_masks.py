@@ -149,6 +149,12 @@ def test_a_list_that_cannot_be_read() -> None:
     assert "cannot be read" in found(rank).source
 
 
+def test_a_list_of_another_machine() -> None:
+    rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST="0x1,0x100")
+    assert found(rank).whose is Whose.UNKNOWN
+    assert "not there" in found(rank).source
+
+
 def test_ranks_numbered_otherwise_than_srun_does() -> None:
     rank = with_variables(started("slurm", "gres")[0], SLURM_LOCALID="1")
     assert found(rank).whose is Whose.UNKNOWN

@@ -142,16 +142,18 @@ def _of_slurm(get: Get, ranks: Ranks, seen: Seen) -> Masks:
     named = slurm.named_masks(get, ranks.local_size)
     if named is None:
         return _unknown("SLURM_CPU_BIND_LIST cannot be read", bound=True)
-    return _named(named, ranks.local_rank, seen.own)
+    return _named(named, ranks.local_rank, seen)
 
 
-def _named(named: tuple[CpuSet, ...], rank: int, own: CpuSet) -> Masks:
+def _named(named: tuple[CpuSet, ...], rank: int, seen: Seen) -> Masks:
     """The launcher's list, as far as this rank's own mask bears it out.
 
     Less than the list says is all right where nobody else may use the rest: the others' plans do
     not hang on it.
     """
-    told = named[rank]
+    told, own = named[rank], seen.own
+    if any(map(seen.online.isdisjoint, named)):
+        return _unknown("SLURM_CPU_BIND_LIST names CPUs that are not there")
     alone = all(told.isdisjoint(mask) for place, mask in enumerate(named) if place != rank)
     if not own <= told or not (own == told or alone):
         return _unknown(f"SLURM_CPU_BIND_LIST says {format_cpulist(told)}")
