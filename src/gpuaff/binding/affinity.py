@@ -27,7 +27,8 @@ class Affinity(frozenset[int]):
 
     Attributes:
         rank: the local rank that it was made for; None when the launcher's variables name none.
-        plan: the plan for all ranks; None when none was made (switched off, no Linux).
+        plan: the plan for all ranks, or for this one alone where what the others may use is not
+            known; None when none was made (switched off, no Linux).
         gpu: the physical index of this rank's GPU; None when no GPU is known.
         pinned: whether the mask was set.
         warnings: what was not as hoped.

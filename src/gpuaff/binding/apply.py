@@ -29,7 +29,7 @@ class Outcome:
 
     Attributes:
         cpus: the calling thread's CPUs afterwards.
-        plan: the plan for all ranks.
+        plan: the plan, which holds this rank's share.
         pinned: whether this rank's share is in force.
         before: how the process was before the call.
         warnings: what concerns this rank.
