@@ -69,12 +69,10 @@ class Cores:
         """How many cores these places are (parts) of."""
         return len(places) if self.core_of is None else len(set(map(self.core, places)))
 
-    def divide(
-        self, places: Sequence[int], count: int | None
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The places of the first ``count`` cores (None: of all), and the others."""
+    def divide(self, places: Sequence[int], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The places of the first ``count`` cores, and the others."""
         if self.core_of is None:
-            return tuple(places[:count]), () if count is None else tuple(places[count:])
+            return tuple(places[:count]), tuple(places[count:])
         first = set([*dict.fromkeys(map(self.core, places))][:count])
         return (
             tuple(place for place in places if self.core(place) in first),

@@ -34,7 +34,7 @@ def pack(cores: Sequence[int], sizes: Sequence[int], domains: Domains) -> list[t
         Each share's places, those of whole domains first.
     """
     if not domains:
-        ends = list(accumulate(sizes))
+        ends = accumulate(sizes)
         return [tuple(cores[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
     free = _by_domain(cores, domains)
     shares: list[list[int]] = [[] for _ in sizes]

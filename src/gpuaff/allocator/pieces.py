@@ -36,9 +36,13 @@ def split(cores: Cores, reaches: Sequence[tuple[CpuSet, CpuSet]]) -> Cores:
 
 def _torn(cores: Cores, masks: Iterable[CpuSet]) -> frozenset[int]:
     """The places of the cores of which a mask has some CPUs and not the others."""
-    return frozenset(
-        place for mask in masks for place in cores.places(mask) if not cores.cpus[place] <= mask
-    )
+    widths = list(map(len, cores.cpus))
+    torn: set[int] = set()
+    for mask in masks:
+        places = cores.places(mask)
+        if sum(map(widths.__getitem__, places)) > len(mask):
+            torn.update(place for place in places if not cores.cpus[place] <= mask)
+    return frozenset(torn)
 
 
 def _pieces(core: CpuSet, masks: Iterable[CpuSet]) -> list[CpuSet]:

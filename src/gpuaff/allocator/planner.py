@@ -116,7 +116,8 @@ def plan_with(topology: Topology, options: Options) -> Plan:
         return _unknown(topology, options, sites)
     drafts = _draft(sites, options, _cutter(topology, options, cores))
     _check_least(sites, drafts, options, cores, allowed)
-    drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
+    if options.most is not None:
+        drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
     warnings = remarks.of_plan(
         topology, options, sites, drafts, seats, around, granted=reach.union(everyone)
     )
@@ -158,7 +159,7 @@ def _draft(sites: Sequence[Site], options: Options, cutter: Cutter) -> dict[int,
     return reserve.cut_off(sites, unique(sites), count, cores)
 
 
-def _trimmed(draft: Draft, most: int | None, cores: Cores) -> Draft:
+def _trimmed(draft: Draft, most: int, cores: Cores) -> Draft:
     return replace(draft, cores=cores.divide(draft.cores, most)[0])
 
 

@@ -77,5 +77,6 @@ def _not_had(
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
-    """The union; equal sets, as most ranks have them, are read once."""
-    return frozenset().union(*set(sets))
+    """The union; equal sets, as most ranks and GPUs have them, are read once."""
+    each = set(sets)
+    return each.pop() if len(each) == 1 else frozenset().union(*each)

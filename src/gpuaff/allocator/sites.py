@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from gpuaff.allocator.cores import Cores
 from gpuaff.allocator.modes import Scope
 from gpuaff.allocator.near import Near, Neighbourhood
+from gpuaff.allocator.reach import union
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.records import dataclass
@@ -96,10 +97,10 @@ class Surroundings:
 
     def near_any_gpu(self) -> CpuSet:
         """The CPUs of all GPUs' NUMA nodes, as far as any rank may use them."""
-        allowed = frozenset().union(*self._around)
+        allowed = union(self._around)
         around = self._around.get(allowed) or Neighbourhood(self._topology, allowed)
         found = (around.near(gpu, Scope.NODE) for gpu in self._topology.gpus)
-        return frozenset().union(*{near.cpus for near in found if near.is_local})
+        return union(near.cpus for near in found if near.is_local)
 
 
 def find_sites(

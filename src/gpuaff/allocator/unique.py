@@ -90,7 +90,9 @@ def _level(drafts: dict[int, Draft], cores: Cores) -> dict[int, Draft]:
     """Trim all shares to the smallest."""
     size = min((cores.count(draft.cores) for draft in drafts.values() if draft.own), default=0)
     return {
-        rank: replace(draft, cores=cores.divide(draft.cores, size)[0]) if draft.own else draft
+        rank: replace(draft, cores=cores.divide(draft.cores, size)[0])
+        if draft.own and cores.count(draft.cores) > size
+        else draft
         for rank, draft in drafts.items()
     }
 
@@ -183,7 +185,8 @@ class _Mixed:
         for (rank, cores), share in zip(self._wanted.items(), self._shares, strict=True):
             if share:
                 ordered = self._cutter.dearest_first(share, size)
-                yield rank, Draft(self._cutter.cores.divide(ordered, size)[0])
+                kept = ordered if size is None else self._cutter.cores.divide(ordered, size)[0]
+                yield rank, Draft(kept)
             else:
                 yield from _shared([rank], cores)
 
