@@ -65,14 +65,14 @@ def _not_had(
 ) -> GPUAffinityError:
     offline = beyond - topology.cpus if topology.cpus else frozenset[int]()
     reasons = [
-        f"{format_cpulist(some)} {why}"
-        for some, why in ((offline, "not online"), (beyond - offline, "not allowed here"))
+        f"{why}: {format_cpulist(some)}"
+        for why, some in (("not online", offline), ("not allowed", beyond - offline))
         if some
     ]
     return GPUAffinityError(
-        f"cpus={format_cpulist(cpus)} was asked for, but of these {' and '.join(reasons)}; "
-        f"allowed are {format_cpulist(everyone) or 'none that are known'}: name only such, or "
-        "start the job with a wider CPU mask"
+        f"cpus={format_cpulist(cpus)} was asked for, but not all can be had "
+        f"({'; '.join(reasons)}); allowed are {format_cpulist(everyone) or 'none that are known'}: "
+        "name only such, or start the job with a wider CPU mask"
     )
 
 
