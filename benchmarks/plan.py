@@ -1,6 +1,7 @@
 """How long does planning take on a large machine?
 
     python benchmarks/plan.py                       2048 CPUs, 16 GPUs, every mode and scope
+    python benchmarks/plan.py --masks               the same, each rank with a mask of its own
     python benchmarks/plan.py --peer CHECKOUT       beside NVIDIA's gpu_affinity, in one run
 
 A time is the median CPU time of several plans in one warm process, from a topology that is in
@@ -36,10 +37,11 @@ def main() -> None:
     print(
         f"{options.nodes} NUMA nodes, {options.sockets} sockets; CPU ms, median of {options.runs}"
     )
+    masks = _masks(machine) if options.masks else None
     peer = _Peer(options.peer, machine) if options.peer else None
     print(f"{'mode':20}{'scope':8}{'gpuaff':>9}" + (f"{'peer':>9}{'ratio':>9}" if peer else ""))
     for mode, scope in product(Mode, Scope):
-        own = _median(lambda: _own(machine, mode, scope), options.runs)  # noqa: B023 - called now
+        own = _median(lambda: _own(machine, mode, scope, masks), options.runs)  # noqa: B023
         line = f"{mode!s:20}{scope!s:8}{own:9.2f}"
         if peer is not None:
             theirs = _median(lambda: peer.plan(mode, scope), options.runs)  # noqa: B023
@@ -47,8 +49,13 @@ def main() -> None:
         print(line, flush=True)
 
 
-def _own(machine: Topology, mode: Mode, scope: Scope) -> object:
-    return plan(machine, len(machine.gpus), mode=mode, scope=scope)
+def _own(machine: Topology, mode: Mode, scope: Scope, masks: list[frozenset[int]] | None) -> object:
+    return plan(machine, len(machine.gpus), mode=mode, scope=scope, rank_allowed=masks)
+
+
+def _masks(machine: Topology) -> list[frozenset[int]]:
+    """For each rank the CPUs near its GPU, so that masks overlap where near sets do."""
+    return [frozenset(set(gpu.node_cpus or ())) for gpu in machine.gpus]
 
 
 def _median(call: Callable[[], object], runs: int) -> float:
@@ -71,6 +78,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--overlap", action="store_true", help="near sets that overlap (the peer refuses these)"
     )
+    parser.add_argument(
+        "--masks", action="store_true", help="a mask for each rank (the peer cannot have these)"
+    )
     parser.add_argument("--peer", metavar="PATH", help="a checkout of gpu_affinity to compare with")
     return parser.parse_args()
 
@@ -85,6 +95,7 @@ def _machine(options: argparse.Namespace) -> Topology:
         cpus=online,
         allowed=online,
         cores=cores,
+        l3=tuple(_parts(cores, max(count // 8, 1))),
         packages=tuple(Package(id=place, cpus=cpus) for place, cpus in enumerate(sockets)),
         numa_nodes=tuple(NumaNode(id=place, cpus=cpus) for place, cpus in enumerate(nodes)),
         gpus=tuple(

@@ -1,11 +1,14 @@
 """The gpu-affinity rules once more: slow, plain, and written from their text only.
 
-It knows machines on which the near sets of any two used GPUs are the same or apart, with no
+:func:`shares` knows machines on which the near sets of any two used GPUs are the same or apart, with no
 more ranks than GPUs, and answers None where a rank would get no core of its own (the facts
 tell of no answer there). A core is the frozenset of all its CPUs, allowed or not.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
 
 from gpuaff.topology.model import Topology
 
@@ -110,3 +113,13 @@ def with_dealt(
             share += [hands[core][turn] for core in part if turn < len(hands[core])]
         grown.append(share)
     return grown
+
+
+def fair_sizes(wanted: Sequence[frozenset[int]]) -> list[int]:
+    """The max-min fair sizes of shares, ascending: of all ways to give each wanted core to one
+    of those who want it, the best when compared from the smallest share up."""
+    cores = sorted(frozenset().union(*wanted))
+    takers = [[who for who, want in enumerate(wanted) if core in want] for core in cores]
+    return max(
+        sorted(owners.count(who) for who in range(len(wanted))) for owners in product(*takers)
+    )

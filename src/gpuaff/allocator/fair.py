@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gpuaff.allocator.pack import Domains, pack
+
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """Who may have them (claimants, ascending), and the cores (places, ascending)."""
 
 
-def fair_shares(wanted: Sequence[frozenset[int]], *, contiguous: bool) -> list[tuple[int, ...]]:
+def fair_shares(
+    wanted: Sequence[frozenset[int]], *, contiguous: bool, domains: Domains = ()
+) -> list[tuple[int, ...]]:
     """Share cores out.
 
     Args:
         wanted: the cores that each claimant may have; earlier claimants win ties.
         contiguous: within a group of cores claimants get consecutive blocks; otherwise the
             cores are dealt.
+        domains: the L3 domains that claimants get instead of blocks, if any.
 
     Returns:
         Each claimant's cores, ascending. Every wanted core is in exactly one share; a share
@@ -32,9 +37,9 @@ def fair_shares(wanted: Sequence[frozenset[int]], *, contiguous: bool) -> list[t
     shares: list[list[int]] = [[] for _ in wanted]
     for place, (claimants, cores) in enumerate(groups):
         counts = [flow.given[claimant][place] for claimant in claimants]
-        owners = _blocks(claimants, counts) if contiguous else _dealt(claimants, counts)
-        for owner, core in zip(owners, cores, strict=True):
-            shares[owner].append(core)
+        parts = pack(cores, counts, domains) if contiguous else _dealt(cores, counts)
+        for claimant, part in zip(claimants, parts, strict=True):
+            shares[claimant] += part
     return [tuple(sorted(share)) for share in shares]
 
 
@@ -51,14 +56,14 @@ def group_cores(wanted: Sequence[frozenset[int]]) -> list[Group]:
     return sorted(found, key=lambda group: (len(group[0]), group[1][0]))
 
 
-def _blocks(claimants: Iterable[int], counts: Iterable[int]) -> list[int]:
-    sizes = zip(claimants, counts, strict=True)
-    return [claimant for claimant, count in sizes for _ in range(count)]
-
-
-def _dealt(claimants: Sequence[int], counts: Sequence[int]) -> list[int]:
-    sizes = list(zip(claimants, counts, strict=True))
-    return [who for turn in range(max(counts)) for who, count in sizes if turn < count]
+def _dealt(cores: Iterable[int], counts: Sequence[int]) -> list[list[int]]:
+    """Deal cores to shares in turn, to each as many as it gets."""
+    turns = range(max(counts))
+    takers = [share for turn in turns for share, count in enumerate(counts) if turn < count]
+    shares: list[list[int]] = [[] for _ in counts]
+    for share, core in zip(takers, cores, strict=True):
+        shares[share].append(core)
+    return shares
 
 
 class _Flow:

@@ -176,10 +176,12 @@ def check_cpus(name: str, value: object) -> CpuSet:
 def _ids(value: object) -> CpuSet:
     if not isinstance(value, Iterable):
         raise ValueError("it is no list")  # noqa: TRY004 - one error for all that is no CPU set
-    found = [_whole(one) for one in value]
-    if any(one is None or not 0 <= one <= MAX_CPU_ID for one in found):
+    given = tuple(value)
+    plain = set(map(type, given)) <= {int}  # asked once for all: there may be thousands
+    found = frozenset(given if plain else map(_whole, given))
+    if None in found or (found and not 0 <= min(found) <= max(found) <= MAX_CPU_ID):
         raise ValueError(f"an id is a whole number from 0 to {MAX_CPU_ID}")
-    return frozenset(one for one in found if one is not None)
+    return found
 
 
 def _check_reserve(value: object) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpuaff.records import dataclass
+from gpuaff.allocator.cores import Cores
+from gpuaff.allocator.pack import Domains, pack
+from gpuaff.records import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -13,12 +15,19 @@ class Cutter:
     """How lists are cut in one plan.
 
     Attributes:
+        cores: what is cut.
         contiguous: parts are consecutive blocks; otherwise every k-th core.
-        slow_from: the place of the first slow core (see :class:`~gpuaff.allocator.cores.Cores`).
+        domains: the L3 domains that parts are made of instead of blocks, if any.
     """
 
+    cores: Cores
     contiguous: bool
-    slow_from: int
+    domains: Domains = ()
+
+    @property
+    def in_blocks(self) -> Cutter:
+        """The same without L3 domains."""
+        return replace(self, domains=())
 
     def even(self, cores: Sequence[int], ways: int) -> int:
         """How many cores each part can have when all parts are equal."""
@@ -27,10 +36,10 @@ class Cutter:
     def cut(
         self, cores: Sequence[int], ways: int, size: int | None = None
     ) -> list[tuple[int, ...]]:
-        """Cut ascending places into parts, each with its fast cores first.
+        """Cut places, fast cores first, into parts, each with its fast cores first.
 
         Args:
-            cores: what to cut.
+            cores: what to cut; ascending, or a part of an earlier cut.
             ways: the number of parts.
             size: the size of every part (less where there is not enough). None: as large as
                 rule 2 has it for unbalanced plans, which may leave parts unequal or empty.
@@ -40,8 +49,8 @@ class Cutter:
             block = len(kind) // ways
             if size is not None:
                 block = min(block, size - len(parts[0]))
-            for way in range(ways):
-                parts[way] += self._part(kind, way, ways, block, cut_even=size is not None)
+            more = self._parts(kind, ways, block, cut_even=size is not None)
+            parts = [part + rest for part, rest in zip(parts, more, strict=True)]
         return parts
 
     def kinds(self, cores: Sequence[int], ways: int) -> list[tuple[int, ...]]:
@@ -50,15 +59,29 @@ class Cutter:
         With fewer fast cores than parts there is one list, or some parts would be empty while
         cores are left.
         """
-        fast = bisect_left(cores, self.slow_from)
+        fast = bisect_left(cores, self.cores.slow_from)
         if ways <= fast < len(cores):
             return [tuple(cores[:fast]), tuple(cores[fast:])]
         return [tuple(cores)]
 
-    def _part(
-        self, cores: tuple[int, ...], way: int, ways: int, block: int, *, cut_even: bool
-    ) -> tuple[int, ...]:
+    def dearest_first(self, cores: Sequence[int], size: int | None) -> tuple[int, ...]:
+        """A share's places in the order in which it would rather keep them, fast ones first.
+
+        Args:
+            cores: ascending.
+            size: how many it may keep; None: all.
+        """
+        if not self.domains:
+            return tuple(cores)
+        left = len(cores) if size is None else size
+        kept: list[int] = []
+        for kind in self.kinds(cores, 1):
+            kept += pack(kind, [min(len(kind), left - len(kept))], self.domains)[0]
+        return (*kept, *sorted(set(cores).difference(kept)))
+
+    def _parts(
+        self, cores: tuple[int, ...], ways: int, block: int, *, cut_even: bool
+    ) -> list[tuple[int, ...]]:
         if self.contiguous:
-            return cores[way * block : (way + 1) * block]
-        part = cores[way::ways]
-        return part[:block] if cut_even else part
+            return pack(cores, [block] * ways, self.domains)
+        return [cores[way::ways][: block if cut_even else None] for way in range(ways)]

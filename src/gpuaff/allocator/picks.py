@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 
+from gpuaff.allocator.cores import Cores
 from gpuaff.allocator.sites import Draft, Site
 
 
 def pick_all(sites: Sequence[Site]) -> dict[int, Draft]:
     """Every rank gets all near cores; those near to some GPU by node first."""
-    preferred = _node_cores(sites)
+    preferred = node_cores_of(sites)
     drafts: dict[tuple[int, ...], Draft] = {}
     for site in sites:
         if site.cores not in drafts:
-            drafts[site.cores] = Draft(_first(site.cores, preferred))
+            drafts[site.cores] = Draft(nodes_first(site.cores, preferred))
     return {rank: drafts[site.cores] for site in sites for rank in site.ranks}
 
 
-def pick_single(sites: Sequence[Site]) -> dict[int, Draft]:
+def pick_single(sites: Sequence[Site], cores: Cores) -> dict[int, Draft]:
     """Every rank gets the first core near its GPU."""
-    node_cores = _node_cores(sites)
-    firsts = {site.gpu: next(_nearest_first(site, node_cores)) for site in sites}
-    return {rank: Draft((firsts[site.gpu],)) for site in sites for rank in site.ranks}
+    node_cores = node_cores_of(sites)
+    drafts: dict[int, Draft] = {}
+    for site in sites:
+        first = next(_nearest_first(site, node_cores))
+        drafts.update(dict.fromkeys(site.ranks, Draft(_whole(first, site.cores, cores))))
+    return drafts
 
 
-def pick_single_unique(sites: Sequence[Site]) -> dict[int, Draft]:
+def pick_single_unique(sites: Sequence[Site], cores: Cores) -> dict[int, Draft]:
     """Ranks in order take their first core not yet taken; who finds none shares its first."""
-    node_cores = _node_cores(sites)
+    node_cores = node_cores_of(sites)
     taken: set[int] = set()
     drafts: dict[int, Draft] = {}
     for rank, site in sorted(_seats(sites), key=itemgetter(0)):
-        cores = _nearest_first(site, node_cores)
-        free = next((core for core in cores if core not in taken), None)
+        order = partial(_nearest_first, site, node_cores)
+        free = _first_free(order, taken, cores)
         if free is None:
-            drafts[rank] = Draft((next(_nearest_first(site, node_cores)),), own=False)
+            drafts[rank] = Draft(_whole(next(order()), site.cores, cores), own=False)
         else:
-            drafts[rank] = Draft((free,))
-            taken.add(free)
+            drafts[rank] = Draft(_whole(free, set(site.cores) - taken, cores))
+            taken.update(drafts[rank].cores)
     return drafts
+
+
+def _first_free(order: Callable[[], Iterator[int]], taken: set[int], cores: Cores) -> int | None:
+    """The first core of which nothing is taken; else the first piece of one that is not."""
+    hit = set(map(cores.core, taken))
+    whole = next((place for place in order() if cores.core(place) not in hit), None)
+    return whole if whole is not None else next((p for p in order() if p not in taken), None)
+
+
+def _whole(first: int, places: Iterable[int], cores: Cores) -> tuple[int, ...]:
+    """Those of the places that are of the same core as the first."""
+    if cores.core_of is None:
+        return (first,)
+    return tuple(sorted(place for place in places if cores.core(place) == cores.core(first)))
 
 
 def _seats(sites: Sequence[Site]) -> Iterator[tuple[int, Site]]:
@@ -53,7 +72,7 @@ def _nearest_first(site: Site, node_cores: frozenset[int]) -> Iterator[int]:
     yield from (core for core in site.cores if core in node_cores and core not in own)
 
 
-def _first(cores: tuple[int, ...], preferred: frozenset[int]) -> tuple[int, ...]:
+def nodes_first(cores: tuple[int, ...], preferred: frozenset[int]) -> tuple[int, ...]:
     """The same cores, the preferred ones first."""
     if preferred.issuperset(cores):
         return cores
@@ -61,6 +80,6 @@ def _first(cores: tuple[int, ...], preferred: frozenset[int]) -> tuple[int, ...]
     return chosen + tuple(core for core in cores if core not in preferred)
 
 
-def _node_cores(sites: Sequence[Site]) -> frozenset[int]:
+def node_cores_of(sites: Sequence[Site]) -> frozenset[int]:
     """The cores that are near to some GPU by NUMA node."""
     return frozenset().union(*{site.node_cores for site in sites})

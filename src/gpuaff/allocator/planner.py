@@ -6,24 +6,31 @@ work out all ranks' shares by itself and take its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from gpuaff.allocator import remarks
+from gpuaff.allocator import reach, remarks
 from gpuaff.allocator.cores import Cores, allowed_cores
 from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
-from gpuaff.allocator.near import Neighbourhood
 from gpuaff.allocator.options import Options
+from gpuaff.allocator.pack import domains_of
 from gpuaff.allocator.partition import Cutter
 from gpuaff.allocator.picks import pick_all, pick_single, pick_single_unique
 from gpuaff.allocator.plan import Plan, Share
 from gpuaff.allocator.shares import ShareBuilder, share_of_all
-from gpuaff.allocator.sites import Draft, Site, find_sites
+from gpuaff.allocator.sites import Draft, Seat, Site, Surroundings, find_sites, take_seats
 from gpuaff.allocator.unique import cut_unique
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.notices import Notice
+from gpuaff.records import replace
 from gpuaff.topology.model import Topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+_Pick: TypeAlias = Callable[[Sequence[Site]], dict[int, Draft]]
 
 
 def plan(
@@ -93,86 +100,112 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     Raises:
         GPUAffinityError: as :func:`plan` does.
     """
-    allowed = _usable(topology)
-    cores = allowed_cores(topology, allowed)
+    everyone = reach.granted(topology, options)
+    allowed = everyone
+    if options.cpus is not None:
+        allowed = reach.chosen(allowed, options.cpus, topology)
+    cores = allowed_cores(topology, reach.union(allowed))
     if not topology.visible:
         return _uncut(topology, options, allowed, cores)
-    around = Neighbourhood(topology, allowed)
-    sites = find_sites(topology, options.nproc, options.scope, cores, around)
-    if not allowed:
+    seats = take_seats(topology, allowed)
+    around = Surroundings(topology, seats)
+    if around.differ:
+        cores = _in_pieces(seats, options.scope, around, cores)
+    sites = find_sites(seats, options.scope, around, cores)
+    if not any(allowed):
         return _unknown(topology, options, sites)
-    drafts = _draft(sites, options, cores)
-    _check_least(sites, drafts, options, allowed)
-    drafts = {rank: _trimmed(draft, options.most) for rank, draft in drafts.items()}
-    warnings = remarks.of_plan(topology, options, sites, around, drafts)
+    drafts = _draft(sites, options, _cutter(topology, options, cores))
+    _check_least(sites, drafts, options, cores, allowed)
+    if options.most is not None:
+        drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
+    warnings = remarks.of_plan(
+        topology, options, sites, drafts, seats, around, granted=reach.union(everyone)
+    )
     build = ShareBuilder(topology, cores, options.multithreading)
     shares = [build.share(rank, site, drafts[rank]) for site in sites for rank in site.ranks]
     return _plan(topology, options, shares, tuple(warnings))
 
 
-def _usable(topology: Topology) -> CpuSet:
-    """The allowed CPUs that are online: masks also name CPUs that are not (case A18)."""
-    usable = topology.allowed & topology.cpus if topology.cpus else topology.allowed
-    if topology.cpus and not usable:
-        raise GPUAffinityError(
-            f"no CPU is allowed: the allowed set ({format_cpulist(topology.allowed) or 'empty'}) "
-            f"holds none of the online CPUs {format_cpulist(topology.cpus)}; "
-            "check the CPU mask or cpuset that the job was started with"
-        )
-    return usable
+def _in_pieces(seats: Sequence[Seat], scope: Scope, around: Surroundings, cores: Cores) -> Cores:
+    """With a place for each piece of a core where ranks may use different siblings."""
+    from gpuaff.allocator.pieces import split
+
+    return split(cores, [(seat.allowed, around.near(seat, scope).cpus) for seat in seats])
 
 
-def _draft(sites: Sequence[Site], options: Options, cores: Cores) -> dict[int, Draft]:
-    contiguous = options.mode is Mode.UNIQUE_CONTIGUOUS
-    cutter = Cutter(contiguous=contiguous, slow_from=cores.slow_from)
-    unique = partial(cut_unique, scope=options.scope, cutter=cutter, balanced=options.balanced)
-    cut = {
+def _cutter(topology: Topology, options: Options, cores: Cores) -> Cutter:
+    complexes = options.mode is Mode.CORE_COMPLEX
+    return Cutter(
+        cores=cores,
+        contiguous=complexes or options.mode is Mode.UNIQUE_CONTIGUOUS,
+        domains=domains_of(topology, cores) if complexes else (),
+    )
+
+
+def _draft(sites: Sequence[Site], options: Options, cutter: Cutter) -> dict[int, Draft]:
+    cores, count = cutter.cores, options.reserve
+    picks: Mapping[Mode, _Pick] = {
         Mode.ALL: pick_all,
-        Mode.SINGLE: pick_single,
-        Mode.SINGLE_UNIQUE: pick_single_unique,
-    }.get(options.mode, unique)
-    return cut(sites)
+        Mode.SINGLE: partial(pick_single, cores=cores),
+        Mode.SINGLE_UNIQUE: partial(pick_single_unique, cores=cores),
+    }
+    unique = partial(cut_unique, scope=options.scope, cutter=cutter, balanced=options.balanced)
+    if not count:
+        return picks.get(options.mode, unique)(sites)
+    from gpuaff.allocator import reserve
+
+    if options.mode in picks:
+        return reserve.set_aside(sites, picks[options.mode], count, cores)
+    return reserve.cut_off(sites, unique(sites), count, cores)
 
 
-def _trimmed(draft: Draft, most: int | None) -> Draft:
-    return Draft(draft.cores[:most], own=draft.own)
+def _trimmed(draft: Draft, most: int, cores: Cores) -> Draft:
+    return replace(draft, cores=cores.divide(draft.cores, most)[0])
 
 
 def _check_least(
-    sites: Sequence[Site], drafts: Mapping[int, Draft], options: Options, allowed: CpuSet
+    sites: Sequence[Site],
+    drafts: Mapping[int, Draft],
+    options: Options,
+    cores: Cores,
+    allowed: Sequence[CpuSet],
 ) -> None:
     """A demand that was spelled out is kept or refused, for all ranks alike."""
     for site in sites:
         for rank in site.ranks:
-            found = len(drafts[rank].cores) if drafts[rank].own else 0
+            found = cores.count(drafts[rank].cores) if drafts[rank].own else 0
             if found < options.least:
-                raise _too_few(rank, site, found, options, allowed)
+                near = cores.count(site.cores)
+                raise _too_few(rank, site.gpu, found, near, options, allowed[rank])
 
 
 def _too_few(
-    rank: int, site: Site, found: int, options: Options, allowed: CpuSet
+    rank: int, gpu: int, found: int, near: int, options: Options, allowed: CpuSet
 ) -> GPUAffinityError:
     wider = ', or try scope="socket"' if options.scope is Scope.NODE else ""
+    beside = f" beside the {options.reserve} to reserve" if options.reserve else ""
     return GPUAffinityError(
-        f"min_physical_cores={options.least} was asked for, but rank {rank} on GPU {site.gpu} "
-        f"can have {found}: {len(site.cores)} cores near its GPU are allowed (of the CPUs "
+        f"min_physical_cores={options.least} was asked for, but rank {rank} on GPU {gpu} "
+        f"can have {found}{beside}: {near} cores near its GPU are allowed (of the CPUs "
         f"{format_cpulist(allowed)}), which ranks near the same cores share; "
         f"ask for fewer, start fewer processes, allow more CPUs{wider}"
     )
 
 
-def _uncut(topology: Topology, options: Options, allowed: CpuSet, cores: Cores) -> Plan:
-    """No GPU is known: every rank keeps what it has."""
-    found = len(cores.cpus)
-    if found < options.least:
-        raise GPUAffinityError(
-            f"min_physical_cores={options.least} was asked for, but no GPU is visible and each "
-            f"rank keeps the {found} allowed cores (CPUs {format_cpulist(allowed) or 'unknown'}); "
-            "ask for fewer or allow more CPUs"
-        )
-    share = partial(share_of_all, topology, gpu=None, cpus=allowed, cores=found)
-    shares = [share(rank) for rank in range(options.nproc)]
-    return _plan(topology, options, shares, (remarks.no_gpu(allowed),))
+def _uncut(topology: Topology, options: Options, allowed: Sequence[CpuSet], cores: Cores) -> Plan:
+    """No GPU is known: every rank keeps what it has, and nothing is reserved."""
+    shares = [
+        share_of_all(topology, rank, gpu=None, cpus=own, cores=len(cores.places(own)))
+        for rank, own in enumerate(allowed)
+    ]
+    for share in shares:
+        if share.cores < options.least:
+            raise GPUAffinityError(
+                f"min_physical_cores={options.least} was asked for, but no GPU is visible and "
+                f"each rank keeps the {share.cores} allowed cores (CPUs "
+                f"{format_cpulist(share.cpus) or 'unknown'}); ask for fewer or allow more CPUs"
+            )
+    return _plan(topology, options, shares, (remarks.no_gpu(allowed, options.reserve),))
 
 
 def _unknown(topology: Topology, options: Options, sites: Sequence[Site]) -> Plan:

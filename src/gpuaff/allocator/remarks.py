@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuaff.allocator.modes import Mode, Scope
-from gpuaff.allocator.near import Near, Neighbourhood
+from gpuaff.allocator.near import Near
 from gpuaff.allocator.options import Options
-from gpuaff.allocator.sites import Draft, Site
+from gpuaff.allocator.reach import union
+from gpuaff.allocator.sites import Draft, Seat, Site, Surroundings
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Source, Topology
@@ -23,10 +24,14 @@ def carried_over(topology: Topology) -> Iterator[Notice]:
     return (note for note in topology.notes if note.code.startswith("visible-"))
 
 
-def no_gpu(allowed: CpuSet) -> Notice:
+def no_gpu(allowed: Sequence[CpuSet], reserve: int) -> Notice:
     """There is nothing to be near to."""
-    kept = f"the CPUs {format_cpulist(allowed)}" if allowed else "whatever CPUs it has"
-    return Notice("no-gpu", f"no GPU is visible, so nothing is cut: every rank keeps {kept}")
+    if len(set(allowed)) > 1:
+        kept = "the CPUs that it may use"
+    else:
+        kept = f"the CPUs {format_cpulist(allowed[0])}" if allowed[0] else "whatever CPUs it has"
+    nothing = "nothing is cut and nothing reserved" if reserve else "nothing is cut"
+    return Notice("no-gpu", f"no GPU is visible, so {nothing}: every rank keeps {kept}")
 
 
 def cpus_unknown() -> Notice:
@@ -42,21 +47,40 @@ def of_plan(
     topology: Topology,
     options: Options,
     sites: Sequence[Site],
-    around: Neighbourhood,
     drafts: Mapping[int, Draft],
+    seats: Sequence[Seat],
+    around: Surroundings,
+    *,
+    granted: CpuSet,
 ) -> Iterator[Notice]:
-    """All warnings about a plan that pins to GPUs."""
+    """All warnings about a plan that pins to GPUs.
+
+    Args:
+        topology: the machine.
+        options: what was asked.
+        sites: where the ranks sit.
+        drafts: what each rank gets.
+        seats: what each rank may use.
+        around: which of it is near.
+        granted: what any rank may use by its mask, also where ``cpus`` leaves it out.
+    """
     yield from _near_unknown(topology, sites)
-    yield from _near_not_allowed(sites)
-    yield from _mask_narrow(topology, sites)
+    yield from _near_not_allowed(sites, options)
+    yield from _mask_narrow(topology.cpus, sites, granted)
     if topology.cores is None:
         yield Notice(
             "cores-unknown",
             "nobody tells which CPUs are siblings, so each CPU counts as a core of its own",
         )
+    if options.mode is Mode.CORE_COMPLEX and not topology.l3:
+        yield Notice(
+            "complex-unknown",
+            "nobody tells which cores share an L3 cache, so the cores are cut in blocks as "
+            "mode unique_contiguous does it",
+        )
     yield from _too_few_cores(sites, drafts)
     if options.scope is Scope.NODE and options.mode not in _MODES_WITHOUT_SHARES:
-        yield from _scope_hint(topology, sites, around)
+        yield from _scope_hint(seats, around)
 
 
 def _near_unknown(topology: Topology, sites: Iterable[Site]) -> Iterator[Notice]:
@@ -72,47 +96,55 @@ def _near_unknown(topology: Topology, sites: Iterable[Site]) -> Iterator[Notice]
         )
 
 
-def _near_not_allowed(sites: Iterable[Site]) -> Iterator[Notice]:
+def _near_not_allowed(sites: Iterable[Site], options: Options) -> Iterator[Notice]:
     for source, instead in (
         (Source.NEAREST, "the nearest allowed ones are taken"),
         (Source.ALL, "all allowed CPUs count as near"),
     ):
         lost = [site for site in sites if site.near.source is source and site.near.told]
         if lost:
-            told = format_cpulist(_union(site.near.told for site in lost))
+            told = format_cpulist(union(site.near.told for site in lost))
             yield Notice(
                 "near-not-allowed",
                 f"no local CPU available: of the CPUs near {gpus(lost)} ({told}) none is "
-                f"allowed here, so {instead}",
+                f"{_by_whom(lost, options)}, so {instead}",
                 rank=_only_rank(lost),
             )
 
 
-def _mask_narrow(topology: Topology, sites: Iterable[Site]) -> Iterator[Notice]:
-    cut = [site for site in sites if site.near.is_local and _is_cut(site.near, topology.cpus)]
+def _by_whom(sites: Iterable[Site], options: Options) -> str:
+    if options.cpus is not None:
+        return f"among cpus={format_cpulist(options.cpus)}"
+    if options.rank_allowed is not None:
+        return f"allowed to {_named('rank', [rank for site in sites for rank in site.ranks])}"
+    return "allowed here"
+
+
+def _mask_narrow(online: CpuSet, sites: Iterable[Site], granted: CpuSet) -> Iterator[Notice]:
+    """Said of what no rank may use: that another rank has a part is the purpose of masks."""
+    cut = [site for site in sites if site.near.is_local and _is_cut(site.near, online, granted)]
     if cut:
-        told = _union(site.near.told for site in cut)
-        kept = format_cpulist(_union(site.near.cpus for site in cut))
+        told = union(site.near.told for site in cut)
         yield Notice(
             "mask-narrow",
-            f"of the CPUs near {gpus(cut)} ({format_cpulist(told)}) only {kept} are allowed "
-            "here; the plan stays inside these",
+            f"of the CPUs near {gpus(cut)} ({format_cpulist(told)}) only "
+            f"{format_cpulist(told & granted)} are allowed here; the plan stays inside these",
             rank=_only_rank(cut),
         )
 
 
-def _is_cut(near: Near, online: CpuSet) -> bool:
+def _is_cut(near: Near, online: CpuSet, granted: CpuSet) -> bool:
     """Whether an online CPU near the GPU is not allowed; masks also name offline CPUs."""
     if len(near.told) == len(near.cpus):
         return False
-    return bool((near.told & online if online else near.told) - near.cpus)
+    return bool((near.told & online if online else near.told) - granted)
 
 
 def _too_few_cores(sites: Sequence[Site], drafts: Mapping[int, Draft]) -> Iterator[Notice]:
     poor = sorted(rank for rank, draft in drafts.items() if not draft.own)
     if poor:
         where = [site for site in sites if not set(poor).isdisjoint(site.ranks)]
-        cpus = format_cpulist(_union(site.near.cpus for site in where))
+        cpus = format_cpulist(union(site.near.cpus for site in where))
         yield Notice(
             "too-few-cores",
             f"{_named('rank', poor)} cannot have a core alone: there are more ranks than "
@@ -122,15 +154,11 @@ def _too_few_cores(sites: Sequence[Site], drafts: Mapping[int, Draft]) -> Iterat
         )
 
 
-def _scope_hint(
-    topology: Topology, sites: Sequence[Site], around: Neighbourhood
-) -> Iterator[Notice]:
+def _scope_hint(seats: Iterable[Seat], around: Surroundings) -> Iterator[Notice]:
     """Half of a DGX A100's cores are on no GPU's NUMA node."""
-    used = [topology.gpu_by_index[site.gpu] for site in sites if site.near.is_local]
-    sockets = _union(
-        near.cpus for near in (around.near(gpu, Scope.SOCKET) for gpu in used) if near.is_local
-    )
-    nodes = _union(around.near(gpu, Scope.NODE).cpus for gpu in topology.gpus)
+    near = [(around.near(seat, Scope.NODE), around.near(seat, Scope.SOCKET)) for seat in seats]
+    sockets = union(wide.cpus for own, wide in near if own.is_local and wide.is_local)
+    nodes = around.near_any_gpu() | union(own.cpus for own, _ in near)
     if idle := sockets - nodes:
         yield Notice(
             "scope-hint",
@@ -144,15 +172,11 @@ def gpus(sites: Iterable[Site]) -> str:
     return _named("GPU", [site.gpu for site in sites])
 
 
-def _named(what: str, numbers: Sequence[int]) -> str:
-    return f"{what}{'s' if len(numbers) > 1 else ''} {format_cpulist(numbers)}"
+def _named(what: str, numbers: Iterable[int]) -> str:
+    each = set(numbers)  # ranks on one GPU may sit at several sites
+    return f"{what}{'s' if len(each) > 1 else ''} {format_cpulist(each)}"
 
 
 def _only_rank(sites: Sequence[Site]) -> int | None:
     ranks = [rank for site in sites for rank in site.ranks]
     return ranks[0] if len(ranks) == 1 else None
-
-
-def _union(sets: Iterable[CpuSet]) -> CpuSet:
-    """The union; equal sets, as most GPUs have them, are read once."""
-    return frozenset().union(*set(sets))

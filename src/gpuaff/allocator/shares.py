@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpuaff.allocator.cores import Cores
 from gpuaff.allocator.modes import Multithreading
@@ -17,28 +17,42 @@ class ShareBuilder:
 
     def __init__(self, topology: Topology, cores: Cores, multithreading: Multithreading) -> None:
         self._topology = topology
-        self._cores = cores.cpus
+        self._cores = cores
         self._single = multithreading is Multithreading.SINGLE_LOGICAL
         self._built: dict[tuple[int, ...], tuple[CpuSet, tuple[int, ...]]] = {}
 
     def share(self, rank: int, site: Site, draft: Draft) -> Share:
         """What a rank gets."""
-        if draft.cores not in self._built:
-            cpus = self._cpus(draft.cores)
-            self._built[draft.cores] = cpus, self._topology.nodes_of(cpus)
-        cpus, nodes = self._built[draft.cores]
+        cpus, nodes = self._at(draft.cores)
         return Share(
             rank=rank,
             gpu=site.gpu,
             cpus=cpus,
-            cores=len(draft.cores),
+            cores=self._cores.count(draft.cores),
             numa_nodes=nodes,
             source=site.near.source,
+            reserved=self._at(draft.reserved)[0],
         )
 
+    def _at(self, places: tuple[int, ...]) -> tuple[CpuSet, tuple[int, ...]]:
+        """The CPUs at these places, and their NUMA nodes."""
+        if places not in self._built:
+            cpus = self._cpus(places)
+            self._built[places] = cpus, self._topology.nodes_of(cpus)
+        return self._built[places]
+
     def _cpus(self, places: Sequence[int]) -> CpuSet:
-        cores = map(self._cores.__getitem__, places)
-        return frozenset(map(min, cores)) if self._single else frozenset().union(*cores)
+        if self._single:
+            return frozenset(self._lowest(places))
+        return frozenset().union(*map(self._cores.cpus.__getitem__, places))
+
+    def _lowest(self, places: Iterable[int]) -> Iterable[int]:
+        """The lowest CPU of each core, whose pieces may be at several places."""
+        lowest: dict[int, int] = {}
+        for place in places:
+            core, cpu = self._cores.core(place), min(self._cores.cpus[place])
+            lowest[core] = min(cpu, lowest.get(core, cpu))
+        return lowest.values()
 
 
 def share_of_all(

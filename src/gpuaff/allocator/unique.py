@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 
+from gpuaff.allocator.cores import Cores
 from gpuaff.allocator.deal import Dealt, deal, with_dealt
 from gpuaff.allocator.fair import fair_shares
 from gpuaff.allocator.modes import Scope
@@ -40,7 +41,7 @@ def cut_unique(
         size = _smallest(same_kind) if balanced else None
         for part in same_kind:
             drafts.update(part.cut(size))
-    return _level(drafts) if balanced else drafts
+    return _level(drafts, cutter.cores) if balanced else drafts
 
 
 def islands(sites: Iterable[Site]) -> list[list[Site]]:
@@ -85,11 +86,13 @@ def _smallest(parts: Iterable[_Part]) -> int | None:
     return min((size for part in parts for size in part.sizes() if size), default=None)
 
 
-def _level(drafts: dict[int, Draft]) -> dict[int, Draft]:
+def _level(drafts: dict[int, Draft], cores: Cores) -> dict[int, Draft]:
     """Trim all shares to the smallest."""
-    size = min((len(draft.cores) for draft in drafts.values() if draft.own), default=0)
+    size = min((cores.count(draft.cores) for draft in drafts.values() if draft.own), default=0)
     return {
-        rank: replace(draft, cores=draft.cores[:size]) if draft.own else draft
+        rank: replace(draft, cores=cores.divide(draft.cores, size)[0])
+        if draft.own and cores.count(draft.cores) > size
+        else draft
         for rank, draft in drafts.items()
     }
 
@@ -127,6 +130,19 @@ class _Same:
 
     def cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
         """Each rank's share, of this size; None: as large as it gets."""
+        return self._cut_in_domains(size) if self.dealt and self.cutter.domains else self._cut(size)
+
+    def _cut_in_domains(self, size: int | None) -> Iterator[tuple[int, Draft]]:
+        """Node cores by L3 domain, and what the deal brings to as many node cores in a block.
+
+        So the sizes are those of ``unique_contiguous``, also where the deal does not come out even.
+        """
+        in_blocks = replace(self, cutter=self.cutter.in_blocks).cut(size)
+        in_domains = replace(self, dealt=None).cut(size)
+        for (rank, block), (_, packed) in zip(in_blocks, in_domains, strict=True):
+            yield rank, replace(block, cores=packed.cores + block.cores[len(packed.cores) :])
+
+    def _cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
         most = max(len(site.ranks) for site in self.sites)
         parts = self.cutter.cut(self.cores, len(self.sites), None if size is None else size * most)
         left_out: list[int] = []
@@ -156,33 +172,44 @@ class _Mixed:
     dealt = None
 
     def __init__(self, sites: Sequence[Site], cutter: Cutter) -> None:
+        self._cutter = cutter
         self._wanted = {rank: site.cores for site in sites for rank in site.ranks}
         self._shares = self._share(cutter)
 
     def sizes(self) -> list[int]:
         """The sizes of the shares."""
-        return [len(share) for share in self._shares]
+        return [self._cutter.cores.count(share) for share in self._shares]
 
     def cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
         """Each rank's share, of this size at most; None: as large as it gets."""
         for (rank, cores), share in zip(self._wanted.items(), self._shares, strict=True):
             if share:
-                yield rank, Draft(share[:size])
+                ordered = self._cutter.dearest_first(share, size)
+                kept = ordered if size is None else self._cutter.cores.divide(ordered, size)[0]
+                yield rank, Draft(kept)
             else:
                 yield from _shared([rank], cores)
 
     def _share(self, cutter: Cutter) -> list[tuple[int, ...]]:
         """Fast and slow cores apart if every rank can have a fast one (case G5)."""
-        share = partial(fair_shares, contiguous=cutter.contiguous)
-        wanted = [frozenset(cores) for cores in self._wanted.values()]
-        if all(cores[-1] < cutter.slow_from for cores in self._wanted.values()):
+        share = partial(fair_shares, contiguous=cutter.contiguous, domains=cutter.domains)
+        wanted, slow_from = self._claims(cutter.cores), cutter.cores.slow_from
+        if all(cores[-1] < slow_from for cores in self._wanted.values()):
             return share(wanted)
-        slow = frozenset(core for cores in wanted for core in cores if core >= cutter.slow_from)
+        slow = frozenset(core for cores in wanted for core in cores if core >= slow_from)
         fast_shares = share([cores - slow for cores in wanted])
         if not all(fast_shares):
             return share(wanted)
         slow_shares = share([cores & slow for cores in wanted])
         return [fast + rest for fast, rest in zip(fast_shares, slow_shares, strict=True)]
+
+    def _claims(self, cores: Cores) -> list[frozenset[int]]:
+        wanted = list(map(frozenset, self._wanted.values()))
+        if cores.core_of is None:
+            return wanted
+        from gpuaff.allocator.pieces import undivided
+
+        return undivided(wanted, cores)
 
 
 def _same(
