@@ -106,6 +106,22 @@ def test_what_all_ranks_plan_from_is_the_same_in_each() -> None:
     assert inputs[1].rank_allowed == sets
 
 
+@pytest.mark.case("B19", "A17")
+def test_named_masks_are_cut_among_those_that_have_them() -> None:
+    """In every rank the same plan, each share inside the rank's own mask."""
+    sets = ("56-63,184-191", "48-55,176-183", "16-31,144-159", "16-31,144-159")
+    masks = named(*sets)
+    machine = replace(A100, visible=(0, 1, 2, 3))
+    plans = [
+        decide(machine.with_allowed(parse_cpulist(own)), Options.of(4), ranks(rank, 4), masks)
+        for rank, own in enumerate(sets)
+    ]
+    expected = ("56-63,184-191", "48-55,176-183", "16-23,144-151", "24-31,152-159")
+    assert {tuple(share.cpus for share in plan.shares) for plan in plans} == {
+        tuple(map(parse_cpulist, expected))
+    }
+
+
 def test_a_set_beyond_the_own_mask_is_cut() -> None:
     options = Options.of(2, rank_allowed=["48-55", "56-63"])
     mine = A100.with_allowed(parse_cpulist("58-70"))

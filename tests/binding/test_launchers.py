@@ -71,8 +71,9 @@ def test_strict_accepts_unknown_masks(driver: FakeDriver) -> None:
 
 
 @pytest.mark.case("B19")
-def test_ranks_that_srun_has_bound(driver: FakeDriver) -> None:
-    first, second = CPUS[:2]
+@pytest.mark.parametrize("swapped", [False, True])
+def test_ranks_that_srun_has_bound(driver: FakeDriver, swapped: bool) -> None:
+    first, second = reversed(CPUS[:2]) if swapped else CPUS[:2]
     bound = {
         "SLURM_CPU_BIND_TYPE": "mask_cpu:",
         "SLURM_CPU_BIND_LIST": f"{1 << first:#x},{1 << second:#x}",
