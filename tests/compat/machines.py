@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any, TypeAlias
 
 from gpuaff.topology.model import Gpu, Source, Topology
 
 from allocator.described import box, cpus, dgx_a100, one_node, packed_cores, spread_cores
 
-Options = Mapping[str, object]
+Options: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def _options() -> dict[str, Options]:
     modes = ("all", "single", "single_unique", "unique_contiguous", "unique_interleaved")
     unique = modes[3:]
     scopes = ("node", "socket")
-    asked: list[dict[str, object]] = [
+    asked: list[Options] = [
         *({"mode": mode, "scope": scope} for mode, scope in product(modes, scopes)),
         *({"mode": mode, "scope": scope, "balanced": False} for mode in unique for scope in scopes),
         *({"mode": mode, "multithreading": "single_logical"} for mode in ("single", unique[0])),

@@ -19,9 +19,12 @@ from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TypeVar
 
     from gpuaff.allocator.plan import Plan
     from gpuaff.binding.affinity import Affinity
+
+    _W = TypeVar("_W", bound=Word)
 
 __all__ = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"]
 
@@ -90,9 +93,9 @@ def set_affinity(
             bind,
             gpu_id,
             nproc_per_node,
-            mode=_mode(mode),
-            scope=scope,
-            multithreading=multithreading,
+            mode=_word("mode", mode, Mode),
+            scope=_word("scope", scope, Scope),
+            multithreading=_word("multithreading", multithreading, Multithreading),
             balanced=bool(balanced),
             partition="job",
         )
@@ -135,10 +138,13 @@ def _crowded(plan: Plan) -> str:
     )
 
 
-def _mode(mode: object) -> Mode:
+def _word(name: str, value: object, words: type[_W]) -> _W:
+    """A member, or its string; gpuaff would take None for "not said"."""
+    if isinstance(value, words):  # as ever; the driver is not kept waiting for an import
+        return value
     from gpuaff.allocator.options import check_word
 
-    return mode if isinstance(mode, Mode) else check_word("mode", mode, Mode)
+    return check_word(name, value, words)
 
 
 def _accepted(affinity: Affinity) -> Affinity:
