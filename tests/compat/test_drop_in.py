@@ -228,11 +228,11 @@ class TestAnswers:
             "0, 1",
             "0, 1, max_physical_cores=1",
             env={
-                "GPUAFF_MODE": "single",
+                "GPUAFF_MODE": "nonsense",
                 "GPUAFF_MAX_PHYSICAL_CORES": "1",
                 "GPUAFF_MIN_PHYSICAL_CORES": "9999",
                 "GPUAFF_MULTITHREADING": "single_logical",
-                "GPUAFF_PARTITION": "machine",
+                "GPUAFF_PARTITION": "nonsense",
                 "GPUAFF_SCOPE": "nonsense",
             },
         )
