@@ -13,6 +13,8 @@ import sys
 
 import timing
 
+DROP_IN = "from gpuaff.compat import gpu_affinity"
+
 
 def main() -> None:
     """Measure, in turns, and print the ratios."""
@@ -27,6 +29,7 @@ def main() -> None:
         {
             "python -c pass": [sys.executable, "-c", "pass"],
             "gpu_affinity": [sys.executable, "-c", f"import gpu_affinity; gpu_affinity.{call}"],
+            "gpuaff.compat": [sys.executable, "-c", f"{DROP_IN}; gpu_affinity.{call}"],
             "gpuaff": [sys.executable, "-c", f"import gpuaff; gpuaff.{call}"],
         },
         times=args.times,

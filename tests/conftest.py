@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
@@ -48,9 +49,11 @@ def _lacking(item: pytest.Item) -> list[str]:
 _HAS: dict[str, Callable[[], bool]] = {
     "compiler": lambda: compiler() is not None,
     "cpusets": cpusets.available,
+    "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
 }
-"""What a test may need besides programs; a compiler is for the fake driver, and on Linux only."""
+"""What a test may need besides programs. The compiler is for the fake driver, and on Linux only;
+gpu_affinity is NVIDIA's package."""
 
 
 @pytest.fixture(scope="session")

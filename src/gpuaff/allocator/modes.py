@@ -8,14 +8,14 @@ from __future__ import annotations
 from enum import Enum
 
 
-class _Word(str, Enum):
+class Word(str, Enum):
     """An enum member that is, prints and compares as its string."""
 
     def __str__(self) -> str:
         return str(self.value)
 
 
-class Mode(_Word):
+class Mode(Word):
     """Which of the near cores a rank gets."""
 
     ALL = "all"
@@ -32,7 +32,7 @@ class Mode(_Word):
     """A share as large as ``unique_contiguous`` has it, of whole L3 domains as far as it goes."""
 
 
-class Scope(_Word):
+class Scope(Word):
     """How far from the GPU a core may be and still be near."""
 
     NODE = "node"
@@ -41,7 +41,7 @@ class Scope(_Word):
     """The GPU's package (socket), which may hold several NUMA nodes."""
 
 
-class Multithreading(_Word):
+class Multithreading(Word):
     """Which logical CPUs of a core are used."""
 
     ALL_LOGICAL = "all_logical"
@@ -50,7 +50,7 @@ class Multithreading(_Word):
     """Its lowest allowed CPU only."""
 
 
-class Partition(_Word):
+class Partition(Word):
     """Among whom the CPUs are cut."""
 
     AUTO = "auto"

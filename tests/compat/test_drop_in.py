@@ -1,0 +1,256 @@
+"""The drop-in's contract: gpu_affinity's names, arguments, result and error."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import gpuaff
+from gpuaff.compat import gpu_affinity
+
+from compat.peer import package
+from fakedriver.driver import FakeDriver
+from fakedriver.state import NVML
+from processes import CPUS, SRC, printed, run
+
+on_two_gpus = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
+
+ASK = """
+    import json, os, sys
+    if {theirs}:
+        import gpu_affinity
+    else:
+        from gpuaff.compat import gpu_affinity
+    answers = []
+    for call in {calls!r}:
+        before = os.sched_getaffinity(0)
+        try:
+            found = eval(f"gpu_affinity.set_affinity({{call}})")
+        except gpu_affinity.GPUAffinityError as error:
+            assert os.sched_getaffinity(0) == before, call
+            answers.append(str(error))
+            continue
+        assert type(found) is set and found == os.sched_getaffinity(0), call
+        answers.append(sorted(found))
+        if {anew}:
+            os.sched_setaffinity(0, before)
+    print(json.dumps(answers))
+"""
+
+
+def answers(
+    driver: FakeDriver | None,
+    *calls: str,
+    theirs: bool = False,
+    anew: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """What each call gives, all in one process: its CPUs, or the text of its error.
+
+    Args:
+        driver: the GPUs; None: the machine's own, where it has any.
+        calls: the arguments.
+        theirs: ask the real gpu_affinity.
+        anew: put the mask back after each call.
+        env: further variables.
+    """
+    variables = {**(driver.env() if driver else {}), **(env or {})}
+    if theirs:
+        variables["PYTHONPATH"] = f"{SRC}:{package()}"
+    script = ASK.format(theirs=theirs, calls=list(calls), anew=anew)
+    found: list[Any] = json.loads(printed(script, env=variables))
+    return found
+
+
+def answer(driver: FakeDriver | None, call: str, **env: str) -> Any:
+    return answers(driver, call, env=env)[0]
+
+
+class TestNames:
+    def test_the_module_has_what_scripts_import(self) -> None:
+        names = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"]
+        assert sorted(gpu_affinity.__all__) == names
+        assert all(hasattr(gpu_affinity, name) for name in names)
+
+    def test_arguments(self) -> None:
+        parameters = inspect.signature(gpu_affinity.set_affinity).parameters.values()
+        assert [(p.name, p.kind.name, p.default) for p in parameters] == [
+            ("gpu_id", "POSITIONAL_OR_KEYWORD", inspect.Parameter.empty),
+            ("nproc_per_node", "POSITIONAL_OR_KEYWORD", inspect.Parameter.empty),
+            ("mode", "KEYWORD_ONLY", gpu_affinity.Mode.UNIQUE_CONTIGUOUS),
+            ("scope", "KEYWORD_ONLY", gpu_affinity.Scope.NODE),
+            ("multithreading", "KEYWORD_ONLY", gpu_affinity.Multithreading.ALL_LOGICAL),
+            ("balanced", "KEYWORD_ONLY", True),
+            ("min_physical_cores", "KEYWORD_ONLY", 1),
+            ("max_physical_cores", "KEYWORD_ONLY", None),
+        ]
+
+    @pytest.mark.parametrize(
+        ("words", "members"),
+        [
+            (
+                gpu_affinity.Mode,
+                ["ALL", "SINGLE", "SINGLE_UNIQUE", "UNIQUE_INTERLEAVED", "UNIQUE_CONTIGUOUS"],
+            ),
+            (gpu_affinity.Scope, ["NODE", "SOCKET"]),
+            (gpu_affinity.Multithreading, ["ALL_LOGICAL", "SINGLE_LOGICAL"]),
+        ],
+    )
+    def test_enums(self, words: Any, members: list[str]) -> None:
+        assert [word.name for word in words] == members
+        assert [str(word) for word in words] == [name.lower() for name in members]
+        assert [f"{word.value:>20}" for word in words] == [f"{word:>20}" for word in words]
+        assert [words(name.lower()) for name in members] == list(words)
+
+    def test_enums_do_for_gpuaff_too(self) -> None:
+        topology = gpuaff.Topology.named("dgx-a100")
+        for mode in gpu_affinity.Mode:
+            found = gpuaff.plan(topology, 8, mode=mode.value)
+            assert gpuaff.plan(topology, 8, mode=mode) == found
+
+    def test_both_names_catch_the_error(self) -> None:
+        assert gpu_affinity.GPUAffinityError is gpuaff.GPUAffinityError
+
+    def test_importing_it_costs_little(self) -> None:
+        script = """
+            import sys
+            before = set(sys.modules)
+            from gpuaff.compat import gpu_affinity
+            slow = {"pynvml", "ctypes", "dataclasses", "inspect", "logging", "pathlib", "typing"}
+            print(sorted(slow & (set(sys.modules) - before)))
+        """
+        assert printed(script) == "[]"
+
+
+class TestErrors:
+    pytestmark = on_two_gpus
+
+    @pytest.mark.case("gpu-affinity-rule-6")
+    def test_what_cannot_be_meant(self, driver: FakeDriver) -> None:
+        said = {
+            "2, 2": "gpu_id=2: expected a whole number from 0 to 1, as there are 2 processes",
+            "-1, 2": "gpu_id=-1: expected a whole number from 0 to 1, as there are 2 processes",
+            "0, 0": "nproc_per_node=0: expected a whole number from 1 to 65535",
+            "0, 2, mode='core_complex'": "mode='core_complex': expected one of all, single, "
+            "single_unique, unique_interleaved, unique_contiguous",
+            "0, 2, scope='x'": "scope='x': expected one of node, socket",
+            "0, 2, multithreading=None": "multithreading=None: expected one of all_logical, "
+            "single_logical",
+            "0, 2, max_physical_cores=0": "max_physical_cores=0: expected a whole number from 1 "
+            "to 65535",
+        }
+        assert answers(driver, *said) == list(said.values())
+
+    def test_more_processes_than_gpus(self, driver: FakeDriver) -> None:
+        for call in ("0, 3, mode='all'", "1, 3, mode='all'", "2, 3, mode='single'"):
+            said = answer(driver, call)
+            assert said.startswith("nproc_per_node=3, but only GPUs 0-1 are visible: ")
+        hidden = answer(driver, "0, 2, mode='all'", CUDA_VISIBLE_DEVICES="1")
+        assert hidden.startswith("nproc_per_node=2, but only GPUs 1 are visible: ")
+
+    @pytest.mark.case("gpu-affinity-rule-5")
+    def test_too_few_cores(self, driver: FakeDriver) -> None:
+        for call in ("0, 2", "1, 2", "1, 2, mode='all'"):
+            said = answer(driver, f"{call}, min_physical_cores={len(CPUS) + 1}")
+            assert said.startswith(f"min_physical_cores={len(CPUS) + 1} was asked for, but rank ")
+
+    def test_too_few_cores_to_have_one_alone(self, driver: FakeDriver) -> None:
+        for gpu in (0, 1):
+            driver.set_cpus(gpu, node=CPUS[:1], socket=CPUS[:1])
+        first, second = (answer(driver, f"{r}, 2, mode='single_unique'") for r in (0, 1))
+        assert first == CPUS[:1]
+        assert second.startswith("rank 1 cannot have a core alone: ")
+
+    @pytest.mark.case("gpu-affinity-rule-6", "F5")
+    def test_no_driver(self, driver: FakeDriver) -> None:
+        driver.refuse(NVML.LIB_RM_VERSION_MISMATCH)
+        said = answer(driver, "0, 2")
+        assert "reboot" in said
+
+    @pytest.mark.case("gpu-affinity-rule-6", "visible-devices")
+    def test_no_visible_gpu(self, driver: FakeDriver) -> None:
+        for value in ("", "-1", "0,0"):
+            assert "CUDA_VISIBLE_DEVICES" in answer(driver, "0, 1", CUDA_VISIBLE_DEVICES=value)
+
+    def test_a_refused_call_leaves_what_an_earlier_one_had_set(self, driver: FakeDriver) -> None:
+        first, refused, last = answers(driver, "0, 2", "0, 3, mode='all'", "0, 2")
+        assert isinstance(refused, str)
+        assert first == last
+
+    def test_none_is_no_number(self, driver: FakeDriver) -> None:
+        """To gpuaff it would mean: ask the launcher."""
+        for call in ("None, None", "0, None"):
+            done = run(ASK.format(theirs=False, calls=[call], anew=False), env=driver.env())
+            assert done.stderr.splitlines()[-1].startswith("TypeError: ")
+
+
+class TestAnswers:
+    pytestmark = on_two_gpus
+
+    def test_unusual_values_that_gpu_affinity_took(self, driver: FakeDriver) -> None:
+        (whole,) = answers(driver, "0, 1")
+        assert (
+            answers(
+                driver,
+                "0, 1, balanced=0",
+                "0, 1, min_physical_cores=0",
+                "0, 1, min_physical_cores=2, max_physical_cores=1",  # counted, then trimmed
+                "0, 1, min_physical_cores=-3, max_physical_cores=10**9",
+            )
+            == [whole, whole, CPUS[:1], whole]
+        )
+
+    @pytest.mark.case("gpu-affinity-rule-6")
+    def test_twice_is_the_same_as_once(self, driver: FakeDriver) -> None:
+        first, second = answers(driver, "1, 2", "1, 2")
+        assert first == second
+
+    @pytest.mark.case("gpu-affinity-rule-6", "A1", "F1")
+    def test_what_the_driver_does_not_tell_is_no_error(self, driver: FakeDriver) -> None:
+        shares = answers(driver, "0, 2", "1, 2")
+        driver.set_cpus(0, node=None, socket=None)
+        driver.set_cpus(1, node=[], socket=[])
+        assert answers(driver, "0, 2", "1, 2") == shares
+
+    @pytest.mark.case("gpu-affinity-rule-6")
+    def test_nvml_is_shut_down(self, driver: FakeDriver) -> None:
+        answers(driver, "0, 2", "5, 2", "1, 3")
+        assert driver.inits == driver.shutdowns > 0
+
+    def test_variables_change_nothing_that_has_an_argument(self, driver: FakeDriver) -> None:
+        plain = answers(driver, "0, 1", "0, 1, max_physical_cores=1")
+        assert plain == answers(
+            driver,
+            "0, 1",
+            "0, 1, max_physical_cores=1",
+            env={
+                "GPUAFF_MODE": "nonsense",
+                "GPUAFF_MAX_PHYSICAL_CORES": "1",
+                "GPUAFF_MIN_PHYSICAL_CORES": "9999",
+                "GPUAFF_MULTITHREADING": "single_logical",
+                "GPUAFF_PARTITION": "nonsense",
+                "GPUAFF_SCOPE": "nonsense",
+            },
+        )
+
+    def test_it_can_be_switched_off_from_outside(self, driver: FakeDriver) -> None:
+        assert answer(driver, "0, 2", GPUAFF="off") == CPUS
+        assert answer(None, "0, 2", GPUAFF="off") == CPUS
+
+    def test_strictness_comes_from_outside(self, driver: FakeDriver) -> None:
+        said = answer(driver, "0, 2", GPUAFF_STRICT="perhaps")
+        assert said.startswith("GPUAFF_STRICT='perhaps': expected one of ")
+
+    @pytest.mark.needs("gpu_affinity")
+    def test_the_real_one_does_the_same(self, driver: FakeDriver) -> None:
+        options = [
+            f"mode=gpu_affinity.Mode.{mode.name}, scope=gpu_affinity.Scope.{scope.name}"
+            for mode in gpu_affinity.Mode
+            for scope in gpu_affinity.Scope
+        ]
+        calls = [f"{rank}, 2, {more}" for rank in (0, 1) for more in options]
+        assert answers(driver, *calls, anew=True) == answers(driver, *calls, anew=True, theirs=True)
