@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from gpuaff.topology.model import Topology
 
 import cpusets
+import mempolicies
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver, MakeDriver
 
@@ -48,6 +49,7 @@ def _lacking(item: pytest.Item) -> list[str]:
 _HAS: dict[str, Callable[[], bool]] = {
     "compiler": lambda: compiler() is not None,
     "cpusets": cpusets.available,
+    "memory-policies": mempolicies.available,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
 }
 """What a test may need besides programs; a compiler is for the fake driver, and on Linux only."""

@@ -38,7 +38,18 @@ def masks(pid: int) -> dict[int, frozenset[int]]:
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A clean environment: no rank, no CUDA, no gpuaff option of whoever runs the tests."""
-    ours = ("GPUAFF", "CUDA_", "LOCAL_", "OMP_", "KMP_", "LD_LIBRARY_PATH", "SLURM_")
+    ours = (
+        "GPUAFF",
+        "CUDA_",
+        "LOCAL_",
+        "OMP_",
+        "KMP_",
+        "GOMP_",
+        "OPENBLAS_",
+        "GOTOBLAS_",
+        "LD_LIBRARY_PATH",
+        "SLURM_",
+    )
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return {**kept, "PYTHONPATH": str(SRC), **(extra or {})}
 
