@@ -17,7 +17,8 @@ mempolicy.set_policy(mempolicy.Policy(mempolicy.BIND | mempolicy.STATIC, mempoli
 def of(pid: int | str = "self", thread: int | None = None) -> str:
     """A process's policy, or a thread's, as numa_maps has it: ``default``, ``bind=static:0``."""
     task = "" if thread is None else f"task/{thread}/"
-    words = {line.split()[1] for line in Path(f"/proc/{pid}/{task}numa_maps").open()}
+    lines = Path(f"/proc/{pid}/{task}numa_maps").read_text().splitlines()
+    words = {line.split()[1] for line in lines}
     assert len(words) == 1, words
     return words.pop()
 

@@ -77,7 +77,7 @@ def test_the_allowed_nodes_are_those_in_proc() -> None:
 
 def room() -> int:
     """How many nodes this kernel is built for: the width of the mask that it prints."""
-    mask = re.search(r"^Mems_allowed:\s*(.*)$", Path("/proc/self/status").read_text(), re.M)
+    mask = re.search(r"^Mems_allowed:\s*(.*)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert mask is not None
     return 32 * len(mask.group(1).split(","))
 
@@ -140,7 +140,7 @@ def test_the_numbers(machine: str, bits: int, get: int, put: int) -> None:
 @pytest.mark.needs("compiler")
 def test_the_numbers_of_this_machine_are_those_of_its_headers() -> None:
     text = "#include <sys/syscall.h>\nGET= __NR_get_mempolicy SET= __NR_set_mempolicy\n"
-    command = [str(compiler()), "-E", "-"]
+    command = [str(compiler()), "-E", "-P", "-"]
     out = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     numbers = re.search(r"GET=\s*(\d+)\s+SET=\s*(\d+)", out)
     assert numbers is not None

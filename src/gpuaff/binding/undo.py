@@ -64,9 +64,11 @@ def put_back(share: CpuSet, before: Before, extras: Extras | None) -> None:
         say(besides.shed(extras or NOTHING, None), rank=None)
         return
     with process.lock:
+        # Undone by a restore() meanwhile: what other threads have left undone goes back as well.
+        then = NOTHING if process.share is None else before.extras
         if process.share is not None:
             _say(rewind(process, {share, process.share}, before))
-        say(besides.put_back(process, before.extras), rank=None)
+        say(besides.put_back(process, then), rank=None)
         say(besides.shed(extras or NOTHING, process), rank=None)
 
 
