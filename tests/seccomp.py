@@ -21,27 +21,42 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def refusing(error: int, *calls: int) -> list[str]:
-    """A prefix for a command: these system calls, by number, fail with this errno."""
-    return [sys.executable, __file__, str(error), ",".join(map(str, calls))]
+def refusing(error: int, *calls: int, first: int | None = None) -> list[str]:
+    """A prefix for a command: these system calls, by number, fail with this errno.
+
+    Args:
+        error: the errno.
+        calls: the numbers of the calls.
+        first: only where this is their first argument.
+    """
+    listed = ",".join(map(str, calls))
+    return [sys.executable, __file__, str(error), listed, "" if first is None else str(first)]
 
 
-def install(error: int, calls: Sequence[int]) -> None:
+def install(error: int, calls: Sequence[int], first: int | None = None) -> None:
     """Filter this process, for ever."""
     steps = [(_LOAD, 0, 0, 0)]  # the call's number
-    for place, call in enumerate(calls):
-        steps.append((_EQUAL, len(calls) - place, 0, call))
-    steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | error)]
+    steps += [(_EQUAL, len(calls) - place, 0, call) for place, call in enumerate(calls)]
+    steps += [(_RETURN, 0, 0, _ALLOW)]
+    if first is not None:
+        low_half = 16 if sys.byteorder == "little" else 20
+        steps += [(_LOAD, 0, 0, low_half), (_EQUAL, 1, 0, first), (_RETURN, 0, 0, _ALLOW)]
+    steps += [(_RETURN, 0, 0, _ERRNO | error)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    program = _Program(len(steps), ctypes.addressof(code))
+    _call(_SET_NO_NEW_PRIVS, 1)
+    _call(_SET_SECCOMP, _FILTER, _Program(len(steps), ctypes.addressof(code)))
+
+
+def _call(what: int, number: int, program: _Program | None = None) -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    arguments = [ctypes.c_ulong(one) for one in (_SET_NO_NEW_PRIVS, 1, 0, 0, 0)]
-    for what in (arguments, [ctypes.c_ulong(_SET_SECCOMP), ctypes.c_ulong(_FILTER)]):
-        rest = [ctypes.byref(program)] if len(what) == 2 else []
-        if prctl(*what, *rest) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    third = ctypes.byref(program) if program is not None else ctypes.c_ulong(0)
+    zeros = [ctypes.c_ulong(0)] * 2
+    if prctl(what, ctypes.c_ulong(number), third, *zeros) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 if __name__ == "__main__":
-    install(int(sys.argv[1]), [int(call) for call in sys.argv[2].split(",")])
-    os.execv(sys.argv[3], sys.argv[3:])
+    error, listed, argument, *command = sys.argv[1:]
+    numbers = [int(call) for call in listed.split(",")]
+    install(int(error), numbers, int(argument) if argument else None)
+    os.execv(command[0], command)

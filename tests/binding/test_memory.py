@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
 
-from gpuaff.system.mempolicy import _numbers
+from gpuaff.system import mempolicy
 
 import mempolicies
 import seccomp
@@ -21,6 +22,11 @@ pytestmark = [
 ]
 
 NODES = mempolicies.nodes()
+FIRST = re.split("[,-]", NODES)[0]
+
+BIND, PREFER = f"bind=static:{FIRST}", f"prefer=static:{FIRST}"
+INTERLEAVE, ALL = f"interleave=static:{FIRST}", f"interleave:{NODES}"
+"""As the kernel writes them."""
 
 START = f"""
 import os, sys, threading
@@ -28,6 +34,9 @@ import gpuaff
 sys.path.append({str(Path(mempolicies.__file__).parent)!r})
 import mempolicies
 from gpuaff.system.mempolicy import *
+
+FIRST = {FIRST}
+BIND_ONE, PREFERRED_ONE, INTERLEAVE_ONE = "bind:{FIRST}", "preferred:{FIRST}", "interleave:{FIRST}"
 
 def policy():
     return mempolicies.of("self", threading.get_native_id())
@@ -48,44 +57,58 @@ def said(driver: FakeDriver, script: str, **env: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("word", "in_proc"),
-    [("bind", "bind=static"), ("preferred", "prefer=static"), ("interleave", "interleave=static")],
+    ("word", "in_proc"), [("bind", BIND), ("preferred", PREFER), ("interleave", INTERLEAVE)]
 )
 @pytest.mark.case("A11", "B8")
 def test_the_policy_is_set_and_put_back(driver: FakeDriver, word: str, in_proc: str) -> None:
     script = f"""
-affinity = gpuaff.set_affinity(0, 2, memory="{word}")
+affinity = gpuaff.set_affinity(0, 2, memory="{word}:{FIRST}")
 print(policy(), affinity.memory, codes(affinity), affinity.pinned)
 affinity.restore()
 print(policy())
-with gpuaff.set_affinity(1, 2, memory="{word}:0"):
+with gpuaff.set_affinity(1, 2, memory="{word}:{FIRST}"):
     print(policy())
 print(policy())
 """
     assert said(driver, script) == [
-        f"{in_proc}:0 {word}:0 [] True",
+        f"{in_proc} {word}:{FIRST} [] True",
         "default",
-        f"{in_proc}:0",
+        in_proc,
         "default",
     ]
 
 
+@pytest.mark.parametrize("word", ["bind", "preferred", "interleave"])
+@pytest.mark.case("A11")
+def test_without_names_it_is_the_nodes_of_the_share(driver: FakeDriver, word: str) -> None:
+    script = f"""
+from gpuaff.cpuset import format_cpulist
+affinity = gpuaff.set_affinity(0, 2, memory="{word}")
+nodes = affinity.plan.share_of(0).numa_nodes
+print(affinity.memory == "{word}:" + format_cpulist(nodes), set(nodes) == get_policy().nodes)
+print(policy() == "default")
+"""
+    assert said(driver, script) == ["True True", "False"]
+
+
 def test_it_is_told_in_the_one_line(driver: FakeDriver) -> None:
-    script = """
+    script = f"""
 import logging
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 import gpuaff
-gpuaff.set_affinity(0, 2, memory="bind")
+gpuaff.set_affinity(0, 2, memory="bind:{FIRST}")
 """
-    assert "] memory bind:0\n" in run(script, env=driver.env()).stderr
+    assert f"] memory bind:{FIRST}\n" in run(script, env=driver.env()).stderr
 
 
 def test_the_argument_or_the_variable(driver: FakeDriver) -> None:
     script = """
-print(gpuaff.set_affinity(0, 2).memory, gpuaff.set_affinity(0, 2, memory="bind").memory)
+print(gpuaff.set_affinity(0, 2).memory, gpuaff.set_affinity(0, 2, memory=BIND_ONE).memory)
 """
-    assert said(driver, script, GPUAFF_MEMORY="interleave:0") == ["interleave:0 bind:0"]
-    assert said(driver, script, GPUAFF_MEMORY="") == ["None bind:0"]
+    assert said(driver, script, GPUAFF_MEMORY=f"interleave:{FIRST}") == [
+        f"interleave:{FIRST} bind:{FIRST}"
+    ]
+    assert said(driver, script, GPUAFF_MEMORY="") == [f"None bind:{FIRST}"]
     assert run(START + script, env={**driver.env(), "GPUAFF_MEMORY": "bound"}).stderr.endswith(
         "InvalidOptionError: GPUAFF_MEMORY='bound': expected one of preferred, bind, interleave, "
         "with or without nodes (bind:0-1, interleave:gpu); did you mean bind?\n"
@@ -96,7 +119,7 @@ print(gpuaff.set_affinity(0, 2).memory, gpuaff.set_affinity(0, 2, memory="bind")
 def test_nothing_is_set_where_nothing_is_pinned(driver: FakeDriver, off: str) -> None:
     name, _, value = off.partition("=")
     script = """
-affinity = gpuaff.set_affinity(0, 2, memory="bind:0")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 print(affinity.pinned, affinity.memory, policy())
 affinity.restore()
 """
@@ -105,10 +128,10 @@ affinity.restore()
 
 def test_pages_land_where_the_policy_says(driver: FakeDriver) -> None:
     """Another process reads where: the area was not there when the policy was set."""
-    script = """
+    script = f"""
 import mmap, sys
 import gpuaff
-gpuaff.set_affinity(0, 2, memory="bind:0")
+gpuaff.set_affinity(0, 2, memory="bind:{FIRST}")
 area = mmap.mmap(-1, 1 << 22, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 area.write(b"x" * (1 << 22))
 print("written")
@@ -117,58 +140,59 @@ sys.stdin.readline()
     with stopped(script, env=driver.env()) as process:
         assert process.heard() == "written"
         lines = Path(f"/proc/{process.pid}/numa_maps").read_text().splitlines()
-        assert {line.split()[1] for line in lines} == {"bind=static:0"}
-        pages = [int(line.split("N0=")[1].split()[0]) for line in lines if "N0=" in line]
+        assert {line.split()[1] for line in lines} == {BIND}
+        pages = [
+            int(line.split(f"N{FIRST}=")[1].split()[0]) for line in lines if f"N{FIRST}=" in line
+        ]
         assert max(pages) >= 8
 
 
 def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
     script = """
 set_policy(Policy(INTERLEAVE, allowed_nodes()))
-first = gpuaff.set_affinity(0, 2, memory="bind")
-second = gpuaff.set_affinity(1, 2, memory="preferred")
+first = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
+second = gpuaff.set_affinity(1, 2, memory=PREFERRED_ONE)
 print(policy())
 third = gpuaff.set_affinity(0, 2)
 print(policy(), third.memory)
-gpuaff.set_affinity(1, 2, memory="bind")
+gpuaff.set_affinity(1, 2, memory=BIND_ONE)
 first.restore()
 print(policy())
 """
-    assert said(driver, script) == ["prefer=static:0", "interleave:0 None", "interleave:0"]
+    assert said(driver, script) == [PREFER, f"{ALL} None", ALL]
 
 
 def test_blocks_inside_each_other(driver: FakeDriver) -> None:
     script = """
-with gpuaff.set_affinity(0, 2, memory="bind") as outer:
-    with gpuaff.set_affinity(1, 2, memory="interleave"):
+with gpuaff.set_affinity(0, 2, memory=BIND_ONE) as outer:
+    with gpuaff.set_affinity(1, 2, memory=INTERLEAVE_ONE):
         print(policy())
     print(policy())
     with gpuaff.set_affinity(1, 2):
         print(policy())
     print(policy())
-    with gpuaff.set_affinity(1, 2, memory="interleave"):
+    with gpuaff.set_affinity(1, 2, memory=INTERLEAVE_ONE):
         outer.restore()
     print(policy())
 print(policy())
 """
-    outer = "bind=static:0"
     assert said(driver, script) == [
-        "interleave=static:0", outer, "default", outer, "default", "default"
+        INTERLEAVE, BIND, "default", BIND, "default", "default"
     ]  # fmt: skip
 
 
 def test_a_policy_that_somebody_has_set_since_stays(driver: FakeDriver) -> None:
     script = """
-affinity = gpuaff.set_affinity(0, 2, memory="bind")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 set_policy(Policy(INTERLEAVE, allowed_nodes()))
 print(gpuaff.set_affinity(0, 2).memory, policy())
-with gpuaff.set_affinity(0, 2, memory="bind"):
+with gpuaff.set_affinity(0, 2, memory=BIND_ONE):
     pass
 print(policy())
 affinity.restore()
 print(policy())
 """
-    assert said(driver, script) == ["None interleave:0", "interleave:0", "interleave:0"]
+    assert said(driver, script) == [f"None {ALL}", ALL, ALL]
 
 
 def test_only_the_thread_that_has_it_can_put_it_back(driver: FakeDriver) -> None:
@@ -176,7 +200,7 @@ def test_only_the_thread_that_has_it_can_put_it_back(driver: FakeDriver) -> None
 import logging
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 before = os.sched_getaffinity(0)
-affinity = gpuaff.set_affinity(0, 2, memory="bind")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 
 def other():
     print(policy())
@@ -193,17 +217,16 @@ in_a_thread(affinity.restore)
     warning = lines.pop(1)
     assert warning.startswith("gpuaff: thread ")
     assert warning.endswith("call restore() there [memory-not-restored]")
-    inherited = "bind=static:0"
-    assert lines == [inherited, "default True", "bind=static:0 True", "default"]
+    assert lines == [BIND, "default True", f"{BIND} True", "default"]
 
 
 def test_a_call_from_another_thread(driver: FakeDriver) -> None:
     script = """
-affinity = gpuaff.set_affinity(0, 2, memory="bind")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 found = []
 
 def other():
-    second = gpuaff.set_affinity(0, 2, memory="interleave")
+    second = gpuaff.set_affinity(0, 2, memory=INTERLEAVE_ONE)
     found.extend([codes(second), policy()])
     second.restore()
     found.append(policy())
@@ -215,15 +238,15 @@ third = gpuaff.set_affinity(0, 2)
 print(policy(), codes(third), "threads that have ended are forgotten")
 """
     assert said(driver, script) == [
-        "['memory-not-restored'] interleave=static:0 default",
-        "bind=static:0",
+        f"['memory-not-restored'] {INTERLEAVE} default",
+        BIND,
         "default [] threads that have ended are forgotten",
     ]
 
 
 def test_a_thread_that_outlives_the_policy(driver: FakeDriver) -> None:
     script = """
-affinity = gpuaff.set_affinity(0, 2, memory="bind")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 go = threading.Event()
 
 def other():
@@ -238,12 +261,12 @@ affinity.restore()
 go.set()
 thread.join()
 """
-    assert said(driver, script) == ["bind=static:0", "default"]
+    assert said(driver, script) == [BIND, "default"]
 
 
 def test_a_forked_child_puts_it_back_for_itself(driver: FakeDriver) -> None:
     script = """
-affinity = gpuaff.set_affinity(0, 2, memory="bind")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 def child(work):
     sys.stdout.flush()
     pid = os.fork()
@@ -255,16 +278,15 @@ def child(work):
 child(lambda: None)
 child(affinity.restore)
 child(lambda: gpuaff.set_affinity(0, 2))
-child(lambda: gpuaff.set_affinity(0, 2, memory="interleave").restore())
+child(lambda: gpuaff.set_affinity(0, 2, memory=INTERLEAVE_ONE).restore())
 def own_and_then_the_parents():
-    gpuaff.set_affinity(0, 2, memory="interleave")
+    gpuaff.set_affinity(0, 2, memory=INTERLEAVE_ONE)
     affinity.restore()
 child(own_and_then_the_parents)
 print(policy())
 """
-    ours = "bind=static:0"
     # What a child starts with is its own first policy, as its mask is its border.
-    assert said(driver, script) == [ours, "default", ours, ours, "interleave=static:0", ours]
+    assert said(driver, script) == [BIND, "default", BIND, BIND, INTERLEAVE, BIND]
 
 
 REFUSALS = [
@@ -290,10 +312,14 @@ except gpuaff.GPUAffinityError as error:
 
 
 @pytest.mark.parametrize(("error", "says"), REFUSALS)
-@pytest.mark.parametrize("which", [slice(2), slice(1, 2)], ids=["both calls", "setting"])
+@pytest.mark.parametrize(
+    "calls", [mempolicy._numbers(), mempolicy._numbers()[1:]], ids=["both", "setting"]
+)
 @pytest.mark.case("B22")
-def test_a_filter_that_forbids_it(driver: FakeDriver, error: int, says: str, which: slice) -> None:
-    done = run(TRY, env=driver.env(), prefix=seccomp.refusing(error, *_numbers()[which]))
+def test_a_filter_that_forbids_it(
+    driver: FakeDriver, error: int, says: str, calls: tuple[int, ...]
+) -> None:
+    done = run(TRY, env=driver.env(), prefix=seccomp.refusing(error, *calls))
     assert done.returncode == 0, done.stderr
     first, message, *rest = done.stdout.splitlines()
     assert first == "True True None"
@@ -306,7 +332,7 @@ def test_a_filter_that_comes_later(driver: FakeDriver) -> None:
     script = """
 import logging, seccomp
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
-affinity = gpuaff.set_affinity(0, 2, memory="bind")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 seccomp.install(1, [mempolicy._numbers()[1]])
 affinity.restore()
 print(policy())
@@ -314,7 +340,27 @@ print(policy())
     warning, policy = said(driver, "from gpuaff.system import mempolicy" + script)
     assert "refused the earlier memory policy, default" in warning
     assert "[memory-not-restored]" in warning
-    assert policy == "bind=static:0"
+    assert policy == BIND
+
+
+def test_a_kernel_that_can_prefer_one_node_only() -> None:
+    """As Linux was before 5.15; the second node is not there, which the kernel does not mind."""
+    script = """
+from gpuaff.binding.memory import _set
+print([notice.code for notice in _set("preferred", frozenset({FIRST, 60}), FIRST)])
+print(policy(), get_policy().nodes)
+"""
+    many = mempolicy.PREFERRED_MANY | mempolicy.STATIC
+    old = seccomp.refusing(errno.EINVAL, mempolicy._numbers()[1], first=many)
+    assert run(START + script, prefix=old).stdout.splitlines() == [
+        "['memory-first']",
+        f"{PREFER} frozenset({{{FIRST}}})",
+    ]
+    new = run(START + script).stdout
+    assert new.startswith("[]\nprefer")
+    assert new.endswith(f"frozenset({{{FIRST}, 60}})\n")
+    refused = seccomp.refusing(errno.EPERM, mempolicy._numbers()[1], first=many)
+    assert "PermissionError" in run(START + script, prefix=refused).stderr
 
 
 @pytest.mark.case("C11")
@@ -333,15 +379,15 @@ def refuse(cpus):
     raise OSError(22, "Invalid argument")
 
 apply.move_caller = refuse
-affinity = gpuaff.set_affinity(0, 2, memory="bind")
+affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 print(*seen)
 print(policy(), affinity.memory, affinity.pinned, os.sched_getaffinity(0) == before)
 try:
-    gpuaff.set_affinity(0, 2, memory="bind", strict=True)
+    gpuaff.set_affinity(0, 2, memory=BIND_ONE, strict=True)
 except gpuaff.GPUAffinityError:
     print(policy())
 apply.move_caller = move_caller
-first = gpuaff.set_affinity(0, 2, memory="preferred")
+first = gpuaff.set_affinity(0, 2, memory=PREFERRED_ONE)
 for arguments in ({"memory": "bind:999"}, {"memory": "bind", "min_physical_cores": 5000}):
     try:
         gpuaff.set_affinity(1, 2, **arguments)
@@ -351,11 +397,11 @@ first.restore()
 print(policy())
 """
     assert said(driver, script) == [
-        "bind=static:0 bind=static:0",
+        f"{BIND} {BIND}",
         "default None False True",
         "default",
-        "prefer=static:0 True",
-        "prefer=static:0 True",
+        f"{PREFER} True",
+        f"{PREFER} True",
         "default",
     ]
 
@@ -364,7 +410,7 @@ print(policy())
 def test_the_mask_is_what_it_is_without_memory(driver: FakeDriver) -> None:
     script = """
 plain = gpuaff.set_affinity(1, 2)
-print(gpuaff.set_affinity(1, 2, memory="bind") == plain == os.sched_getaffinity(0))
+print(gpuaff.set_affinity(1, 2, memory=BIND_ONE) == plain == os.sched_getaffinity(0))
 """
     assert said(driver, script) == ["True"]
 

@@ -26,7 +26,7 @@ from gpuaff.binding.memory_option import Wanted, read
 )
 def test_it_is_read(text: str, word: str, nodes: set[int], own: bool) -> None:
     found = read("memory", text)
-    assert (found.word, found.nodes, found.own) == (word, nodes, own)
+    assert (found.word, set(found.nodes), found.own) == (word, nodes, own)
     assert found.named is (":" in text)
 
 
