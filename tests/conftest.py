@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from gpuaff.topology.model import Topology
 
 import cpusets
+import mempolicies
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver, MakeDriver
 
@@ -50,6 +51,7 @@ _HAS: dict[str, Callable[[], bool]] = {
     "compiler": lambda: compiler() is not None,
     "cpusets": cpusets.available,
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
+    "memory-policies": mempolicies.available,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
 }
 """What a test may need besides programs. The compiler is for the fake driver, and on Linux only;

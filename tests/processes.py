@@ -39,7 +39,8 @@ def masks(pid: int) -> dict[int, frozenset[int]]:
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A clean environment: no rank, no CUDA, no gpuaff option of whoever runs the tests."""
     launchers = ("LOCAL_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_")
-    ours = ("GPUAFF", "CUDA_", "OMP_", "KMP_", "LD_LIBRARY_PATH", *launchers)
+    runtimes = ("CUDA_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTOBLAS_", "LD_LIBRARY_PATH")
+    ours = ("GPUAFF", *runtimes, *launchers)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return {**kept, "PYTHONPATH": str(SRC), **(extra or {})}
 

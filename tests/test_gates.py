@@ -9,7 +9,13 @@ from pathlib import Path
 import gpuaff
 
 SOURCE = Path(str(gpuaff.__path__[0]))
-GATES = {"system/nvml.py", "system/kernel.py", "system/environ.py", "system/nvml_warmup.py"}
+GATES = {
+    "system/nvml.py",
+    "system/kernel.py",
+    "system/environ.py",
+    "system/mempolicy.py",
+    "system/nvml_warmup.py",
+}
 OPENS = {
     "cli/dispatch.py",  # the null device, when a reader has gone
     "cli/source.py",  # what the user names

@@ -32,12 +32,32 @@ def is_strict(argument: object) -> bool:
     Raises:
         InvalidOptionError: it is neither a yes nor a no.
     """
+    return yes_or_no("strict", argument)
+
+
+def yes_or_no(option: str, argument: object) -> bool:
+    """An option that is off by default: the argument, else ``GPUAFF_<OPTION>``.
+
+    Raises:
+        InvalidOptionError: it is neither a yes nor a no.
+    """
+    name, value = said(option, argument)
     if argument is None:
-        text = environ.option("strict")
-        return text is not None and flag("GPUAFF_STRICT", text)
+        return value is not None and flag(name, str(value))
     if isinstance(argument, bool):
         return argument
-    raise InvalidOptionError("strict", argument, "True or False")
+    raise InvalidOptionError(option, argument, "True or False")
+
+
+def said(option: str, argument: object) -> tuple[str, object]:
+    """What was said for an option: by the argument, else by ``GPUAFF_<OPTION>``.
+
+    Returns:
+        What it is called where it was said, and the value; None when nobody said anything.
+    """
+    if argument is not None:
+        return option, argument
+    return f"GPUAFF_{option.upper()}", environ.option(option)
 
 
 def pinning_is_off() -> bool:

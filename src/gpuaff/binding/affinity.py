@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
     from gpuaff.allocator.plan import Plan
+    from gpuaff.binding.process import Extras
     from gpuaff.binding.undo import Before
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
@@ -31,6 +32,7 @@ class Affinity(frozenset[int]):
             known; None when none was made (switched off, no Linux).
         gpu: the physical index of this rank's GPU; None when no GPU is known.
         pinned: whether the mask was set.
+        memory: the memory policy that was set for the calling thread (``bind:0-1``), else None.
         warnings: what was not as hoped.
     """
 
@@ -38,8 +40,10 @@ class Affinity(frozenset[int]):
     plan: Plan | None
     gpu: int | None
     pinned: bool
+    memory: str | None
     warnings: tuple[Notice, ...]
     _before: Before | None
+    _extras: Extras | None
 
     def __new__(
         cls,
@@ -47,15 +51,17 @@ class Affinity(frozenset[int]):
         *,
         rank: int | None = None,
         before: Before | None = None,
+        extras: Extras | None = None,
         plan: Plan | None = None,
         pinned: bool = False,
+        memory: str | None = None,
         warnings: tuple[Notice, ...] = (),
     ) -> Self:
         """Only :func:`set_affinity` makes them."""
         self = super().__new__(cls, cpus)
         self.rank, self.plan, self.pinned, self.warnings = rank, plan, pinned, warnings
         self.gpu = plan.share_of(rank).gpu if plan is not None and rank is not None else None
-        self._before = before
+        self.memory, self._before, self._extras = memory, before, extras
         return self
 
     def restore(self) -> CpuSet:
@@ -66,13 +72,17 @@ class Affinity(frozenset[int]):
         from any thread. In a forked child (a DataLoader worker) it moves the child's threads, if
         they have what was set here.
 
+        A memory policy goes back in the calling thread only, as the kernel has it: the thread that
+        has called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set
+        here and is still the same.
+
         Returns:
             The calling thread's CPUs afterwards.
         """
         from gpuaff.binding.undo import current, put_back
 
         if self.pinned and self._before is not None:
-            put_back(frozenset(self), self._before.first)
+            put_back(frozenset(self), self._before.first, self._extras)
         return current()
 
     def __enter__(self) -> Self:
@@ -88,7 +98,7 @@ class Affinity(frozenset[int]):
         from gpuaff.binding.undo import put_back
 
         if self.pinned and self._before is not None:
-            put_back(frozenset(self), self._before)
+            put_back(frozenset(self), self._before, self._extras)
 
     def __repr__(self) -> str:
         from gpuaff.cpuset import format_cpulist
@@ -148,9 +158,16 @@ def set_affinity(
         reserve: how many cores of each rank's part stay out of its share, for helpers.
         rank_allowed: the CPUs that each rank may use, by rank, where ranks have masks of their
             own and the launcher does not tell.
-        memory: where the memory of this thread, and of threads that it starts, comes from:
-            ``preferred``, ``bind`` or ``interleave`` on the NUMA nodes of the share.
-        openmp: set OMP_NUM_THREADS to the number of cores in the share, unless it is set.
+        memory: where memory comes from: ``preferred``, ``bind`` or ``interleave`` on the NUMA
+            nodes of the share's CPUs, or on those that are named: ``bind:8``, ``preferred:0-1``,
+            ``interleave:gpu`` (``gpu`` is the memory of the rank's GPU, where that is a NUMA
+            node). None leaves the policy. It holds for the calling thread and for the threads and
+            processes that it starts later. It does not reach threads that are there already,
+            memory that has been touched already, what other threads touch first, shared memory of
+            other processes, and files that are in the page cache. Nothing is set where nothing is
+            pinned.
+        openmp: set OMP_NUM_THREADS to the number of cores in the share, unless it is set. It
+            counts for OpenMP runtimes that are loaded later.
         strict: raise where best effort would warn.
 
     Returns:
@@ -159,7 +176,8 @@ def set_affinity(
     Raises:
         TypeError: only one of ``local_rank`` and ``nproc_per_node`` is given.
         InvalidOptionError: an argument or a ``GPUAFF_`` variable cannot be meant.
-        GPUAffinityError: ``min_physical_cores`` cannot be had; with ``strict`` also whatever
+        GPUAffinityError: ``min_physical_cores`` cannot be had, or ``memory`` names a NUMA node
+            that this machine does not have; with ``strict`` also whatever
             kept the process from being pinned as planned.
         NoDriverError: with ``strict``, where NVML cannot be used.
     """

@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.plan import Plan
-from gpuaff.binding import suspicion
+from gpuaff.binding import extras, suspicion
 from gpuaff.binding.decide import decide
-from gpuaff.binding.process import Process
+from gpuaff.binding.extras import Asked
+from gpuaff.binding.process import NOTHING, Extras, Process
 from gpuaff.binding.report import concerning, refuse_if_broken
 from gpuaff.binding.threads import move_all, move_caller, threads_with
 from gpuaff.binding.undo import Before, rewind
@@ -32,6 +33,7 @@ class Outcome:
         plan: the plan, which holds this rank's share.
         pinned: whether this rank's share is in force.
         before: how the process was before the call.
+        extras: what is set besides, after it.
         warnings: what concerns this rank.
     """
 
@@ -39,6 +41,7 @@ class Outcome:
     plan: Plan
     pinned: bool
     before: Before
+    extras: Extras
     warnings: tuple[Notice, ...]
 
 
@@ -50,6 +53,7 @@ class Attempt:
         process: what is remembered of this process; the caller holds its lock.
         ranks: this rank, and how many there are.
         options: the options of the plan.
+        asked: what is to be set besides.
         strict: whether best effort is not enough.
         caller: the calling thread's CPUs before the call.
         let_rest: called when the driver has been asked everything.
@@ -58,6 +62,7 @@ class Attempt:
     process: Process
     ranks: Ranks
     options: Options
+    asked: Asked
     strict: bool
     caller: CpuSet
     let_rest: Callable[[], None]
@@ -90,6 +95,7 @@ class Attempt:
         except BaseException:
             if process.share is not None and process.share != before.share:
                 rewind(process, {process.share}, before)
+            extras.put_back(process, before.extras)
             self._put_caller_back()
             raise
 
@@ -126,15 +132,32 @@ class Attempt:
         share, before = plan.share_of(self.rank), Before.of(self.process)
         ours = self.process.ours(granted)
         if share.gpu is None or not share.cpus:
-            self._leave(before, ours)
-            return _unpinned(plan, before, warnings)
+            warnings += self._leave(before, ours)
+            return self._unpinned(plan, before, warnings)
         bound = self._bound(share.cpus, ours)
+        warnings += extras.put(self.process, self.asked, share, topology)
         try:
             got = move_caller(share.cpus)
         except OSError as error:
+            extras.put_back(self.process, before.extras)
             raise _RefusedError(plan, share.cpus, warnings, error) from error
         warnings += self._move_others(share.cpus, got, ours, bound)
-        return Outcome(cpus=got, plan=plan, pinned=True, before=before, warnings=tuple(warnings))
+        return self._outcome(got, plan, before, warnings, pinned=True)
+
+    def _outcome(
+        self, cpus: CpuSet, plan: Plan, before: Before, warnings: list[Notice], *, pinned: bool
+    ) -> Outcome:
+        return Outcome(
+            cpus=cpus,
+            plan=plan,
+            pinned=pinned,
+            before=before,
+            extras=self.process.extras,
+            warnings=tuple(warnings),
+        )
+
+    def _unpinned(self, plan: Plan, before: Before, warnings: list[Notice]) -> Outcome:
+        return self._outcome(kernel.get_affinity(), plan, before, warnings, pinned=False)
 
     def _plan(self, topology: Topology, whose: masks.Masks) -> Plan:
         own = gpus.observe(self.ranks, visible=len(topology.visible))
@@ -147,7 +170,7 @@ class Attempt:
         except _RefusedError as refused:
             self._put_caller_back()
             warnings = [*refused.warnings, refused.notice]
-            return _unpinned(refused.plan, Before.of(self.process), warnings)
+            return self._unpinned(refused.plan, Before.of(self.process), warnings)
 
     def _bound(self, cpus: CpuSet, ours: set[CpuSet]) -> dict[int, CpuSet]:
         """Threads that somebody has bound, and that can't be told from ours when we are through.
@@ -167,17 +190,13 @@ class Attempt:
         cut = [] if got == asked else [_cut(asked, move_caller(got))]
         return [*cut, *move_all(got, ours=ours).notices()]
 
-    def _leave(self, before: Before, ours: set[CpuSet]) -> None:
+    def _leave(self, before: Before, ours: set[CpuSet]) -> list[Notice]:
         """Nothing to pin to: what earlier calls had set is taken back."""
         if self.process.share is not None:
             rewind(self.process, {self.process.share}, before.first)
         if self.caller not in ours:
             self._put_caller_back()
-
-
-def _unpinned(plan: Plan, before: Before, warnings: list[Notice]) -> Outcome:
-    cpus = kernel.get_affinity()
-    return Outcome(cpus=cpus, plan=plan, pinned=False, before=before, warnings=tuple(warnings))
+        return extras.put_back(self.process, NOTHING)
 
 
 def _cut(asked: CpuSet, got: CpuSet) -> Notice:

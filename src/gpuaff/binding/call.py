@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from gpuaff.allocator.options import check_count, check_rank
 from gpuaff.binding.affinity import Affinity
 from gpuaff.binding.apply import Attempt, Outcome
+from gpuaff.binding.extras import Asked
 from gpuaff.binding.process import this_process
 from gpuaff.binding.report import refuse_if_broken, say, say_where
 from gpuaff.binding.undo import current
@@ -51,6 +52,7 @@ def bind(
     strict = is_strict(strict)
     ranks, remark = _ranks(local_rank, nproc_per_node)
     options = plan_options((ranks or ALONE).local_size, arguments)
+    asked = Asked.of(memory, openmp)
     remarks = () if remark is None else (remark,)
     if pinning_is_off():
         return _unpinned(ranks, (_OFF,), strict=False)
@@ -67,6 +69,7 @@ def bind(
             process=process,
             ranks=ranks,
             options=options,
+            asked=asked,
             strict=strict,
             caller=kernel.get_affinity(),
             let_rest=let_rest,
@@ -107,13 +110,18 @@ def _unpinned(ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool
 
 def _pinned(rank: int, outcome: Outcome, remarks: tuple[Notice, ...]) -> Affinity:
     warnings = remarks + outcome.warnings
+    share = outcome.plan.share_of(rank) if outcome.pinned else None
+    placed = outcome.extras.memory.get(kernel.thread_id())
+    memory = None if placed is None else str(placed.ours)
     say(warnings, rank=rank)
-    say_where(rank, outcome.plan.share_of(rank) if outcome.pinned else None, outcome.cpus)
+    say_where(rank, share, outcome.cpus, memory=memory)
     return Affinity(
         outcome.cpus,
         rank=rank,
         before=outcome.before,
+        extras=outcome.extras,
         plan=outcome.plan,
         pinned=outcome.pinned,
+        memory=memory,
         warnings=warnings,
     )

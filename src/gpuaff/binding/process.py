@@ -3,10 +3,57 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.records import dataclass, field
 from gpuaff.system import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuaff.system.mempolicy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A thread's memory policy.
+
+    Attributes:
+        first: the one that it had before gpuaff set one.
+        ours: the one that gpuaff has set.
+    """
+
+    first: Policy
+    ours: Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """OMP_NUM_THREADS.
+
+    Attributes:
+        first: its value before gpuaff set it: None or blank.
+        ours: the value that gpuaff has set.
+    """
+
+    first: str | None
+    ours: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What gpuaff has set besides CPUs.
+
+    Attributes:
+        memory: the memory policies, by thread.
+        openmp: OMP_NUM_THREADS; None when it is not ours.
+    """
+
+    memory: Mapping[int, Placed] = field(default_factory=dict)
+    openmp: Exported | None = None
+
+
+NOTHING = Extras()
 
 
 @dataclass()
@@ -19,6 +66,7 @@ class Process:
         share: what gpuaff has set since; None when nothing is set.
         bound: the masks of threads that somebody had bound on purpose and that gpuaff has moved
             all the same, or can't tell from its own by their mask, by id.
+        extras: what is set besides.
         lock: held while threads are moved.
     """
 
@@ -26,6 +74,7 @@ class Process:
     original: CpuSet
     share: CpuSet | None = None
     bound: dict[int, CpuSet] = field(default_factory=dict)
+    extras: Extras = NOTHING
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def ours(self, granted: CpuSet) -> set[CpuSet]:

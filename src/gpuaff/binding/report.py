@@ -10,7 +10,7 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, NoDriverError
 from gpuaff.notices import Notice
 
-_INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml"})
+_INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml", "omp-kept"})
 """Said at INFO: nothing is wrong with the pinning."""
 
 _OF_THE_JOB = frozenset({"scope-hint", "cores-unknown"})
@@ -22,6 +22,9 @@ _BROKEN = frozenset(
         "cpus-unknown",
         "gpus-unknown",
         "mask-cut",
+        "memory-cut",
+        "memory-none",
+        "memory-refused",
         "near-not-allowed",
         "near-unknown",
         "no-driver",
@@ -88,7 +91,9 @@ def say(notices: Iterable[Notice], *, rank: int | None) -> None:
             _said.add(notice.message)
 
 
-def say_where(rank: int | None, share: Share | None, cpus: CpuSet) -> None:
+def say_where(
+    rank: int | None, share: Share | None, cpus: CpuSet, *, memory: str | None = None
+) -> None:
     """The one line for each call: ``rank 3 -> GPU 3 (NUMA 1) cpus 48-55,176-183 [8 cores]``."""
     listed = format_cpulist(cpus) or "unknown"
     if share is None:
@@ -97,4 +102,5 @@ def say_where(rank: int | None, share: Share | None, cpus: CpuSet) -> None:
     nodes = ",".join(map(str, share.numa_nodes)) or "?"
     cores = f"{share.cores} core{'s' if share.cores != 1 else ''}"
     place = f"GPU {share.gpu} (NUMA {nodes})"
-    _log("info", f"gpuaff: rank {rank} -> {place} cpus {listed} [{cores}]")
+    with_memory = "" if memory is None else f" memory {memory}"
+    _log("info", f"gpuaff: rank {rank} -> {place} cpus {listed} [{cores}]{with_memory}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from gpuaff.binding.process import Process, remembered
+from gpuaff.binding import extras as besides
+from gpuaff.binding.process import NOTHING, Extras, Process, remembered
 from gpuaff.binding.report import say
 from gpuaff.binding.threads import Moved, move_all
 from gpuaff.cpuset import CpuSet
@@ -22,12 +23,14 @@ class Before:
         original: its CPUs when gpuaff was first called.
         share: what an earlier call had set; None when nothing was set.
         bound: the threads that somebody had bound, as :class:`Process` has them.
+        extras: what was set besides.
     """
 
     pid: int
     original: CpuSet
     share: CpuSet | None
     bound: Mapping[int, CpuSet]
+    extras: Extras = NOTHING
 
     @classmethod
     def of(cls, process: Process) -> Before:
@@ -37,6 +40,7 @@ class Before:
             original=process.original,
             share=process.share,
             bound=dict(process.bound),
+            extras=process.extras,
         )
 
     @property
@@ -45,21 +49,27 @@ class Before:
         return Before(pid=self.pid, original=self.original, share=None, bound={})
 
 
-def put_back(share: CpuSet, before: Before) -> None:
+def put_back(share: CpuSet, before: Before, extras: Extras | None) -> None:
     """Undo what a call has set, and all later calls; nothing where it is undone already.
 
     Args:
         share: what the call has set.
         before: how it is to be.
+        extras: what the call has set besides.
     """
     process = remembered()
     if process is None or process.pid != before.pid:
         # A forked child: its threads have the mask, whatever it has done itself.
         _say(_move_back({share}, before.original))
+        say(besides.shed(extras or NOTHING, None), rank=None)
         return
     with process.lock:
+        # Undone by a restore() meanwhile: what other threads have left undone goes back as well.
+        then = NOTHING if process.share is None else before.extras
         if process.share is not None:
             _say(rewind(process, {share, process.share}, before))
+        say(besides.put_back(process, then), rank=None)
+        say(besides.shed(extras or NOTHING, process), rank=None)
 
 
 def rewind(process: Process, shares: set[CpuSet], before: Before) -> Moved:

@@ -1,4 +1,4 @@
-"""The environment variables: the only module that reads them."""
+"""The environment variables: the only module that reads and writes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import os
 def get(name: str) -> str | None:
     """A variable's value; None when it is unset. Set but empty is ``""``."""
     return os.environ.get(name)
+
+
+def put(name: str, value: str | None) -> None:
+    """Set a variable for this process, its C libraries and its children; None unsets it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def option(name: str) -> str | None:

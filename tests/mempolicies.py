@@ -1,0 +1,35 @@
+"""Memory policies as another reader sees them: /proc, where the kernel writes them as text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import environment
+
+_TRY = """
+from gpuaff.system import mempolicy
+mempolicy.set_policy(mempolicy.Policy(mempolicy.BIND | mempolicy.STATIC, mempolicy.allowed_nodes()))
+"""
+
+
+def of(pid: int | str = "self", thread: int | None = None) -> str:
+    """A process's policy, or a thread's, as numa_maps has it: ``default``, ``bind=static:0``."""
+    task = "" if thread is None else f"task/{thread}/"
+    lines = Path(f"/proc/{pid}/{task}numa_maps").read_text().splitlines()
+    words = {line.split()[1] for line in lines}
+    assert len(words) == 1, words
+    return words.pop()
+
+
+def nodes() -> str:
+    """The NUMA nodes that this process may have memory from, as the kernel lists them."""
+    status = Path("/proc/self/status").read_text()
+    return status.split("Mems_allowed_list:")[1].split()[0]
+
+
+def available() -> bool:
+    """Whether this machine has them, and lets us set one: tried in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", _TRY], env=environment(), check=False)
+    return done.returncode == 0 and Path("/proc/self/numa_maps").exists()

@@ -1,0 +1,28 @@
+"""A shared library that uses OpenMP, as numpy's or torch's do: loaded late, by the process."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from fakedriver.build import compiler
+
+_SOURCE = """
+#include <omp.h>
+int threads(void)
+{
+    int count = 0;
+    #pragma omp parallel reduction(+ : count)
+    count += 1;
+    return count;
+}
+"""
+
+
+def build(folder: Path) -> Path:
+    """Compile it; ``threads()`` runs a parallel region and returns how many took part."""
+    source, library = folder / "region.c", folder / "libregion.so"
+    source.write_text(_SOURCE)
+    command = [str(compiler()), "-shared", "-fPIC", "-fopenmp", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return library

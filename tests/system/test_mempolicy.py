@@ -1,0 +1,190 @@
+"""The calls for memory policies, on the real kernel; it tells in /proc what it has."""
+
+from __future__ import annotations
+
+import errno
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuaff.system import mempolicy
+from gpuaff.system.mempolicy import Policy
+
+import mempolicies
+import seccomp
+from fakedriver.build import compiler
+from processes import printed, run
+
+
+@pytest.mark.needs("memory-policies")
+@pytest.mark.parametrize(
+    ("policy", "in_proc", "text"),
+    [
+        ("Policy(BIND, nodes)", "bind:{}", "bind:{}"),
+        ("Policy(BIND | STATIC, nodes)", "bind=static:{}", "bind:{}"),
+        ("Policy(INTERLEAVE, nodes)", "interleave:{}", "interleave:{}"),
+        (
+            "Policy(PREFERRED | STATIC, frozenset({min(nodes)}))",
+            "prefer=static:{first}",
+            "preferred:{first}",
+        ),
+        ("Policy(LOCAL)", "local", "local"),
+        ("Policy(DEFAULT)", "default", "default"),
+    ],
+)
+def test_the_kernel_has_what_was_set(policy: str, in_proc: str, text: str) -> None:
+    script = f"""
+        import sys
+        from gpuaff.system.mempolicy import *
+        sys.path.append({str(Path(mempolicies.__file__).parent)!r})
+        import mempolicies
+        nodes = allowed_nodes()
+        first = frozenset({{min(nodes)}})
+        before = get_policy()
+        set_policy({policy})
+        print(mempolicies.of())
+        print(get_policy(), get_policy() == {policy})
+        set_policy(before)
+        print(mempolicies.of(), get_policy() == before)
+    """
+    nodes = mempolicies.nodes()
+    first = re.split("[,-]", nodes)[0]
+    assert printed(script).splitlines() == [
+        in_proc.format(nodes, first=first),
+        f"{text.format(nodes, first=first)} True",
+        "default True",
+    ]
+
+
+@pytest.mark.needs("memory-policies")
+def test_several_nodes_are_preferred_since_linux_5_15() -> None:
+    script = """
+        from gpuaff.system.mempolicy import *
+        set_policy(Policy(PREFERRED_MANY | STATIC, allowed_nodes()))
+        print(get_policy(), set(open("/proc/self/numa_maps").readline().split()))
+    """
+    assert printed(script).startswith(f"preferred:{mempolicies.nodes()} ")
+    assert "prefer (many)" in printed(script) or "(many)=static" in printed(script)
+
+
+@pytest.mark.needs("memory-policies")
+def test_the_allowed_nodes_are_those_in_proc() -> None:
+    script = """
+        from gpuaff.cpuset import format_cpulist
+        from gpuaff.system.mempolicy import allowed_nodes
+        print(format_cpulist(allowed_nodes()))
+    """
+    assert printed(script) == mempolicies.nodes()
+
+
+def room() -> int:
+    """How many nodes this kernel is built for: the width of the mask that it prints."""
+    mask = re.search(r"^Mems_allowed:\s*(.*)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert mask is not None
+    return 32 * len(mask.group(1).split(","))
+
+
+@pytest.mark.needs("memory-policies")
+@pytest.mark.case("G2")
+def test_masks_are_as_large_as_the_nodes_need() -> None:
+    """The kernel drops nodes that it lacks, but not those that it could never have.
+
+    The last bit of a mask is the one that is lost when ``maxnode`` is one too small.
+    """
+    beyond = [room(), room() + 63, 2 * room() - 1, 2 * room(), 5 * room() + 1]
+    script = f"""
+        from gpuaff.system.mempolicy import *
+        nodes = allowed_nodes()
+        for extra in {[200, room() - 1]}:
+            set_policy(Policy(BIND, nodes | {{extra}}))
+            assert get_policy() == Policy(BIND, nodes)
+        for extra in {beyond}:
+            try:
+                set_policy(Policy(BIND, nodes | {{extra}}))
+            except OSError as error:
+                print(error.errno)
+    """
+    assert printed(script).split() == [str(errno.EINVAL)] * len(beyond)
+
+
+@given(st.sets(st.integers(0, 5000)))
+@pytest.mark.case("G2")
+def test_a_mask_is_the_kernels_bitmap(nodes: set[int]) -> None:
+    mask = mempolicy._mask(nodes)
+    number = sum(1 << node for node in nodes)
+    words = [number >> mempolicy._WORD * i & (1 << mempolicy._WORD) - 1 for i in range(len(mask))]
+    assert list(mask) == words
+    assert number >> mempolicy._WORD * len(mask) == 0
+    assert mempolicy._nodes(mask) == nodes
+    assert len(bytes(mask)) % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "bits", "get", "put"),
+    [
+        ("x86_64", 64, 239, 238),
+        ("aarch64", 64, 236, 237),
+        ("riscv64", 64, 236, 237),
+        ("loongarch64", 64, 236, 237),
+        ("ppc64", 64, 260, 261),
+        ("ppc64le", 64, 260, 261),
+        ("s390x", 64, 269, 270),
+        ("i686", 32, 275, 276),
+        ("armv7l", 32, 320, 321),
+    ],
+)
+def test_the_numbers(machine: str, bits: int, get: int, put: int) -> None:
+    """Read from the tables of strace, which lists them for each machine."""
+    assert mempolicy.numbers(machine, bits=bits) == (get, put)
+    assert mempolicy.numbers(machine, bits=96 - bits) is None
+
+
+@pytest.mark.needs("compiler")
+def test_the_numbers_of_this_machine_are_those_of_its_headers() -> None:
+    text = "#include <sys/syscall.h>\nGET= __NR_get_mempolicy SET= __NR_set_mempolicy\n"
+    command = [str(compiler()), "-E", "-P", "-"]
+    out = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    numbers = re.search(r"GET=\s*(\d+)\s+SET=\s*(\d+)", out)
+    assert numbers is not None
+    assert mempolicy._numbers() == tuple(map(int, numbers.groups()))
+
+
+def test_a_machine_that_is_not_known_is_told() -> None:
+    script = """
+        import os
+        from gpuaff.system import mempolicy
+        os.uname = lambda: type("", (), {"machine": "vax"})
+        try:
+            mempolicy.get_policy()
+        except OSError as error:
+            print(error.errno, error.strerror)
+    """
+    number, text = printed(script).split(" ", 1)
+    assert int(number) == errno.ENOSYS
+    assert "vax" in text
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EINVAL])
+def test_what_a_filter_answers_is_raised(error: int) -> None:
+    script = """
+        from gpuaff.system.mempolicy import *
+        for call in (get_policy, allowed_nodes, lambda: set_policy(Policy(DEFAULT))):
+            try:
+                call()
+            except OSError as error:
+                print(error.errno)
+    """
+    done = run(script, prefix=seccomp.refusing(error, *mempolicy._numbers()))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(error)] * 3
+
+
+def test_a_policy_prints_as_it_is_asked_for() -> None:
+    assert str(Policy(mempolicy.BIND | mempolicy.STATIC, frozenset({0, 1, 5}))) == "bind:0-1,5"
+    assert str(Policy(mempolicy.DEFAULT)) == "default"
+    assert str(Policy(6, frozenset({2}))) == "weighted-interleave:2"
+    assert str(Policy(77, frozenset({2}))) == "mode 77:2"
