@@ -120,8 +120,7 @@ def _accelerators(
     chosen = [(number, draw(spots)) for number in sorted(numbers or ())]
     devices = tuple(
         Accelerator(
-            # Two digits of the bus, and of a domain that may need five.
-            pci_bus_id=f"{0xFFF0 + number // 256 // 4:04x}:{number % 256:02x}:00.{number // 256 % 4}",
+            pci_bus_id=_address(number),
             vendor=draw(st.sampled_from(["10de", "1002", "8086"])),
             local_cpus=near,
             numa_node=node,
@@ -129,6 +128,12 @@ def _accelerators(
         for number, (near, _, node) in chosen
     )
     return None if numbers is None else tuple(sorted(devices, key=_by_address))
+
+
+def _address(number: int) -> str:
+    """A bus, a function, and a domain of four digits or five."""
+    bus, function, domain = number % 256, number // 256 % 4, number // 1024
+    return f"{0xFFF0 + domain:04x}:{bus:02x}:00.{function}"
 
 
 def _by_address(device: Accelerator) -> tuple[int, str]:

@@ -170,7 +170,6 @@ class TestPicture:
         shared = plan(*THREE[:1], mode=Mode.ALL, balanced=False)
         assert shown(picture.lines(box, shared, "box")).startswith("box: 1 rank, all, by node\n")
 
-    @pytest.mark.case("B10")
     def test_shows_what_is_kept_for_helpers(self, box: Topology) -> None:
         """Rank 0 keeps core 1, rank 1 core 6; core 5 is kept for both; core 7 is not allowed."""
         kept = [

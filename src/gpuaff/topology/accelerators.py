@@ -37,10 +37,9 @@ _INTEL_GRAPHICS = "0000:00:02.0"
 def on_the_bus(tree: Tree, machine: Cpus) -> tuple[Accelerator, ...]:
     """Every accelerator of the machine, by address; empty where there is no PCI bus to be seen."""
     # A machine has hundreds of PCI devices: one file each, until it looks like an accelerator.
-    found = ((address, _vendor(tree, address)) for address in in_order(tree.list(DEVICES)))
-    return tuple(
-        _accelerator(tree, machine, address, vendor) for address, vendor in found if vendor
-    )
+    vendors = {name: _vendor(tree, name) for name in tree.list(DEVICES)}
+    found = in_order(name for name, vendor in vendors.items() if vendor)
+    return tuple(_accelerator(tree, machine, name, vendors[name] or "") for name in found)
 
 
 def _vendor(tree: Tree, address: str) -> str | None:
