@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet
 from gpuaff.notices import Notice
-from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Package, Source, Topology
+from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Package, Source, Topology
 
 _T = TypeVar("_T")
 
@@ -110,6 +110,37 @@ def _gpus(
     )
 
 
+@st.composite
+def _accelerators(
+    draw: st.DrawFn, places: Sequence[tuple[CpuSet, CpuSet, int | None]]
+) -> tuple[Accelerator, ...] | None:
+    """Devices of any vendor beside these places, or nowhere; or not told."""
+    numbers = draw(st.none() | st.sets(st.integers(0, 0xFFFF), max_size=5))
+    spots = st.sampled_from([(None, None, None), *places])
+    chosen = [(number, draw(spots)) for number in sorted(numbers or ())]
+    devices = tuple(
+        Accelerator(
+            pci_bus_id=_address(number),
+            vendor=draw(st.sampled_from(["10de", "1002", "8086"])),
+            local_cpus=near,
+            numa_node=node,
+        )
+        for number, (near, _, node) in chosen
+    )
+    return None if numbers is None else tuple(sorted(devices, key=_by_address))
+
+
+def _address(number: int) -> str:
+    """A bus, a function, and a domain of four digits or five."""
+    bus, function, domain = number % 256, number // 256 % 4, number // 1024
+    return f"{0xFFF0 + domain:04x}:{bus:02x}:00.{function}"
+
+
+def _by_address(device: Accelerator) -> tuple[int, str]:
+    domain, rest = device.pci_bus_id.split(":", 1)
+    return int(domain, 16), rest
+
+
 def _gpu(
     draw: st.DrawFn,
     index: int,
@@ -190,6 +221,7 @@ def topologies(
         "visible": tuple(
             draw(st.permutations([gpu.index for gpu in gpus]))[: draw(st.integers(0, 16))]
         ),
+        "accelerators": draw(_accelerators(places)),
         "links": maybe(tuple(tuple("X" if a is b else "NV12" for b in gpus) for a in gpus)),
         "notes": tuple(draw(st.lists(st.just(Notice("some-code", "some message")), max_size=2))),
     }

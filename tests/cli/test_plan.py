@@ -161,6 +161,72 @@ class TestLive:
         assert done.stderr.count("\n") == 1
 
 
+class TestExact:
+    """Masks of each rank's own, cores for helpers, borders."""
+
+    SIDES = ("--rank-allowed", "0-27", "56-83,168-195")
+
+    def test_each_rank_inside_its_own_cpus(self, plan: Planner) -> None:
+        """GPU 0 is next to 0-55,112-167: rank 0 has the 28 cores that it may use. GPU 4 is next to
+        56-111,168-223, and rank 1 on it may use 28 cores."""
+        found = plan("--from", "dgx-h100", "--visible-devices", "0,4", *self.SIDES)
+        assert cpus(found) == ["0-27", "56-83,168-195"]
+
+    def test_as_many_ranks_as_lists(self, plan: Planner) -> None:
+        found = plan("--from", "dgx-h100", "--rank-allowed", "8-11", "4-7", "0-3")
+        assert [share["rank"] for share in found["ranks"]] == [0, 1, 2]
+        assert cpus(found) == ["8-11", "4-7", "0-3"]
+
+    def test_cores_for_helpers(self, plan: Planner) -> None:
+        """A rank's part is 14 cores, 0-13 with siblings 112-125; two of them are kept."""
+        found = plan("--from", "dgx-h100", "--reserve", "2")["ranks"][0]
+        assert found["cores"] == 12
+        used, kept = (parse_cpulist(found[key]) for key in ("cpus", "reserved"))
+        assert len(kept) == 4
+        assert used.isdisjoint(kept)
+        assert used | kept == parse_cpulist("0-13,112-125")
+
+    def test_none_for_helpers(self, plan: Planner) -> None:
+        found = plan("--from", "dgx-h100", "--reserve", "0")
+        assert {share["reserved"] for share in found["ranks"]} == {""}
+
+    @pytest.mark.parametrize("word", ["auto", "job"])
+    def test_a_job_for_itself(self, word: str, plan: Planner) -> None:
+        found = plan("--from", "dgx-a100", "--partition", word)
+        assert found["partition"] == "job"
+        assert cpus(found) == A100_NODE
+
+    def test_unlike_numbers(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["plan", "--from", "dgx-h100", "--nproc", "3", *self.SIDES]) == 2
+        message = "expected as many as the 2 lists of --rank-allowed, one for each rank"
+        assert capsys.readouterr() == ("", f"gpuaff: --nproc=3: {message}\n")
+        assert main(["plan", "--from", "dgx-h100", "--nproc", "2", *self.SIDES]) == 0
+
+    def test_not_both_kinds(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["plan", "--allowed", "0", "--rank-allowed", "0"]) == 2
+        assert "not allowed with argument" in capsys.readouterr().err
+
+    @pytest.mark.case("A18")
+    def test_absent_cpus(self, capsys: pytest.CaptureFixture[str]) -> None:
+        args = ["plan", "--from", "dgx-h100", "--rank-allowed"]
+        assert main([*args, "0-3", "4-7,900"]) == 0
+        note = "gpuaff: note: --rank-allowed: dgx-h100 has no CPU 900 online [allowed-absent]\n"
+        assert note in capsys.readouterr().err
+        assert main([*args, "900", "901"]) == 2
+        assert "gpuaff: --rank-allowed='900-901': expected some of" in capsys.readouterr().err
+
+    def test_a_mask_given_by_rank_answers_the_saved_one(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        data = {"schema_version": 1, "cpus": "0-7", "allowed": "0-3", "gpus": [{"index": 0}]}
+        (tmp_path / "one.json").write_text(json.dumps(data))
+        command = ["plan", "--from", str(tmp_path / "one.json")]
+        assert main(command) == 0
+        assert "saved-allowed" in capsys.readouterr().err
+        assert main([*command, "--rank-allowed", "0-3"]) == 0
+        assert "saved-allowed" not in capsys.readouterr().err
+
+
 class TestText:
     def test_a_table_and_a_picture(self, gpuaff: Runner) -> None:
         done = gpuaff("plan", "--from", "dgx-a100", "--nproc", "8")
@@ -226,6 +292,11 @@ class TestRefused:
             ("--scope", "nodes", "one of node, socket; did you mean node?"),
             ("--scope", "zebra", "one of node, socket\n"),
             ("--multithreading", "all", "one of all_logical, single_logical"),
+            ("--partition", "node", "one of auto, job, machine"),
+            ("--reserve", "-1", "a whole number from"),
+            ("--reserve", "two", "a whole number from"),
+            ("--rank-allowed", "", "a list of CPUs such as 0-3,8, with at least one in it"),
+            ("--rank-allowed", "3-1", "a list of CPUs such as 0-3,8"),
         ],
     )
     def test_what_is_no_word(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.modes import Mode, Multithreading, Scope
+from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
 from gpuaff.allocator.plan import Plan, Share
 from gpuaff.cli import picture, render, richtext, seats, text, tree
 from gpuaff.notices import Notice
@@ -169,6 +169,42 @@ class TestPicture:
         assert first == "box: 1 rank, unique_contiguous, by node, single_logical, unbalanced"
         shared = plan(*THREE[:1], mode=Mode.ALL, balanced=False)
         assert shown(picture.lines(box, shared, "box")).startswith("box: 1 rank, all, by node\n")
+
+    def test_shows_what_is_kept_for_helpers(self, box: Topology) -> None:
+        """Rank 0 keeps core 1, rank 1 core 6; core 5 is kept for both; core 7 is not allowed."""
+        kept = [
+            replace(share(0, 1, {0, 8}, nodes=(0,)), reserved=frozenset({1, 9})),
+            replace(share(1, 0, {4, 12}, nodes=(1,)), reserved=frozenset({5, 6, 13, 14})),
+            replace(share(2, 0, {4, 12}, nodes=(1,)), reserved=frozenset({5, 13})),
+            share(3, 1, {2, 10}, nodes=(0,)),
+        ]
+        lines = picture.lines(box, plan(*kept), "box")
+        assert shown(lines) == (
+            "box: 4 ranks, unique_contiguous, by node\n"
+            "\n"
+            "rank  GPU  NUMA  cores  source  CPUs  reserved\n"
+            "   0    1     0      1  given   0,8   1,9\n"
+            "   1    0     1      1  given   4,12  5-6,13-14\n"
+            "   2    0     1      1  given   4,12  5,13\n"
+            "   3    1     0      1  given   2,10  -\n"
+            "\n"
+            "one character a core: the rank that has it, . free, + kept free for helpers, "
+            "- not allowed, * several ranks\n"
+            "node 0  GPU 1  0+ 3.  0-3,8-11\n"
+            "node 1  GPU 0  *+ +-  4-7,12-15"
+        )
+        signs = [span for line in lines[-2:] for span in line if span.text[0] == "+"]
+        assert [span.style for span in signs] == ["rank:0", "dim", "rank:1"]
+
+    def test_a_rank_on_a_core_counts_more_than_what_is_kept(self, box: Topology) -> None:
+        """One CPU of the core is used, the other kept: the rank has the core."""
+        half = replace(share(0, 1, {0}, nodes=(0,)), reserved=frozenset({8}))
+        assert "node 0  GPU 1  0. .." in shown(picture.lines(box, plan(half), "box"))
+
+    def test_names_the_borders(self, box: Topology) -> None:
+        cut = replace(plan(*THREE[:1]), partition=Partition.MACHINE)
+        first = shown(picture.lines(box, cut, "box")).splitlines()[0]
+        assert first == "box: 1 rank, unique_contiguous, by node, cut by machine"
 
     def test_a_share_of_nothing(self, box: Topology) -> None:
         row = shown(picture.lines(box, plan(share(0, None, set())), "box")).splitlines()[3]

@@ -140,7 +140,7 @@ class TestUse:
 
     @pytest.mark.parametrize(
         "args",
-        [[], ["plna"], ["topo", "x"], ["topo", "--fro", "x"], ["plan", "--partition", "job"]],
+        [[], ["plna"], ["topo", "x"], ["topo", "--fro", "x"], ["plan", "--partitions", "job"]],
     )
     def test_wrong_use(self, args: list[str], gpuaff: Runner) -> None:
         done = gpuaff(*args)

@@ -16,7 +16,7 @@ from gpuaff.cpuset import parse_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.notices import Notice
 from gpuaff.topology import jsontext, snapshot
-from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Package, Source, Topology
+from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Package, Source, Topology
 
 from strategies import topologies
 
@@ -48,6 +48,15 @@ SMALL = Topology(
     ),
     links=(("X", "NV4"), ("NV4", "X")),
     visible=(1, 0),
+    accelerators=(
+        Accelerator(
+            pci_bus_id="0000:07:00.0",
+            vendor="10de",
+            local_cpus=parse_cpulist("0-1,4-5"),
+            numa_node=0,
+        ),
+        Accelerator(pci_bus_id="10000:01:00.0", vendor="1002"),
+    ),
     notes=(Notice("some-code", "what was found"),),
 )
 
@@ -94,6 +103,10 @@ WRITTEN = """\
   ],
   "links": [["X", "NV4"], ["NV4", "X"]],
   "visible": [1, 0],
+  "accelerators": [
+    {"pci_bus_id": "0000:07:00.0", "vendor": "10de", "local_cpus": "0-1,4-5", "numa_node": 0},
+    {"pci_bus_id": "10000:01:00.0", "vendor": "1002", "local_cpus": null, "numa_node": null}
+  ],
   "notes": [{"code": "some-code", "message": "what was found"}]
 }
 """
@@ -203,6 +216,21 @@ def test_pci_addresses_in_the_spelling_of_nvidia_smi() -> None:
     assert Topology.from_dict(data).gpus[0].pci_bus_id == "10000:c1:00.0"
 
 
+def test_accelerators_are_ordered_by_number() -> None:
+    data = small()
+    data["accelerators"][1]["pci_bus_id"] = "0000:08:00.0"
+    data["accelerators"].append({"pci_bus_id": "00010000:C1:00.0", "vendor": "8086"})
+    devices = Topology.from_dict(data).accelerators or ()
+    assert [one.pci_bus_id for one in devices] == ["0000:07:00.0", "0000:08:00.0", "10000:c1:00.0"]
+
+
+def test_no_accelerator_is_not_the_same_as_not_told() -> None:
+    for value, expected in (([], ()), (None, None)):
+        topology = Topology.from_dict({**small(), "accelerators": value})
+        assert topology.accelerators == expected
+        assert topology.to_dict()["accelerators"] == value
+
+
 def test_groups_are_sorted() -> None:
     data = small()
     data["cores"].reverse()
@@ -215,10 +243,13 @@ def test_near_cpus_that_do_not_exist_are_left_out() -> None:
     data = small()
     data["gpus"][0]["node_cpus"] = "4-9"
     data["gpus"][0]["socket_cpus"] = "32-63"
+    data["accelerators"][0]["local_cpus"] = "5-9"
     topology = Topology.from_dict(data)
     assert topology.gpus[0].node_cpus == frozenset({4, 5, 6, 7})
     assert topology.gpus[0].socket_cpus is None
-    assert [note.code for note in topology.notes] == ["some-code", "near-foreign", "near-foreign"]
+    assert topology.accelerators
+    assert topology.accelerators[0].local_cpus == frozenset({5, 6, 7})
+    assert [note.code for note in topology.notes] == ["some-code", *["near-foreign"] * 3]
     assert topology.notes[1].message == (
         "gpus[0].node_cpus names CPUs that the machine does not have: 8-9; they are left out"
     )
@@ -385,6 +416,28 @@ BAD = [
     (_set("visible", [0, 2]), "visible[1]: there is no GPU 2"),
     (_set("visible", "0"), "visible: expected a list, found '0'"),
     (_set("visible", [True]), "visible[0]: expected a whole number, found True"),
+    (_set("accelerators", {}), "accelerators: expected a list, found an object"),
+    (
+        _set("accelerators", [{"pci_bus_id": "0000:07:00.0", "vendor": "10de"}] * 257),
+        "accelerators: 257 accelerators in one machine, expected at most 256",
+    ),
+    (_set("accelerators.0", "10de"), "accelerators[0]: expected an object, found '10de'"),
+    (_drop("accelerators.0.pci_bus_id"), "accelerators[0].pci_bus_id: is missing"),
+    (_set("accelerators.0.pci_bus_id", None), "accelerators[0].pci_bus_id: expected a text"),
+    (_set("accelerators.0.pci_bus_id", "7:0"), "accelerators[0].pci_bus_id: expected a PCI"),
+    (
+        _set("accelerators.0.pci_bus_id", "10000:01:00.0"),
+        "accelerators[1].pci_bus_id: 10000:01:00.0 stands after 10000:01:00.0: they must ascend",
+    ),
+    (
+        _set("accelerators.0.pci_bus_id", "10001:01:00.0"),
+        "accelerators[1].pci_bus_id: 10000:01:00.0 stands after 10001:01:00.0: they must ascend",
+    ),
+    (_drop("accelerators.1.vendor"), "accelerators[1].vendor: is missing"),
+    (_set("accelerators.1.vendor", "0x10de"), "accelerators[1].vendor: expected a PCI vendor"),
+    (_set("accelerators.1.vendor", 4318), "accelerators[1].vendor: expected a text, found 4318"),
+    (_set("accelerators.0.local_cpus", ""), "accelerators[0].local_cpus: names no CPU"),
+    (_set("accelerators.0.numa_node", -1), "accelerators[0].numa_node: expected a number from 0"),
     (_set("notes", [{"code": "c"}]), "notes[0].message: is missing"),
     (_set("notes", ["n"]), "notes[0]: expected an object, found 'n'"),
 ]

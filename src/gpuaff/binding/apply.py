@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from gpuaff.allocator.modes import Partition
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.plan import Plan
 from gpuaff.binding import extras, suspicion
@@ -116,7 +117,8 @@ class Attempt:
             return kernel.get_affinity()
 
     def _try(self, granted: CpuSet) -> Outcome:
-        topology = observe(links=False, allowed=granted)
+        machine_wide = self.options.partition is Partition.MACHINE
+        topology = observe(links=False, accelerators=machine_wide, allowed=granted)
         self.let_rest()
         whose = masks.observe(self.ranks, own=granted, online=topology.cpus)
         plan = self._plan(topology, whose)

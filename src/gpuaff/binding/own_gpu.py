@@ -15,7 +15,7 @@ from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
 from gpuaff.records import replace
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import in_order
+from gpuaff.topology.pci import address_key
 
 
 def among_those_of_the_job(
@@ -52,7 +52,7 @@ def _all_gpus(topology: Topology, on_the_bus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     shown = {gpu.pci_bus_id: gpu for gpu in topology.gpus if gpu.pci_bus_id}
     bus = {gpu.pci_bus_id: gpu for gpu in on_the_bus if gpu.pci_bus_id}
     known = shown if bus.keys() <= shown.keys() else bus
-    ordered = sorted(known, key=in_order)
+    ordered = sorted(known, key=address_key)
     return tuple(replace(known[address], index=i) for i, address in enumerate(ordered))
 
 

@@ -7,12 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from gpuaff.allocator.modes import Mode, Multithreading
+from gpuaff.allocator.modes import Mode, Multithreading, Partition
 from gpuaff.allocator.plan import Plan, Share
 from gpuaff.cli import seats
 from gpuaff.cli.text import GAP, Line, Span, counted, cpulist, line, plain, table
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.topology.model import Topology
+
+_Owners = dict[int, set[int]]
+"""The ranks that have a CPU, by its id."""
 
 _LETTERS = string.digits + string.ascii_letters
 """One for each rank; ranks above them share ``#``."""
@@ -22,6 +25,7 @@ _LONGEST = 64
 
 _MEANINGS = {
     ".": "free",
+    "+": "kept free for helpers",
     "-": "not allowed",
     "*": "several ranks",
     "#": f"a rank above {len(_LETTERS) - 1}",
@@ -51,13 +55,16 @@ def _choices(plan: Plan) -> list[str]:
         choices.append(str(plan.multithreading))
     if not plan.balanced and plan.mode in (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED):
         choices.append("unbalanced")
+    if plan.partition is not Partition.JOB:
+        choices.append(f"cut by {plan.partition}")
     return choices
 
 
 def _table(plan: Plan, width: int | None) -> list[Line]:
-    titles = ("rank", "GPU", "NUMA", "cores", "source", "CPUs")
-    rows = [[line(Span(title, "head")) for title in titles]]
-    rows += [_row(share) for share in plan.shares]
+    titles = ["rank", "GPU", "NUMA", "cores", "source", "CPUs"]
+    reserved = any(share.reserved for share in plan.shares)
+    rows = [[line(Span(title, "head")) for title in titles + ["reserved"] * reserved]]
+    rows += [_row(share) + _reserved(share) * reserved for share in plan.shares]
     return table(rows, width=width, right=(0, 1, 2, 3))
 
 
@@ -73,10 +80,15 @@ def _row(share: Share) -> list[Line]:
     ]
 
 
+def _reserved(share: Share) -> list[Line]:
+    return [cpulist(share.reserved, f"rank:{share.rank}") or line("-")]
+
+
 def _picture(topology: Topology, plan: Plan, width: int | None) -> list[Line]:
-    owners = _owners(plan.shares)
+    owners = _owners((share.rank, share.cpus) for share in plan.shares)
+    keepers = _owners((share.rank, share.reserved) for share in plan.shares)
     regions = seats.regions(topology)
-    strips = [_strip(topology, region.cpus, owners) for region in regions]
+    strips = [_strip(topology, region.cpus, owners, keepers) for region in regions]
     used = {span.text[0] for strip in strips for span in strip}
     rows = [
         row
@@ -94,22 +106,22 @@ def _legend(used: Iterable[str], *, cores: bool) -> str:
     return ", ".join([f"{what}: the rank that has it", *meanings])
 
 
-def _owners(shares: Sequence[Share]) -> dict[int, set[int]]:
-    owners: dict[int, set[int]] = defaultdict(set)
-    for share in shares:
-        for cpu in share.cpus:
-            owners[cpu].add(share.rank)
+def _owners(held: Iterable[tuple[int, CpuSet]]) -> _Owners:
+    owners: _Owners = defaultdict(set)
+    for rank, cpus in held:
+        for cpu in cpus:
+            owners[cpu].add(rank)
     return owners
 
 
-def _strip(topology: Topology, cpus: CpuSet, owners: dict[int, set[int]]) -> Line:
+def _strip(topology: Topology, cpus: CpuSet, owners: _Owners, keepers: _Owners) -> Line:
     """The cores of a region, a blank after each L3 domain."""
     cores = _cores_in(topology, cpus)
     domain = {cpu: number for number, cpus in enumerate(topology.l3 or ()) for cpu in cpus}
     domains = [domain.get(min(core)) for core in cores]
     blanks = [" " if here != after else "" for here, after in pairwise(domains)]
     return tuple(
-        _sign(core, topology.allowed, owners, blank)
+        _sign(_ranks(core, owners), blank) or _unused(core, topology.allowed, keepers, blank)
         for core, blank in zip(cores, [*blanks, ""], strict=True)
     )
 
@@ -122,10 +134,21 @@ def _cores_in(topology: Topology, cpus: CpuSet) -> list[CpuSet]:
     return known + [frozenset({cpu}) for cpu in sorted(rest)]
 
 
-def _sign(core: CpuSet, allowed: CpuSet, owners: dict[int, set[int]], blank: str) -> Span:
-    ranks = {rank for cpu in core for rank in owners.get(cpu, ())}
+def _ranks(core: CpuSet, owners: _Owners) -> set[int]:
+    return {rank for cpu in core for rank in owners.get(cpu, ())}
+
+
+def _unused(core: CpuSet, allowed: CpuSet, keepers: _Owners, blank: str) -> Span:
+    """A core that no rank has; one that is kept for a rank's helpers has the rank's colour."""
+    ranks = sorted(_ranks(core, keepers))
+    if ranks:
+        return Span("+" + blank, f"rank:{ranks[0]}" if len(ranks) == 1 else "dim")
+    return Span(("." if core & allowed else "-") + blank, "dim")
+
+
+def _sign(ranks: set[int], blank: str) -> Span | None:
     if not ranks:
-        return Span(("." if core & allowed else "-") + blank, "dim")
+        return None
     if len(ranks) > 1:
         return Span("*" + blank, "bad")
     (rank,) = ranks

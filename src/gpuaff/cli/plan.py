@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gpuaff.allocator.modes import Mode, Multithreading, Scope
+from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
 from gpuaff.cli import options, source
+from gpuaff.cpuset import CpuSet
+from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import Notice, one_reason
 from gpuaff.records import replace
-from gpuaff.settings import READERS, whole_number, with_environment
+from gpuaff.settings import READERS, number_or_none, whole_number, with_environment
 
 if TYPE_CHECKING:
     from gpuaff.allocator.plan import Plan
@@ -32,15 +34,11 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         "--nproc",
         metavar="N",
         type=options.argument(whole_number),
-        help="ranks on the machine; the default is the number of visible GPUs, or 1",
+        help="ranks on the machine; the default is as many as --rank-allowed names, else the "
+        "number of visible GPUs, or 1",
     )
     _add_planner_options(parser)
-    parser.add_argument(
-        "--allowed",
-        metavar="CPULIST",
-        type=options.argument(options.cpus),
-        help="plan as if the ranks may use only these CPUs, e.g. 0-3,8",
-    )
+    _add_allowed(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
 
@@ -63,6 +61,31 @@ def _add_planner_options(parser: argparse.ArgumentParser) -> None:
             type=options.argument(whole_number),
             help=f"{meaning} physical cores than N",
         )
+    _add_word(parser, "partition", "P", Partition, Partition.AUTO)
+    parser.add_argument(
+        "--reserve",
+        metavar="N",
+        type=options.argument(number_or_none),
+        help="keep N physical cores of each rank's part free, for helpers",
+    )
+
+
+def _add_allowed(parser: argparse.ArgumentParser) -> None:
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument(
+        "--allowed",
+        metavar="CPULIST",
+        type=options.argument(options.cpus),
+        help="plan as if the ranks may use only these CPUs, e.g. 0-3,8",
+    )
+    whose.add_argument(
+        "--rank-allowed",
+        nargs="+",
+        metavar="CPULIST",
+        type=options.argument(options.cpus),
+        help="plan as if rank 0 may use only the first of these lists of CPUs, rank 1 only the "
+        "second, …",
+    )
 
 
 def _add_word(
@@ -81,11 +104,11 @@ def run(args: argparse.Namespace) -> int:
     from gpuaff.allocator.planner import plan
     from gpuaff.cli import picture, render
 
-    seen = source.observe(
-        args.what, visible_devices=args.visible_devices, allowed=args.allowed, links=False
-    )
-    nproc = args.nproc or len(seen.topology.visible) or 1
-    made = plan(seen.topology, nproc, **_planner_options(args, live=seen.live))
+    limit = _limit(args)
+    seen = source.observe(args.what, visible_devices=args.visible_devices, limit=limit, links=False)
+    nproc = _nproc(args, visible=len(seen.topology.visible))
+    chosen = _planner_options(args, live=seen.live)
+    made = plan(seen.topology, nproc, rank_allowed=args.rank_allowed, **chosen)
     made = _with_notes(made, seen.topology.notes)
     if args.json:
         render.show_json(made.to_dict())
@@ -94,6 +117,23 @@ def run(args: argparse.Namespace) -> int:
     render.show_lines(picture.lines(seen.topology, made, seen.name, width=width))
     render.show_notes(made.warnings)
     return 0
+
+
+def _limit(args: argparse.Namespace) -> source.Limit | None:
+    """The CPUs outside which nobody is put, where an argument says so."""
+    if args.rank_allowed is not None:
+        everyones: CpuSet = frozenset().union(*args.rank_allowed)
+        return source.Limit("--rank-allowed", everyones)
+    return None if args.allowed is None else source.Limit("--allowed", args.allowed)
+
+
+def _nproc(args: argparse.Namespace, *, visible: int) -> int:
+    named = len(args.rank_allowed or ())
+    if named and args.nproc not in (None, named):
+        expected = f"as many as the {named} lists of --rank-allowed, one for each rank"
+        raise InvalidOptionError("--nproc", args.nproc, expected)
+    nproc: int = args.nproc or named or visible or 1
+    return nproc
 
 
 def _planner_options(args: argparse.Namespace, *, live: bool) -> dict[str, Any]:

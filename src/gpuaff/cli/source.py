@@ -43,6 +43,19 @@ class Observed:
     live: bool
 
 
+@dataclass(frozen=True)
+class Limit:
+    """What an argument allows.
+
+    Attributes:
+        argument: the argument's name.
+        cpus: the CPUs that it names.
+    """
+
+    argument: str
+    cpus: CpuSet
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which machine is meant."""
     parser.add_argument(
@@ -63,7 +76,7 @@ def observe(
     what: str | None,
     *,
     visible_devices: str | None = None,
-    allowed: CpuSet | None = None,
+    limit: Limit | None = None,
     links: bool,
 ) -> Observed:
     """Look at the machine that is meant.
@@ -71,21 +84,21 @@ def observe(
     Args:
         what: ``--from``; None is the machine we run on, or the tree of GPUAFF_FSROOT.
         visible_devices: ``--visible-devices``, None when it was not given.
-        allowed: ``--allowed``, None when it was not given.
+        limit: the CPUs that an argument allows, None when none was given.
         links: also ask how the GPUs are connected.
 
     Raises:
         TopologyError: there is no such thing, or it cannot be understood.
-        InvalidOptionError: ``allowed`` names only CPUs that are not there.
+        InvalidOptionError: ``limit`` names only CPUs that are not there.
         OSError: a file cannot be read.
     """
     if what is None and environ.fsroot() is None:
         seen = Observed(_live(visible_devices, links=links), "this machine", live=True)
     else:
         topology, name = _tree(links=links) if what is None else _read(what)
-        neutral = _for_nobody(topology, name, visible_devices, told=allowed is not None)
+        neutral = _for_nobody(topology, name, visible_devices, told=limit is not None)
         seen = Observed(neutral, name, live=False)
-    return seen if allowed is None else _limited(seen, allowed)
+    return seen if limit is None else _limited(seen, limit)
 
 
 def _live(visible_devices: str | None, *, links: bool) -> Topology:
@@ -112,7 +125,7 @@ def _for_nobody(
         topology: what was read, as the process that saved it saw it.
         name: where it came from.
         visible_devices: ``--visible-devices``, None when it was not given.
-        told: whether ``--allowed`` was given.
+        told: whether an argument says which CPUs are allowed.
     """
     whole = topology.with_allowed(topology.cpus).with_visible_devices(None)
     notes: list[Notice] = []
@@ -141,16 +154,16 @@ def _saved_visible(name: str, indices: str) -> Notice:
     )
 
 
-def _limited(seen: Observed, allowed: CpuSet) -> Observed:
-    topology = seen.topology.with_allowed(allowed)
+def _limited(seen: Observed, limit: Limit) -> Observed:
+    topology = seen.topology.with_allowed(limit.cpus)
     if not topology.allowed:
         online = format_cpulist(topology.cpus)
         raise InvalidOptionError(
-            "--allowed", format_cpulist(allowed), f"some of the CPUs of {seen.name}, {online}"
+            limit.argument, format_cpulist(limit.cpus), f"some of the CPUs of {seen.name}, {online}"
         )
-    absent = format_cpulist(allowed - topology.allowed)
+    absent = format_cpulist(limit.cpus - topology.allowed)
     if absent:
-        note = Notice("allowed-absent", f"--allowed: {seen.name} has no CPU {absent} online")
+        note = Notice("allowed-absent", f"{limit.argument}: {seen.name} has no CPU {absent} online")
         topology = replace(topology, notes=(*topology.notes, note))
     return replace(seen, topology=topology)
 

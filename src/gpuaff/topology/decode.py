@@ -13,12 +13,22 @@ from typing import Any
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.topology.fields import Field
-from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Package, Source, Topology
+from gpuaff.topology.model import (
+    Accelerator,
+    Gpu,
+    MigInstance,
+    NumaNode,
+    Package,
+    Source,
+    Topology,
+)
+from gpuaff.topology.pci import address_key
 
 SCHEMA_VERSION = 1
 """Grows when a reader of the version before would misunderstand the file."""
 
 _MOST_GPUS = 256
+_VENDOR = re.compile(r"[0-9a-f]{4}")
 _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 
 
@@ -42,6 +52,7 @@ def from_dict(data: Any, source: str = "the topology") -> Topology:
     told = top["notes"].optional(lambda field: [_note(item) for item in field.items()])
     foreign: list[Notice] = []
     gpus = _gpus(top.required("gpus"), cpus, foreign)
+    accelerators = top["accelerators"].optional(lambda f: _accelerators(f, cpus, foreign))
     return Topology(
         cpus=cpus,
         allowed=cpus if allowed is None else allowed,
@@ -53,6 +64,7 @@ def from_dict(data: Any, source: str = "the topology") -> Topology:
         gpus=gpus,
         links=top["links"].optional(lambda field: _links(field, len(gpus))),
         visible=_visible(top["visible"], [gpu.index for gpu in gpus]),
+        accelerators=accelerators,
         notes=(*(told or ()), *foreign),
     )
 
@@ -142,9 +154,7 @@ def _distances(field: Field, count: int) -> tuple[int, ...]:
 
 
 def _gpus(field: Field, cpus: CpuSet, foreign: list[Notice]) -> tuple[Gpu, ...]:
-    items = field.items()
-    if len(items) > _MOST_GPUS:
-        field.fail(f"{len(items)} GPUs in one machine, expected at most {_MOST_GPUS}")
+    items = _not_too_many(field, "GPUs")
     _ids(items, "index")
     gpus = tuple(_gpu(item, cpus, foreign) for item in items)
     pairs = list(zip(items, gpus, strict=True))
@@ -152,6 +162,40 @@ def _gpus(field: Field, cpus: CpuSet, foreign: list[Notice]) -> tuple[Gpu, ...]:
     _check_unique([(item["pci_bus_id"], gpu.pci_bus_id) for item, gpu in pairs])
     _check_unique([(item["mig"], one.uuid) for item, gpu in pairs for one in gpu.mig or ()])
     return gpus
+
+
+def _not_too_many(field: Field, words: str) -> list[Field]:
+    items = field.items()
+    if len(items) > _MOST_GPUS:
+        field.fail(f"{len(items)} {words} in one machine, expected at most {_MOST_GPUS}")
+    return items
+
+
+def _accelerators(field: Field, cpus: CpuSet, foreign: list[Notice]) -> tuple[Accelerator, ...]:
+    found: list[Accelerator] = []
+    for item in _not_too_many(field, "accelerators"):
+        address = item.required("pci_bus_id")
+        one = _accelerator(item, _pci_address(address), cpus, foreign)
+        if found and address_key(one.pci_bus_id) <= address_key(found[-1].pci_bus_id):
+            before = found[-1].pci_bus_id
+            address.fail(f"{one.pci_bus_id} stands after {before}: they must ascend, each once")
+        found.append(one)
+    return tuple(found)
+
+
+def _accelerator(field: Field, address: str, cpus: CpuSet, foreign: list[Notice]) -> Accelerator:
+    return Accelerator(
+        pci_bus_id=address,
+        vendor=_vendor(field.required("vendor")),
+        local_cpus=_near(field["local_cpus"], cpus, foreign),
+        numa_node=field["numa_node"].optional(Field.integer),
+    )
+
+
+def _vendor(field: Field) -> str:
+    if _VENDOR.fullmatch(field.text()) is None:
+        field.fail("expected a PCI vendor such as 10de")
+    return field.text()
 
 
 def _check_unique(names: Sequence[tuple[Field, str | None]]) -> None:

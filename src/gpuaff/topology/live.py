@@ -14,11 +14,14 @@ from gpuaff.topology.model import Gpu, Source, Topology
 from gpuaff.topology.sysfs import UNKNOWN, Cpus, read_cpus
 
 
-def observe(*, links: bool, allowed: CpuSet | None = None) -> Topology:
+def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -> Topology:
     """See :meth:`gpuaff.Topology.observe`.
 
     Args:
         links: as there.
+        accelerators: also list the accelerators on the PCI bus (milliseconds on machines with
+            hundreds of devices); otherwise they are None, as only ``partition="machine"`` needs
+            them. A tree of files always tells them.
         allowed: what the process may use of this machine, where that is known better than by the
             main thread's mask of the moment.
     """
@@ -26,7 +29,8 @@ def observe(*, links: bool, allowed: CpuSet | None = None) -> Topology:
     machine = read_cpus(tree)
     if not tree.is_live:
         return _described(tree, machine)
-    return _observe_here(tree, machine, links, _mask() if allowed is None else allowed)
+    here = _observe_here(tree, machine, links, _mask() if allowed is None else allowed)
+    return _with_accelerators(here, tree, machine) if accelerators else here
 
 
 def gpus_of_the_machine() -> tuple[Gpu, ...]:
@@ -49,7 +53,8 @@ def _described(tree: Tree, machine: Cpus) -> Topology:
         message = f"these files were gathered inside a cpuset of CPUs {shown or 'none'}"
         hint = f"; --allowed {shown} plans for it" if shown else ""
         notes.append(Notice("cpuset", message + hint))
-    return _topology(machine, machine.cpus, gpus, notes)
+    topology = _topology(machine, machine.cpus, gpus, notes)
+    return _with_accelerators(topology, tree, machine)
 
 
 def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topology:
@@ -63,6 +68,15 @@ def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topol
     return topology.with_visible_devices(
         environ.get("CUDA_VISIBLE_DEVICES"), device_order=environ.get("CUDA_DEVICE_ORDER")
     )
+
+
+def _with_accelerators(topology: Topology, tree: Tree, machine: Cpus) -> Topology:
+    from gpuaff.topology.accelerators import on_the_bus  # most calls need none of it
+
+    # Where the CPUs are not those of sysfs, only this process's mask is known: no ground on which
+    # strangers could agree.
+    agreed = topology.cpus == machine.cpus
+    return replace(topology, accelerators=on_the_bus(tree, machine) if agreed else ())
 
 
 def _mask() -> CpuSet:

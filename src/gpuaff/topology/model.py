@@ -123,6 +123,23 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """A GPU or other accelerator as the PCI bus shows it, whoever may use it.
+
+    Attributes:
+        pci_bus_id: its PCI address as sysfs spells it, ``0000:07:00.0``.
+        vendor: its PCI vendor, four digits: ``10de`` (NVIDIA), ``1002`` (AMD), ``8086`` (Intel).
+        local_cpus: the CPUs next to it; None when the machine does not tell, never empty.
+        numa_node: its NUMA node, which may have no CPUs; None when the machine does not tell.
+    """
+
+    pci_bus_id: str
+    vendor: str
+    local_cpus: CpuSet | None = None
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """A machine, and what one process may use of it.
 
@@ -138,6 +155,9 @@ class Topology:
         links: how GPU ``i`` and GPU ``j`` (positions in ``gpus``) are connected, in
             nvidia-smi's words (``NV18``, ``PIX``, ``SYS``, ``X``).
         visible: the physical index of each CUDA device of the process, in CUDA's order.
+        accelerators: every accelerator on the PCI bus, by address, from sysfs alone; those are
+            the claimants of ``partition="machine"``, and :mod:`gpuaff.topology.accelerators` says
+            which count. None when the source does not tell.
         notes: what the source lacks or contradicts.
     """
 
@@ -151,6 +171,7 @@ class Topology:
     gpus: tuple[Gpu, ...] = ()
     links: tuple[tuple[str, ...], ...] | None = None
     visible: tuple[int, ...] = ()
+    accelerators: tuple[Accelerator, ...] | None = None
     notes: tuple[Notice, ...] = field(default=(), compare=False)
 
     @cached_property
@@ -196,7 +217,7 @@ class Topology:
         """
         from gpuaff.topology.live import observe
 
-        return observe(links=links)
+        return observe(links=links, accelerators=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Topology:

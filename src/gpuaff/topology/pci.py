@@ -8,6 +8,7 @@ NUMA node, ``numa_status``.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.records import dataclass
@@ -15,7 +16,9 @@ from gpuaff.system.kernel import Tree
 from gpuaff.topology.model import Gpu, Source
 from gpuaff.topology.sysfs import Cpus, cpu_list, cpu_mask
 
-_DEVICES = "sys/bus/pci/devices"
+DEVICES = "sys/bus/pci/devices"
+"""The folder that has an entry for each PCI device, by its address."""
+
 _DRIVER = "proc/driver/nvidia/gpus"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE | re.ASCII)
 _NVIDIA = "0x10de"
@@ -43,7 +46,7 @@ NOWHERE = Place(local_cpus=None, numa_node=None)
 
 def place(tree: Tree, address: str, machine: Cpus) -> Place:
     """Where the device at a PCI address (``0000:07:00.0``) sits."""
-    device = f"{_DEVICES}/{address}"
+    device = f"{DEVICES}/{address}"
     node = tree.read(f"{device}/numa_node")
     known = node is not None and node.isdecimal()  # −1: the firmware says nothing (cases A7, F6)
     local = cpu_list(tree, f"{device}/local_cpulist") or cpu_mask(tree, f"{device}/local_cpus")
@@ -58,10 +61,20 @@ def _several_nodes(machine: Cpus) -> bool:
     return sum(1 for node in machine.numa_nodes or () if node.cpus) > 1
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Those of the names that are PCI addresses, ascending."""
+    return sorted(filter(_ADDRESS.fullmatch, names), key=address_key)
+
+
+def address_key(address: str) -> list[int]:
+    """What PCI addresses are ordered by: domains may have more than four digits."""
+    return [int(part, 16) for part in re.split("[:.]", address)]
+
+
 def gpus_on_the_bus(tree: Tree, machine: Cpus) -> tuple[Gpu, ...]:
     """Every NVIDIA GPU of the machine, whether a driver has it or not."""
     driven = set(tree.list(_DRIVER))
-    devices = [a for a in tree.list(_DEVICES) if _is_gpu(tree, a, driven=a in driven)]
+    devices = [a for a in tree.list(DEVICES) if _is_gpu(tree, a, driven=a in driven)]
     return _gpus(tree, machine, devices)
 
 
@@ -71,20 +84,14 @@ def gpus_of_the_driver(tree: Tree, machine: Cpus) -> tuple[Gpu, ...]:
 
 
 def _is_gpu(tree: Tree, address: str, *, driven: bool) -> bool:
-    device = f"{_DEVICES}/{address}"
+    device = f"{DEVICES}/{address}"
     kind = tree.read(f"{device}/class") or ""
     return kind.startswith(_GPU_CLASSES) and (driven or tree.read(f"{device}/vendor") == _NVIDIA)
 
 
 def _gpus(tree: Tree, machine: Cpus, addresses: list[str]) -> tuple[Gpu, ...]:
-    valid = [address for address in addresses if _ADDRESS.fullmatch(address)]
-    ordered = sorted(valid, key=in_order)
-    return tuple(_gpu(tree, machine, index, address) for index, address in enumerate(ordered))
-
-
-def in_order(address: str) -> list[int]:
-    """Sorts PCI addresses as the driver numbers its GPUs."""
-    return [int(part, 16) for part in re.split("[:.]", address)]
+    ordered = enumerate(in_order(addresses))
+    return tuple(_gpu(tree, machine, index, address) for index, address in ordered)
 
 
 def _gpu(tree: Tree, machine: Cpus, index: int, address: str) -> Gpu:

@@ -12,7 +12,7 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology import jsontext
 from gpuaff.topology.decode import SCHEMA_VERSION, from_dict
-from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Topology
+from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Topology
 
 __all__ = ["SCHEMA_VERSION", "from_dict", "load", "loads", "save", "to_dict"]
 
@@ -88,6 +88,7 @@ def to_dict(topology: Topology) -> dict[str, Any]:
         "gpus": [_gpu_to_dict(gpu) for gpu in topology.gpus],
         "links": _each(topology.links, list),
         "visible": list(topology.visible),
+        "accelerators": _each(topology.accelerators, _accelerator_to_dict),
         "notes": [note.to_dict() for note in topology.notes],
     }
 
@@ -122,6 +123,15 @@ def _instance_to_dict(instance: MigInstance) -> dict[str, Any]:
         "uuid": instance.uuid,
         "gpu_instance": instance.gpu_instance,
         "compute_instance": instance.compute_instance,
+    }
+
+
+def _accelerator_to_dict(accelerator: Accelerator) -> dict[str, Any]:
+    return {
+        "pci_bus_id": accelerator.pci_bus_id,
+        "vendor": accelerator.vendor,
+        "local_cpus": _cpulist(accelerator.local_cpus),
+        "numa_node": accelerator.numa_node,
     }
 
 
