@@ -333,3 +333,51 @@ def test_one_gpu_that_is_nobodys_own_is_shared() -> None:
         decide(mine, Options.of(2), ranks(rank, 2), COMMON).share_of(rank).cpus for rank in (0, 1)
     ]
     assert shares == [parse_cpulist("16-23,144-151"), parse_cpulist("24-31,152-159")]
+
+
+# partition="machine": what is inside the border of one's GPU is one's own, whoever the others are.
+
+
+def machine_wide(nproc: int) -> Options:
+    return Options.of(nproc, partition="machine")
+
+
+@pytest.mark.case("B13", "B14")
+def test_a_whole_border_needs_to_know_nobody() -> None:
+    """The border of GPU 1 is 56-63 and a part of the free cores, 8-15, with their siblings."""
+    mine = A100.with_allowed(parse_cpulist("8-15,56-63,136-143,184-191"))
+    plan = decide(mine, machine_wide(8), ranks(1, 8), UNKNOWN)
+    assert only_share(plan, 1).cpus == parse_cpulist("56-63,184-191")
+    assert "masks-unknown" not in codes(plan)
+    assert plan.partition == "machine"
+
+
+def test_a_part_of_a_border_is_no_ground() -> None:
+    mine = A100.with_allowed(parse_cpulist("56-63,184-191"))
+    plan = decide(mine, machine_wide(8), ranks(1, 8), UNKNOWN)
+    assert plan.partition == "job"
+    assert {"border-unused", "masks-unknown"} <= set(codes(plan))
+
+
+def test_ranks_on_one_gpu_cut_its_border() -> None:
+    """Of 16 ranks 1 and 9 are on GPU 1: four of its eight near cores each."""
+    shares = [
+        only_share(decide(A100, machine_wide(16), ranks(rank, 16), UNKNOWN), rank).cpus
+        for rank in (1, 9)
+    ]
+    assert shares == [parse_cpulist("56-59,184-187"), parse_cpulist("60-63,188-191")]
+
+
+@pytest.mark.case("D10")
+def test_an_own_gpu_has_its_border() -> None:
+    seen = A100.with_visible_devices("2")
+    plan = decide(seen, machine_wide(4), ranks(3, 4), COMMON, OwnGpus(on_node=4))
+    assert only_share(plan, 3).cpus == parse_cpulist("16-23,144-151")
+    assert (only_share(plan, 3).gpu, codes(plan).count("gpus-unknown")) == (2, 0)
+
+
+def test_several_ranks_on_an_own_gpu_share_its_border_and_say_so() -> None:
+    seen = A100.with_visible_devices("2")
+    plan = decide(seen, machine_wide(8), ranks(3, 8), COMMON, OwnGpus(named=(0, 1, 2, 3)))
+    assert only_share(plan, 3).cpus == parse_cpulist("16-23,144-151")
+    assert "gpus-unknown" in codes(plan)

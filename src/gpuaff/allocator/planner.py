@@ -107,7 +107,10 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     cores = allowed_cores(topology, reach.union(allowed))
     if not topology.visible:
         return _uncut(topology, options, allowed, cores)
-    seats = take_seats(topology, allowed)
+    seats: Sequence[Seat] = take_seats(topology, allowed)
+    unused = None
+    if options.partition is Partition.MACHINE:
+        seats, unused = _confined(topology, seats, everyone)
     around = Surroundings(topology, seats)
     if around.differ:
         cores = _in_pieces(seats, options.scope, around, cores)
@@ -115,15 +118,26 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     if not any(allowed):
         return _unknown(topology, options, sites)
     drafts = _draft(sites, options, _cutter(topology, options, cores))
-    _check_least(sites, drafts, options, cores, allowed)
+    _check_least(seats, sites, drafts, options, cores)
     if options.most is not None:
         drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
-    warnings = remarks.of_plan(
+    warnings = [] if unused is None else [unused]
+    warnings += remarks.of_plan(
         topology, options, sites, drafts, seats, around, granted=reach.union(everyone)
     )
     build = ShareBuilder(topology, cores, options.multithreading)
     shares = [build.share(rank, site, drafts[rank]) for site in sites for rank in site.ranks]
-    return _plan(topology, options, shares, tuple(warnings))
+    plan = _plan(topology, options, shares, tuple(warnings))
+    machine_wide = options.partition is Partition.MACHINE and unused is None
+    return replace(plan, partition=Partition.MACHINE) if machine_wide else plan
+
+
+def _confined(
+    topology: Topology, seats: Sequence[Seat], granted: Sequence[CpuSet]
+) -> tuple[Sequence[Seat], Notice | None]:
+    from gpuaff.allocator.confine import confined  # most plans need none of it
+
+    return confined(topology, seats, granted)
 
 
 def _in_pieces(seats: Sequence[Seat], scope: Scope, around: Surroundings, cores: Cores) -> Cores:
@@ -164,11 +178,11 @@ def _trimmed(draft: Draft, most: int, cores: Cores) -> Draft:
 
 
 def _check_least(
+    seats: Sequence[Seat],
     sites: Sequence[Site],
     drafts: Mapping[int, Draft],
     options: Options,
     cores: Cores,
-    allowed: Sequence[CpuSet],
 ) -> None:
     """A demand that was spelled out is kept or refused, for all ranks alike."""
     for site in sites:
@@ -176,7 +190,7 @@ def _check_least(
             found = cores.count(drafts[rank].cores) if drafts[rank].own else 0
             if found < options.least:
                 near = cores.count(site.cores)
-                raise _too_few(rank, site.gpu, found, near, options, allowed[rank])
+                raise _too_few(rank, site.gpu, found, near, options, seats[rank].allowed)
 
 
 def _too_few(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpuaff.allocator.modes import Mode, Scope
+from gpuaff.allocator.modes import Mode, Partition, Scope
 from gpuaff.allocator.near import Near
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.reach import union
@@ -115,6 +115,8 @@ def _near_not_allowed(sites: Iterable[Site], options: Options) -> Iterator[Notic
 def _by_whom(sites: Iterable[Site], options: Options) -> str:
     if options.cpus is not None:
         return f"among cpus={format_cpulist(options.cpus)}"
+    if options.partition is Partition.MACHINE:
+        return "inside the GPU's border"
     if options.rank_allowed is not None:
         return f"allowed to {_named('rank', [rank for site in sites for rank in site.ranks])}"
     return "allowed here"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuaff.allocator.modes import Partition
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.plan import Plan, Share
 from gpuaff.allocator.planner import plan_with
@@ -49,6 +50,10 @@ def decide(
     sets = options.rank_allowed or masks.named
     if sets is not None:
         return _each_in_its_own(topology, options, ranks, gpus, sets)
+    if options.partition is Partition.MACHINE and (masks.whose is Whose.UNKNOWN or gpus):
+        plan = _inside_its_border(topology, options, ranks, gpus)
+        if plan.partition is Partition.MACHINE:
+            return plan
     if masks.whose is Whose.UNKNOWN:
         plan = _alone(topology, options, ranks, gpus)
         return _with(plan, _masks_unknown(plan.shares[0], masks))
@@ -126,6 +131,25 @@ def _alone(topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | N
     gpu = topology.visible[place]
     mine = replace(options, nproc=1, rank_allowed=None)
     return _only(plan_with(replace(topology, visible=(gpu,)), mine), 0, ranks.local_rank, gpu=gpu)
+
+
+def _inside_its_border(
+    topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | None
+) -> Plan:
+    """The plan for the ranks on this rank's GPU: what others may use does not matter inside.
+
+    Where each rank sees GPUs of its own, nobody tells who else is on them: one rank a GPU then,
+    unless there are more ranks than GPUs.
+    """
+    count = len(topology.visible) if gpus is None else gpus.on_node or len(gpus.named or ())
+    if gpus is not None and ranks.local_size > count:
+        return _alone(topology, replace(options, partition=Partition.JOB), ranks, gpus)
+    turn, place = divmod(ranks.local_rank, count)
+    gpu = topology.visible[place if gpus is None else 0]
+    there = replace(options, nproc=len(range(place, ranks.local_size, count)))
+    return _only(
+        plan_with(replace(topology, visible=(gpu,)), there), turn, ranks.local_rank, gpu=gpu
+    )
 
 
 def _only(plan: Plan, place: int, rank: int, *, gpu: int) -> Plan:

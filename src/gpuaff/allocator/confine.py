@@ -1,0 +1,76 @@
+"""``partition="machine"``: each rank stays inside the border of its GPU, where that can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuaff.allocator.border import borders
+from gpuaff.allocator.reach import union
+from gpuaff.allocator.sites import Seat
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import GPUAffinityError
+from gpuaff.notices import Notice
+from gpuaff.records import replace
+from gpuaff.topology.model import Topology
+
+
+def confined(
+    topology: Topology, seats: Sequence[Seat], granted: Sequence[CpuSet]
+) -> tuple[tuple[Seat, ...], Notice | None]:
+    """The same seats, each inside the border of its GPU; for all of them or for none.
+
+    A border counts only where a rank was granted the whole of it: in a part of it that somebody
+    else has chosen, strangers can't tell who keeps to it.
+
+    Args:
+        topology: the machine.
+        seats: where each rank sits; what it may use is what it was granted, or less (``cpus=``).
+        granted: what each rank was granted, by rank.
+
+    Returns:
+        The seats, and what to say when they are as they were.
+
+    Raises:
+        GPUAffinityError: ``cpus=`` leaves a rank nothing of its GPU's border.
+    """
+    found = borders(topology)
+    lacking = [
+        seat for seat in seats if not _holds(granted[seat.rank], found.get(seat.gpu, frozenset()))
+    ]
+    if lacking:
+        return tuple(seats), _border_unused(lacking, found, granted)
+    inside = tuple(replace(seat, allowed=seat.allowed & found[seat.gpu]) for seat in seats)
+    for seat, whole in zip(inside, seats, strict=True):
+        if not seat.allowed:
+            raise GPUAffinityError(
+                f'partition="machine" puts rank {seat.rank} inside the border of GPU {seat.gpu}, '
+                f"CPUs {format_cpulist(found[seat.gpu])}, but cpus= names only "
+                f"{format_cpulist(whole.allowed)}; name some of it, or leave one of them out"
+            )
+    return inside, None
+
+
+def _holds(granted: CpuSet, border: CpuSet) -> bool:
+    return bool(border) and border <= granted
+
+
+def _border_unused(
+    lacking: Sequence[Seat], found: Mapping[int, CpuSet], granted: Sequence[CpuSet]
+) -> Notice:
+    seat = lacking[0]
+    if seat.gpu not in found:
+        why = f"GPU {seat.gpu} is not among the accelerators that sysfs shows"
+    elif not found[seat.gpu]:
+        why = f"GPU {seat.gpu} has none: there are more accelerators than cores near them"
+    else:
+        denied = format_cpulist(found[seat.gpu] - granted[seat.rank])
+        why = (
+            f"the one of GPU {seat.gpu}, CPUs {format_cpulist(found[seat.gpu])}, is not allowed "
+            f"whole here (not {denied})"
+        )
+    allowed = format_cpulist(union(granted))
+    return Notice(
+        "border-unused",
+        f'partition="machine" cuts by the borders of GPUs, but {why}: the CPUs {allowed} are cut '
+        "among the ranks of this job, which may meet another job there",
+    )
