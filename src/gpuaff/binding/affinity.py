@@ -74,6 +74,26 @@ class Affinity(frozenset[int]):
             put_back(frozenset(self), self._before.first)
         return current()
 
+    def reapply(self) -> CpuSet:
+        """Put this share into force again: after an import or a framework has moved threads.
+
+        The calling thread goes there, the main thread, every thread that is not inside, and those
+        that have what was left to a narrowed main thread. Threads that are bound to a part of the
+        share stay. Never wider than the share; what a cpuset denies by now is cut, with a warning.
+        Only CPUs are set. May be called again, from any thread, after ``restore()``, and in a
+        forked child: ``DataLoader(worker_init_fn=lambda _: affinity.reapply())`` (cases C8, C10).
+
+        Returns:
+            The calling thread's CPUs afterwards.
+        """
+        from gpuaff.binding.undo import current
+
+        if self.pinned and self._before is not None:
+            from gpuaff.binding.reapply import put_into_force
+
+            put_into_force(frozenset(self), rank=self.rank)
+        return current()
+
     def __enter__(self) -> Self:
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from gpuaff.binding.process import Process, remembered
+from gpuaff.binding.process import Process, expect_nothing, remembered
 from gpuaff.binding.report import say
 from gpuaff.binding.threads import Moved, move_all
 from gpuaff.cpuset import CpuSet
@@ -55,7 +55,11 @@ def put_back(share: CpuSet, before: Before) -> None:
     process = remembered()
     if process is None or process.pid != before.pid:
         # A forked child: its threads have the mask, whatever it has done itself.
-        _say(_move_back({share}, before.original))
+        expect_nothing()
+        if process is None or process.share != share:
+            _say(_move_back({share}, before.original))
+        else:
+            _say(rewind(process, {share}, before.first))
         return
     with process.lock:
         if process.share is not None:
