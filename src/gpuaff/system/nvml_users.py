@@ -15,7 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_FUNCTION = "nvmlDeviceGetComputeRunningProcesses"
+_FUNCTIONS = tuple(f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (3, 2))
+"""The newest first. The name without a version is refused by pynvml when the driver is older."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,11 @@ def read_users(nvml: Any, index: int) -> GpuUsers:
 
 
 def _pids(gpu: Questions, handle: Any) -> frozenset[int] | None:
-    """The processes on a GPU or a MIG instance. Old drivers have the second function only."""
-    what, old = "its processes", (Code.FUNCTION_NOT_FOUND,)
-    found = gpu.ask_of(handle, what, _FUNCTION, fine=old)
+    """The processes on a GPU or a MIG instance."""
+    newest, older = _FUNCTIONS
+    found = gpu.ask_of(handle, "its processes", newest, fine=(Code.FUNCTION_NOT_FOUND,))
     if gpu.code == Code.FUNCTION_NOT_FOUND:
-        found = gpu.ask_of(handle, what, f"{_FUNCTION}_v2")
+        found = gpu.ask_of(handle, "its processes", older)
     return None if found is None else frozenset(int(process.pid) for process in found)
 
 
