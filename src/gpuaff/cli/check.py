@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuaff.cli import options
 from gpuaff.notices import Notice
-from gpuaff.settings import whole_number
 from gpuaff.system import environ
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--pid",
         metavar="PID",
-        type=options.argument(whole_number),
+        type=options.argument(options.process_id),
         help="this process; the default is the process that called gpuaff (a shell, a job "
         "script) and all that it has started",
     )
