@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from gpuaff.topology.model import Topology
-
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from processes import CPUS, SRC, Stopped, stopped
@@ -228,8 +226,9 @@ class TestNear:
             found = checked(gpuaff, "--pid", str(untold.pid), code=0, env=driver.env())
         assert found["processes"][0]["gpus"] == []
 
+    @pytest.mark.case("E15")
     @pytest.mark.parametrize("present", [True, False])
-    def test_inside_a_container(self, gpuaff: Runner, driver: FakeDriver, present: bool) -> None:
+    def test_inside_a_container(self, driver: FakeDriver, present: bool) -> None:
         """The driver's numbers are not those of another PID namespace, where one is missing."""
         driver.use(0, 1)
         if not present:

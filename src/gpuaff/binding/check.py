@@ -19,9 +19,9 @@ class State(str, Enum):
     OK = "ok"
     """It has the CPUs that it should have."""
     BOUND = "bound"
-    """Bound to a part of them, as an OpenMP runtime does with its workers: fine."""
+    """Bound to a part of them, as an OpenMP runtime does with its workers. That is fine."""
     FIXED = "fixed"
-    """A helper of the kernel, whose CPUs nobody can set (``iou-wrk-…``): fine."""
+    """A helper of the kernel, whose CPUs nobody can set. That is fine."""
     NARROWED = "narrowed"
     """A part of them is left to the main thread, or to a thread that inherited that."""
     CUT = "cut"
@@ -147,7 +147,7 @@ def check() -> Check:
     ``gpuaff check --pid`` also tells whether a process is near its GPUs.
 
     Returns:
-        What was found, to be printed or asked: ``assert gpuaff.check().ok``.
+        What was found. Print it, or ask it whether it is ``ok``.
     """
     from gpuaff.binding.judge import judge
     from gpuaff.binding.seen import this_process_seen

@@ -125,8 +125,8 @@ class ThreadFacts:
     Attributes:
         name: as it has named itself (``comm``); at most 15 bytes.
         ended: whether it is only waiting to be collected (a zombie).
-        movable: whether its CPUs can be set at all. Those of the kernel's own helpers cannot, also
-            where they belong to a process (``iou-wrk-…`` of io_uring).
+        movable: whether its CPUs can be set at all. Those of many threads of the kernel cannot,
+            before Linux 6.3 also where they belong to a process (``iou-wrk-…`` of io_uring).
         started: when it started, in clock ticks since the machine did: with its id, who it is.
     """
 
