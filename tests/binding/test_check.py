@@ -230,7 +230,7 @@ print(gpuaff.check())
     assert lines[1].split()[:2] == [pid, name]
     assert lines[1].split()[-2:] == ["ok", name]
     assert lines[2].split()[-3:] == ["narrowed", name, pid]
-    assert lines[3].startswith(f"{pid} {name}: narrowed: {CPUS[0]}, gpuaff had set ")
+    assert lines[3].startswith(f"{pid} {name}: narrowed: CPUs {CPUS[0]}, gpuaff had set ")
     assert lines[4].startswith("    try: affinity.reapply()")
     assert len(lines) == 5
 

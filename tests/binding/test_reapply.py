@@ -148,6 +148,32 @@ print(other() == small, large.reapply() == large == other())
     assert said(driver, script) == ["True"] * 2
 
 
+def test_a_thread_with_a_smaller_share_comes_though_the_main_one_was_moved(
+    driver: FakeDriver,
+) -> None:
+    script = """
+large = gpuaff.set_affinity(0, 1)
+other = bound_to(None)
+small = gpuaff.set_affinity(0, 2)
+os.sched_setaffinity(0, {max(before)})
+print(other() == small, large.reapply() == large == other())
+"""
+    assert said(driver, script) == ["True"] * 2
+
+
+def test_a_bound_thread_that_called_first_gets_its_own_back_in_the_end(driver: FakeDriver) -> None:
+    script = """
+one = {max(before)}
+def work():
+    os.sched_setaffinity(0, one)
+    affinity = gpuaff.set_affinity(0, 2)
+    affinity.reapply()
+    return os.sched_getaffinity(0) == affinity != one and affinity.restore() == one
+print(in_a_thread(work), os.sched_getaffinity(0) == before)
+"""
+    assert said(driver, script) == ["True"] * 2
+
+
 def test_what_was_not_pinned_is_not_pinned_now(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 2)

@@ -16,13 +16,13 @@ _REAPPLY = "affinity.reapply(), on what set_affinity returned"
 
 def judge(seen: Seen) -> Check:
     """Judge every thread of a process."""
-    judge = _Judge(seen)
+    verdict = _Judge(seen)
     return Check(
         pid=seen.pid,
         name=next((thread.name for thread in seen.threads if thread.tid == seen.pid), ""),
         expected=seen.expected,
-        usual=judge.usual,
-        threads=tuple(judge.of(thread) for thread in seen.threads),
+        usual=verdict.usual,
+        threads=tuple(verdict.of(thread) for thread in seen.threads),
         warnings=seen.warnings,
     )
 
@@ -106,7 +106,7 @@ class _Judge:
         return main if main is not None and main < self._should and real else None
 
     def _reason(self, thread: Thread, state: State) -> str:
-        found = f"{_listed(thread.cpus)}, {self._instead}"
+        found = f"CPUs {_listed(thread.cpus)}, {self._instead}"
         why = {
             State.NARROWED: self._why_narrowed,
             State.CUT: lambda _: "its cpuset (container, scheduler) has lost CPUs since",

@@ -79,16 +79,12 @@ class _Strays:
     def bound(self, masks: dict[int, CpuSet], caller: CpuSet) -> dict[int, CpuSet]:
         """Where threads were that somebody had bound and that move all the same.
 
-        The main thread is not among them: what has happened to it is to be undone, not kept.
+        Not the main thread, nor its heirs: what has happened to them is to be undone, not kept.
         """
         found = {tid: mask for tid, mask in masks.items() if mask in self or mask == self._share}
         found[kernel.thread_id()] = caller
         ours = self._ours | {self._main}
-        return {
-            tid: mask
-            for tid, mask in found.items()
-            if mask not in ours and tid != self._process.pid
-        }
+        return {tid: mask for tid, mask in found.items() if mask not in ours}
 
 
 def _cut(asked: CpuSet, got: CpuSet) -> Notice:
