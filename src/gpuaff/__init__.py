@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpuaff.allocator.plan import Plan, Share
     from gpuaff.allocator.planner import plan
     from gpuaff.binding.affinity import Affinity, set_affinity
+    from gpuaff.binding.check import Check, check
     from gpuaff.errors import (  # fmt: skip  # fmt: skip
         GpuaffError,
         GPUAffinityError,
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from gpuaff.topology.model import Topology
 
 __all__ = [
-    "Affinity", "GPUAffinityError", "GpuaffError", "InvalidOptionError", "Mode", "Multithreading",
-    "NoDriverError", "Notice", "Partition", "Plan", "Scope", "Share", "Topology", "TopologyError",
-    "__version__", "plan", "set_affinity",
+    "Affinity", "Check", "GPUAffinityError", "GpuaffError", "InvalidOptionError", "Mode",
+    "Multithreading", "NoDriverError", "Notice", "Partition", "Plan", "Scope", "Share",
+    "Topology", "TopologyError", "__version__", "check", "plan", "set_affinity",
 ]  # fmt: skip
 
 _NAMES = {
@@ -37,6 +38,7 @@ _NAMES = {
     "allocator.plan": "Plan Share",
     "allocator.planner": "plan",
     "binding.affinity": "Affinity set_affinity",
+    "binding.check": "Check check",
     "errors": "GPUAffinityError GpuaffError InvalidOptionError NoDriverError TopologyError",
     "notices": "Notice",
     "topology.model": "Topology",

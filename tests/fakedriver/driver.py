@@ -14,7 +14,7 @@ from gpuaff.topology.model import Topology
 
 from fakedriver.build import build
 from fakedriver.play import play, put_mask
-from fakedriver.state import FAULTS, NVML, Fault, create, locked
+from fakedriver.state import FAULTS, NVML, PROCESSES, Fault, Process, create, locked
 
 _SOURCE = Path(str(gpuaff.__path__[0])).parent
 """Where the package is that this process tests: its children are to test it as well."""
@@ -110,6 +110,37 @@ class FakeDriver:
         """Change the NUMA nodes whose memory is near a GPU; None is Not Supported."""
         to = self.state.gpus[gpu]
         to.memory_code = put_mask(to.memory_nodes, nodes)
+
+    # Who uses them.
+
+    def use(self, gpu: int, pid: int, *, memory: int = 500 << 20, slot: int | None = None) -> None:
+        """Let a process have a CUDA context from now on.
+
+        Args:
+            gpu: on the GPU of this index.
+            pid: its id, as the driver tells it: the first PID namespace's.
+            memory: how much it has in use, in bytes.
+            slot: the MIG slot that it is on; None is the whole GPU.
+        """
+        with locked(self.path):
+            place = self.state.process_count
+            if place == PROCESSES:
+                raise ValueError(f"the fake driver has room for {PROCESSES} processes")
+            self.state.processes[place] = Process(gpu, -1 if slot is None else slot, pid, memory)
+            self.state.process_count = place + 1
+
+    def leave(self, pid: int) -> None:
+        """Let a process have no CUDA context any more, on any GPU."""
+        with locked(self.path):
+            used = self.state.processes[: self.state.process_count]
+            kept = [(p.gpu, p.slot, p.pid, p.memory) for p in used if p.pid != pid]
+            for place, process in enumerate(kept):
+                self.state.processes[place] = Process(*process)
+            self.state.process_count = len(kept)
+
+    def hide_processes(self) -> None:
+        """Let GPUs with MIG tell their processes by instance only, as they do without root."""
+        self.state.unprivileged = 1
 
     # What was done to it.
 

@@ -230,6 +230,69 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     return put_address(pci, state->gpus[index_of(device)].bus_id);
 }
 
+/* ---- who uses it ----------------------------------------------------------------------- */
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long memory;
+    unsigned int gpu_instance, compute_instance; /* all bits are set where there is none */
+} nvmlProcessInfo_t;
+
+static int is_on(const struct fake_process *process, nvmlDevice_t device)
+{
+    int index = index_of(device);
+
+    if (process->gpu != (uint32_t)index)
+        return 0;
+    return gpu_of(device) ||
+           (process->slot >= 0 && device == &state->gpus[index].mig[process->slot]);
+}
+
+static void put_process(nvmlProcessInfo_t *to, const struct fake_process *process)
+{
+    const struct fake_mig *mig = state->gpus[process->gpu].mig;
+
+    to->pid = process->pid;
+    to->memory = process->memory;
+    to->gpu_instance = process->slot < 0 ? ~0u : mig[process->slot].gpu_instance;
+    to->compute_instance = process->slot < 0 ? ~0u : mig[process->slot].compute_instance;
+}
+
+/* As NVML: with too little room the answer is how much is needed. */
+static nvmlReturn_t put_processes(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *to)
+{
+    unsigned int found = 0, held = to ? *room : 0;
+    int lock;
+
+    if (state->unprivileged && gpu_of(device) && gpu_of(device)->mig_mode == 1)
+        return FAKE_NO_PERMISSION;
+    lock = fake_lock();
+    for (uint32_t i = 0; i < state->process_count; i++) {
+        if (!is_on(&state->processes[i], device))
+            continue;
+        if (found < held)
+            put_process(&to[found], &state->processes[i]);
+        found++;
+    }
+    fake_unlock(lock);
+    *room = found;
+    return found > held ? FAKE_INSUFFICIENT_SIZE : FAKE_OK;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
+                                                     nvmlProcessInfo_t *to)
+{
+    ENTER_AT(device);
+    return put_processes(device, room, to);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
+                                                     nvmlProcessInfo_t *to)
+{
+    ENTER_AT(device);
+    return put_processes(device, room, to);
+}
+
 /* ---- what is near it ------------------------------------------------------------------- */
 
 /* Hand out a mask. NVML's manual does not say what becomes of what finds no room. */

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define FAKE_MAGIC 0x4b414647u /* "GFAK" */
-#define FAKE_VERSION 1u
+#define FAKE_VERSION 2u
 
 enum {
     FAKE_GPUS = 32,
@@ -18,6 +18,7 @@ enum {
     FAKE_MIG_SLOTS = 16,
     FAKE_LINKS = 36,
     FAKE_FAULTS = 64,
+    FAKE_PROCESSES = 256,
 };
 
 /* The codes of nvml.h that the fake driver gives of itself. */
@@ -26,6 +27,7 @@ enum {
     FAKE_UNINITIALIZED = 1,
     FAKE_INVALID_ARGUMENT = 2,
     FAKE_NOT_SUPPORTED = 3,
+    FAKE_NO_PERMISSION = 4,
     FAKE_NOT_FOUND = 6,
     FAKE_INSUFFICIENT_SIZE = 7,
     FAKE_DRIVER_NOT_LOADED = 9,
@@ -74,6 +76,14 @@ struct fake_fault {
     uint32_t calls;    /* the calls so far, of all processes */
 };
 
+/* A process with a CUDA context. */
+struct fake_process {
+    uint32_t gpu;
+    int32_t slot; /* the MIG slot that it is on; -1: the whole GPU */
+    uint32_t pid;
+    uint64_t memory; /* in bytes */
+};
+
 struct fake_state {
     uint32_t magic;
     uint32_t version;
@@ -87,6 +97,9 @@ struct fake_state {
     char driver_version[80];
     struct fake_fault faults[FAKE_FAULTS];
     struct fake_gpu gpus[FAKE_GPUS];
+    uint32_t unprivileged; /* 1: a GPU with MIG tells its processes by instance only */
+    uint32_t process_count;
+    struct fake_process processes[FAKE_PROCESSES];
 };
 
 /* Map the file that GPUAFF_FAKE_STATE names. NULL, said on stderr, when it cannot be used. */

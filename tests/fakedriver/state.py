@@ -12,13 +12,14 @@ from enum import IntEnum
 from pathlib import Path
 
 MAGIC = 0x4B414647
-VERSION = 1
+VERSION = 2
 GPUS = 32
 CPU_WORDS = 128
 NODE_WORDS = 16
 MIG_SLOTS = 16
 LINKS = 36
 FAULTS = 64
+PROCESSES = 256
 WORD_BITS = 64
 
 
@@ -95,6 +96,17 @@ class Fault(ctypes.Structure):
     )
 
 
+class Process(ctypes.Structure):
+    """``struct fake_process``."""
+
+    _fields_ = (
+        ("gpu", ctypes.c_uint32),
+        ("slot", ctypes.c_int32),
+        ("pid", ctypes.c_uint32),
+        ("memory", ctypes.c_uint64),
+    )
+
+
 class State(ctypes.Structure):
     """``struct fake_state``."""
 
@@ -111,6 +123,9 @@ class State(ctypes.Structure):
         ("driver_version", ctypes.c_char * 80),
         ("faults", Fault * FAULTS),
         ("gpus", GpuState * GPUS),
+        ("unprivileged", ctypes.c_uint32),
+        ("process_count", ctypes.c_uint32),
+        ("processes", Process * PROCESSES),
     )
 
 

@@ -32,6 +32,7 @@ class Affinity(frozenset[int]):
             known; None when none was made (switched off, no Linux).
         gpu: the physical index of this rank's GPU; None when no GPU is known.
         pinned: whether the mask was set.
+        reserved: the CPUs that ``reserve=`` has kept out of the share, for helpers.
         memory: the memory policy that was set for the calling thread (``bind:0-1``), else None.
         warnings: what was not as hoped.
     """
@@ -40,6 +41,7 @@ class Affinity(frozenset[int]):
     plan: Plan | None
     gpu: int | None
     pinned: bool
+    reserved: CpuSet
     memory: str | None
     warnings: tuple[Notice, ...]
     _before: Before | None
@@ -60,7 +62,9 @@ class Affinity(frozenset[int]):
         """Only :func:`set_affinity` makes them."""
         self = super().__new__(cls, cpus)
         self.rank, self.plan, self.pinned, self.warnings = rank, plan, pinned, warnings
-        self.gpu = plan.share_of(rank).gpu if plan is not None and rank is not None else None
+        share = plan.share_of(rank) if plan is not None and rank is not None else None
+        self.gpu = None if share is None else share.gpu
+        self.reserved = share.reserved if share is not None and pinned else frozenset()
         self.memory, self._before, self._extras = memory, before, extras
         return self
 
@@ -83,6 +87,26 @@ class Affinity(frozenset[int]):
 
         if self.pinned and self._before is not None:
             put_back(frozenset(self), self._before.first, self._extras)
+        return current()
+
+    def reapply(self) -> CpuSet:
+        """Put this share into force again: after an import or a framework has moved threads.
+
+        The calling thread goes there, the main thread, every thread that is not inside, and those
+        that have what was left to a narrowed main thread. Threads that are bound to a part of the
+        share stay. Never wider than the share; what a cpuset denies by now is cut, with a warning.
+        Only CPUs are set. May be called again, from any thread, after ``restore()``, and in a
+        forked child: ``DataLoader(worker_init_fn=lambda _: affinity.reapply())`` (cases C8, C10).
+
+        Returns:
+            The calling thread's CPUs afterwards.
+        """
+        from gpuaff.binding.undo import current
+
+        if self.pinned and self._before is not None:
+            from gpuaff.binding.reapply import put_into_force
+
+            put_into_force(frozenset(self), rank=self.rank)
         return current()
 
     def __enter__(self) -> Self:

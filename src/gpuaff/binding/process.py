@@ -91,7 +91,31 @@ class Process:
 _processes: dict[int, Process] = {}
 """This process, by its id; empty until gpuaff is called in it."""
 
-kernel.in_forked_child(_processes.clear)
+_inherited: list[CpuSet] = []
+"""In a forked child, the share that its parent had set: what the child starts with."""
+
+
+def _be_another() -> None:
+    """Start anew in a forked child; a child that has called nothing passes on what it was given."""
+    if _processes:
+        _inherited[:] = [process.share for process in _processes.values() if process.share]
+    _processes.clear()
+
+
+kernel.in_forked_child(_be_another)
+
+
+def expected() -> CpuSet | None:
+    """The CPUs that gpuaff has set for this process, or for the one that it was forked from."""
+    process = remembered()
+    if process is not None:
+        return process.share
+    return _inherited[0] if _inherited else None
+
+
+def expect_nothing() -> None:
+    """Forget, in a forked child, what its parent had set: it is undone."""
+    _inherited.clear()
 
 
 def remembered() -> Process | None:
@@ -99,15 +123,19 @@ def remembered() -> Process | None:
     return _processes.get(kernel.process_id())
 
 
-def this_process() -> Process:
+def this_process(border: CpuSet | None = None) -> Process:
     """What is remembered of this process; the first call takes down its mask.
 
     A forked child is another process: the mask that it starts with is its border.
+
+    Args:
+        border: that mask, where it is known better than by the main thread's of the moment.
     """
     process = remembered()
     if process is None:
         pid = kernel.process_id()
+        original = kernel.get_affinity(pid) if border is None else border
         # Several threads may be here at once: one of them is first, and its mask counts. No lock,
         # as a fork would leave it locked to the child.
-        process = _processes.setdefault(pid, Process(pid=pid, original=kernel.get_affinity(pid)))
+        process = _processes.setdefault(pid, Process(pid=pid, original=original))
     return process

@@ -8,7 +8,7 @@ nothing to do: whoever was made meanwhile by a thread that had not moved yet is 
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import suppress
 
 from gpuaff.cpuset import CpuSet
@@ -72,7 +72,7 @@ def threads_with(mask: CpuSet) -> list[int]:
     return found
 
 
-def move_all(cpus: CpuSet, *, ours: Collection[CpuSet], spare: Collection[int] = ()) -> Moved:
+def move_all(cpus: CpuSet, *, ours: Container[CpuSet], spare: Collection[int] = ()) -> Moved:
     """Move every thread that has one of the masks in ``ours``.
 
     Threads with another mask were bound by somebody on purpose, and stay.
@@ -82,7 +82,7 @@ def move_all(cpus: CpuSet, *, ours: Collection[CpuSet], spare: Collection[int] =
         ours: the masks of those that go.
         spare: the ids of threads that stay, whatever mask they have.
     """
-    sweep = _Sweep(cpus, frozenset(ours) - {cpus}, spare)
+    sweep = _Sweep(cpus, ours, spare)
     settled = any(sweep.is_quiet() for _ in range(MOST_PASSES))
     seen = kernel.thread_ids() is not None
     return Moved(settled=settled, refused=frozenset(sweep.refused), seen=seen)
@@ -91,7 +91,7 @@ def move_all(cpus: CpuSet, *, ours: Collection[CpuSet], spare: Collection[int] =
 class _Sweep:
     """Passes over the threads of this process, and what they have found so far."""
 
-    def __init__(self, cpus: CpuSet, ours: frozenset[CpuSet], spare: Collection[int]) -> None:
+    def __init__(self, cpus: CpuSet, ours: Container[CpuSet], spare: Collection[int]) -> None:
         self._cpus = cpus
         self._ours = ours
         self._done = set(spare)
@@ -115,7 +115,7 @@ class _Sweep:
             mask = kernel.get_affinity(tid)
             # Also where it is there already: a cpuset may have cut it to just this, and when that
             # grows again the kernel gives back what was asked for last.
-            if mask in self._ours or mask == self._cpus:
+            if mask == self._cpus or mask in self._ours:
                 kernel.set_affinity(self._cpus, tid)
         except OSError as error:
             if error.errno == errno.ESRCH:
@@ -123,4 +123,4 @@ class _Sweep:
             self.refused.add(tid)
             mask = self._cpus
         self._done.add(tid)
-        return mask not in self._ours
+        return mask == self._cpus or mask not in self._ours

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from gpuaff.binding import extras as besides
-from gpuaff.binding.process import NOTHING, Extras, Process, remembered
+from gpuaff.binding.process import NOTHING, Extras, Process, expect_nothing, remembered
 from gpuaff.binding.report import say
 from gpuaff.binding.threads import Moved, move_all
 from gpuaff.cpuset import CpuSet
@@ -60,7 +60,11 @@ def put_back(share: CpuSet, before: Before, extras: Extras | None) -> None:
     process = remembered()
     if process is None or process.pid != before.pid:
         # A forked child: its threads have the mask, whatever it has done itself.
-        _say(_move_back({share}, before.original))
+        expect_nothing()
+        if process is None or process.share != share:
+            _say(_move_back({share}, before.original))
+        else:
+            _say(rewind(process, {share}, before.first))
         say(besides.shed(extras or NOTHING, None), rank=None)
         return
     with process.lock:

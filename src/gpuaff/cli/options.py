@@ -24,6 +24,14 @@ def cpus(name: str, text: str) -> CpuSet:
     return found
 
 
+def process_id(name: str, text: str) -> int:
+    """Read the id of a process or thread."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if number < 1:
+        raise InvalidOptionError(name, text, "the number of a process")
+    return number
+
+
 def file_name(name: str, text: str) -> str:
     """Read the name of a file to write."""
     if text in ("", "-"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuaff._version import __version__
-from gpuaff.cli import plan, topo
+from gpuaff.cli import check, plan, topo
 
 _EPILOG = """\
 WHAT of --from is a file (saved by "gpuaff topo --save", or pasted output of nvidia-smi topo -m,
@@ -44,4 +44,5 @@ def build_parser() -> Parser:
     )
     topo.register(commands)
     plan.register(commands)
+    check.register(commands)
     return parser

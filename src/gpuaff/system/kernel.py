@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.records import dataclass
@@ -115,6 +116,85 @@ def thread_ids() -> list[int] | None:
     """
     ids = sorted(int(name) for name in Tree().list("proc/self/task") if name.isdigit())
     return ids if os.getpid() in ids else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadFacts:
+    """What /proc tells about a thread (``proc_pid_stat(5)``).
+
+    Attributes:
+        name: as it has named itself (``comm``); at most 15 bytes.
+        ended: whether it is only waiting to be collected (a zombie).
+        movable: whether its CPUs can be set at all. Those of many threads of the kernel cannot,
+            before Linux 6.3 also where they belong to a process (``iou-wrk-…`` of io_uring).
+        started: when it started, in clock ticks since the machine did: with its id, who it is.
+    """
+
+    name: str
+    ended: bool
+    movable: bool
+    started: int
+
+
+_NO_SETAFFINITY = 0x04000000
+"""``PF_NO_SETAFFINITY`` of ``include/linux/sched.h``."""
+
+
+def thread_facts(pid: int, tid: int) -> ThreadFacts | None:
+    """What is known of a thread of a process; None when there is none, or it is not shown."""
+    text = Tree().read(f"proc/{pid}/task/{tid}/stat") or ""
+    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may hold both of them
+    fields = rest.split()
+    if len(fields) < 20:
+        return None
+    return ThreadFacts(
+        name="".join(c if c.isprintable() else "?" for c in name),
+        ended=fields[0] in "ZXx",
+        movable=not int(fields[6]) & _NO_SETAFFINITY,
+        started=int(fields[19]),
+    )
+
+
+def threads_of(pid: int) -> list[int]:
+    """The ids of the threads of any process, in order; empty when it is gone or not shown."""
+    return sorted(int(name) for name in Tree().list(f"proc/{pid}/task") if name.isdigit())
+
+
+def process_of(tid: int) -> int | None:
+    """The process that a thread belongs to; None when there is none, or it is not shown."""
+    status = (Tree().read(f"proc/{tid}/status") or "").splitlines()
+    told = (line.split()[1] for line in status if line.startswith("Tgid:"))
+    return next(map(int, told), None)
+
+
+def mapped_files(pid: int) -> frozenset[str]:
+    """The names, without their folders, of the files that a process has mapped (libraries)."""
+    lines = (Tree().read(f"proc/{pid}/maps") or "").splitlines()
+    return frozenset(line.rpartition("/")[2] for line in lines if "/" in line)
+
+
+def variables_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; empty when we may not read them."""
+    pairs = (Tree().read(f"proc/{pid}/environ") or "").split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def open_files(pid: int) -> frozenset[str]:
+    """What a process has open, as the kernel names it; empty when we may not look."""
+    found = set()
+    for name in Tree().list(f"proc/{pid}/fd"):
+        with suppress(OSError):  # it is closed meanwhile
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115 - no Path here
+    return frozenset(found)
+
+
+def in_first_pid_namespace() -> bool:
+    """Whether process ids here are those that the NVIDIA driver counts with: not a container's."""
+    try:
+        # The number of the first one is fixed: PROC_PID_INIT_INO of include/linux/proc_ns.h.
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{0xEFFFFFFC}]"  # noqa: PTH115
+    except OSError:
+        return False
 
 
 def process_id() -> int:

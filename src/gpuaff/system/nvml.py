@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpuaff.system.nvml_users import GpuUsers
+
 _NODE, _SOCKET = 0, 1
 """NVML_AFFINITY_SCOPE_NODE and …_SOCKET."""
 
@@ -142,14 +144,7 @@ def read(*, highest_cpu: int, links: bool = False) -> DriverReading:
         NoDriverError: NVML cannot be used here.
     """
     with _started() as nvml:
-        count, code = call(nvml, "nvmlDeviceGetCount")
-        if code:
-            raise _no_driver(nvml, code)
-        if count > _MOST_GPUS:
-            raise NoDriverError(
-                f"the NVIDIA driver's library NVML tells of {count} GPUs, which cannot be",
-                "see whether nvidia-smi runs, and which libnvidia-ml.so.1 LD_LIBRARY_PATH names",
-            )
+        count = _count(nvml)
         version, code = call(nvml, "nvmlSystemGetDriverVersion")
         notes = (f"driver version: {words(nvml, code)}",) if code else ()
         asked = [Questions.about(nvml, index) for index in range(count)]
@@ -164,6 +159,30 @@ def read(*, highest_cpu: int, links: bool = False) -> DriverReading:
         driver_version=text(version),
         notes=notes,
     )
+
+
+def users() -> tuple[GpuUsers, ...]:
+    """Ask the driver which processes compute on each GPU.
+
+    Raises:
+        NoDriverError: NVML cannot be used here.
+    """
+    from gpuaff.system.nvml_users import read_users  # pinning needs none of it
+
+    with _started() as nvml:
+        return tuple(read_users(nvml, index) for index in range(_count(nvml)))
+
+
+def _count(nvml: Any) -> int:
+    count, code = call(nvml, "nvmlDeviceGetCount")
+    if code:
+        raise _no_driver(nvml, code)
+    if count > _MOST_GPUS:
+        raise NoDriverError(
+            f"the NVIDIA driver's library NVML tells of {count} GPUs, which cannot be",
+            "see whether nvidia-smi runs, and which libnvidia-ml.so.1 LD_LIBRARY_PATH names",
+        )
+    return int(count)
 
 
 @contextmanager

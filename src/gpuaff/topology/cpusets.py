@@ -1,6 +1,6 @@
-"""The cpuset that a described process was in, of cgroup version 1 or 2.
+"""The cpuset that a process is in, of cgroup version 1 or 2.
 
-Only for trees of other machines: on the live machine the kernel's own mask already has it.
+Pinning needs it for trees of other machines only: here the kernel's own mask already has it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ _FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus
 """Version 2; version 1 since Linux 3.17 and before; version 1 mounted as ``cpuset``."""
 
 
-def cpuset_of(tree: Tree) -> CpuSet | None:
-    """The CPUs of the cpuset of the tree's ``/proc/self``; None when it does not tell."""
-    group = _group(tree)
+def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
+    """The CPUs of a process's cpuset; None when the tree does not tell.
+
+    Args:
+        tree: the machine.
+        process: its id; the tree's ``/proc/self`` is whoever gathered it.
+    """
+    group = _group(tree, process)
     if group is None:
         return None
     for mount in _mounts(tree):
@@ -30,10 +35,10 @@ def cpuset_of(tree: Tree) -> CpuSet | None:
     return None
 
 
-def _group(tree: Tree) -> str | None:
-    text = tree.read("proc/self/cpuset")
+def _group(tree: Tree, process: int | str) -> str | None:
+    text = tree.read(f"proc/{process}/cpuset")
     if text is None:
-        lines = (tree.read("proc/self/cgroup") or "").splitlines()
+        lines = (tree.read(f"proc/{process}/cgroup") or "").splitlines()
         text = next((line[3:] for line in lines if line.startswith("0::")), None)
     return None if text is None else text.strip("/")
 

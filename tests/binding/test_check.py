@@ -1,0 +1,258 @@
+"""``gpuaff.check``: what it says of real threads that really were moved."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cpusets
+from fakedriver.driver import FakeDriver
+from processes import CPUS, printed, run, stopped
+
+pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
+
+START = """
+import json, os, sys, threading, time, gpuaff
+before = os.sched_getaffinity(0)
+
+def bound_to(cpus):
+    ready = threading.Event()
+    def work():
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+        ready.set()
+        time.sleep(60)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    ready.wait()
+    return thread.native_id
+
+def states():
+    return {thread.tid: str(thread.state) for thread in gpuaff.check().threads}
+
+def tell():
+    print(json.dumps(gpuaff.check().to_dict()))
+"""
+
+
+def found(driver: FakeDriver, script: str, *arguments: str, **env: str) -> dict[str, Any]:
+    """The last line that a script printed, which is a check."""
+    text = printed(START + script, *arguments, env={**driver.env(), **env})
+    said: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return said
+
+
+def test_all_is_well_after_the_call(driver: FakeDriver) -> None:
+    said = found(driver, "gpuaff.set_affinity(0, 2); bound_to(None); tell()")
+    assert said["ok"]
+    assert said["expected"] == said["usual"]
+    assert [thread["state"] for thread in said["threads"]] == ["ok", "ok"]
+    assert said["threads"][0]["tid"] == said["pid"]
+    assert said["warnings"] == []
+    assert said["gpus"] is None, "not asked"
+
+
+def test_nothing_was_set(driver: FakeDriver) -> None:
+    script = "bound_to(None); bound_to(None); bound_to({min(before)}); tell()"
+    said = found(driver, script)
+    assert (said["ok"], said["expected"]) == (True, None)
+    assert [thread["state"] for thread in said["threads"]] == ["ok", "ok", "ok", "bound"]
+    said = found(driver, "bound_to(None); bound_to(None); os.sched_setaffinity(0, {0}); tell()")
+    assert not said["ok"]
+    assert said["threads"][0]["state"] == "narrowed"
+
+
+def test_each_kind_of_thread(driver: FakeDriver) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 2)
+outside = before - affinity
+tids = [bound_to(None), bound_to(outside), bound_to(before)]
+print([states()[tid] for tid in tids], gpuaff.check().ok)
+affinity.restore()
+print(set(states().values()), gpuaff.check().expected)
+"""
+    first, second = printed(START + script, env=driver.env()).splitlines()
+    assert first == "['ok', 'moved', 'widened'] False"
+    assert second.endswith(" None")
+
+
+def test_a_worker_bound_inside_is_fine_and_the_main_thread_is_not(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 1)
+worker = bound_to({max(before)})
+print(states()[worker], gpuaff.check().ok)
+os.sched_setaffinity(0, {min(before)})
+heir = bound_to(None)
+print(states()[os.getpid()], states()[worker], states()[heir], gpuaff.check().ok)
+"""
+    assert printed(START + script, env=driver.env()).splitlines() == [
+        "bound True",
+        "narrowed bound narrowed False",
+    ]
+
+
+def test_from_another_thread(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 1)
+os.sched_setaffinity(0, {min(before)})
+heard = []
+thread = threading.Thread(target=lambda: heard.append(gpuaff.check()))
+thread.start(); thread.join()
+print(json.dumps(heard[0].to_dict()))
+"""
+    said = found(driver, script)
+    assert [thread["state"] for thread in said["threads"]] == ["narrowed", "narrowed"]
+    assert said["threads"][0]["tid"] == said["pid"]
+
+
+@pytest.mark.case("C2", "C4", "C5")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"GOMP_CPU_AFFINITY": str(CPUS[0])},
+        {"OMP_PROC_BIND": "close", "OMP_PLACES": f"{{{CPUS[0]}}},{{{CPUS[-1]}}}"},
+    ],
+    ids=["GOMP_CPU_AFFINITY", "OMP_PLACES"],
+)
+def test_the_openmp_runtime_that_did_it(
+    driver: FakeDriver, openmp_library: Path, variables: dict[str, str]
+) -> None:
+    script = """
+import ctypes
+gpuaff.set_affinity(0, 1)
+library = ctypes.CDLL(sys.argv[1])
+library.sum()  # its workers are bound, each to its place: on purpose
+tell()
+"""
+    said = found(driver, script, str(openmp_library), **variables)
+    main, *workers = said["threads"]
+    assert (main["state"], main["cpus"]) == ("narrowed", str(CPUS[0]))
+    assert "GNU's OpenMP runtime (libgomp.so.1" in main["reason"]
+    name, value = next(iter(variables.items()))
+    assert f"{name}={value}" in main["reason"]
+    assert "reapply()" in main["remedy"]
+    assert f"unset {name}" in main["remedy"]
+    assert not [worker for worker in workers if worker["state"] not in ("bound", "narrowed")]
+
+
+@pytest.mark.case("C7")
+def test_a_blas_that_may_have_done_it(driver: FakeDriver, openmp_library: Path) -> None:
+    script = """
+import ctypes, shutil, tempfile
+gpuaff.set_affinity(0, 1)
+with tempfile.TemporaryDirectory() as folder:
+    shutil.copy(sys.argv[1], folder + "/libopenblas.so.0")
+    ctypes.CDLL(folder + "/libopenblas.so.0")
+    os.sched_setaffinity(0, {min(before)})
+    tell()
+"""
+    main = found(driver, script, str(openmp_library))["threads"][0]
+    assert "OpenBLAS (libopenblas.so.0)" in main["reason"]
+    assert main["remedy"].endswith("set OPENBLAS_MAIN_FREE=1")
+    main = found(driver, script, str(openmp_library), OPENBLAS_MAIN_FREE="1")["threads"][0]
+    assert "some import" in main["reason"]
+
+
+@pytest.mark.case("C1")
+def test_a_forked_child_that_was_narrowed(driver: FakeDriver) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 1)
+os.sched_setaffinity(0, {min(before)})  # an import, before the workers are forked
+child = os.fork()
+if child == 0:
+    tell()
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    said = found(driver, script)
+    assert not said["ok"]
+    assert said["threads"][0]["state"] == "narrowed"
+    assert said["expected"] != said["usual"] == str(CPUS[0])
+
+
+STAYS = (
+    START
+    + """
+gpuaff.set_affinity(0, 1)
+bound_to(None)
+print("pinned")
+for line in sys.stdin:
+    tell()
+"""
+)
+
+
+@pytest.mark.needs("taskset")
+def test_after_a_real_taskset(driver: FakeDriver) -> None:
+    with stopped(STAYS, env=driver.env()) as process:
+        process.heard()
+        command = ["taskset", "-p", "-c", str(CPUS[-1]), str(process.pid)]
+        subprocess.run(command, check=True, capture_output=True)
+        process.go_on()
+        said = json.loads(process.heard())
+    assert [thread["state"] for thread in said["threads"]] == ["narrowed", "ok"]
+
+
+@pytest.mark.needs("cpusets")
+@pytest.mark.xdist_group("cpusets")
+def test_a_cpuset_that_shrank(driver: FakeDriver) -> None:
+    with (
+        cpusets.cpuset(CPUS) as inside,
+        stopped(STAYS, env=driver.env(), prefix=inside.join_command()) as process,
+    ):
+        process.heard()
+        inside.set(CPUS[:1])
+        process.go_on()
+        said = json.loads(process.heard())
+        assert [thread["state"] for thread in said["threads"]] == ["cut", "cut"]
+        assert "cpuset" in said["threads"][0]["reason"]
+        inside.set(CPUS)
+        process.go_on()
+        assert json.loads(process.heard())["ok"]
+
+
+def test_it_reads_well(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 1)
+bound_to(None)
+os.sched_setaffinity(0, {min(before)})
+print(os.getpid(), gpuaff.check().name)
+print(gpuaff.check())
+"""
+    who, *lines = printed(START + script, env=driver.env()).splitlines()
+    pid, name = who.split()
+    assert lines[0].split() == ["process", "GPU", "threads", "CPUs", "state", "names"]
+    assert lines[1].split()[:2] == [pid, name]
+    assert lines[1].split()[-2:] == ["ok", name]
+    assert lines[2].split()[-3:] == ["narrowed", name, pid]
+    assert lines[3].startswith(f"{pid} {name}: narrowed: CPUs {CPUS[0]}, gpuaff had set ")
+    assert lines[4].startswith("    try: affinity.reapply()")
+    assert len(lines) == 5
+
+
+def test_without_proc(driver: FakeDriver) -> None:
+    """Another PID namespace's /proc: its numbers mean other processes."""
+    script = START + "gpuaff.set_affinity(0, 1); bound_to(None); tell()"
+    done = run(script, env=driver.env(), prefix=["unshare", "--pid", "--fork", "--kill-child"])
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip("no PID namespace can be made here")
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert [warning["code"] for warning in said["warnings"]] == ["threads-unseen"]
+    assert [thread["state"] for thread in said["threads"]] == ["ok"]
+
+
+def test_nothing_is_changed(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 2)
+os.sched_setaffinity(0, before)
+modules = set(sys.modules)
+gpuaff.check()
+print(os.sched_getaffinity(0) == before)
+print({"pynvml", "psutil", "rich", "torch"} & (set(sys.modules) - modules))
+"""
+    assert printed(START + script, env=driver.env()).splitlines() == ["True", "set()"]

@@ -1,0 +1,65 @@
+"""GPUs by their device files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpuaff.binding.check import Check
+from gpuaff.cli.placement import Placement, indices_by_minor, minors_of
+from gpuaff.cpuset import CpuSet
+from gpuaff.system import kernel
+from gpuaff.system.kernel import Tree
+from gpuaff.topology.model import Topology
+
+
+def test_the_numbers_of_device_files() -> None:
+    files = {"/dev/nvidia0", "/dev/nvidia13", "/dev/nvidiactl", "/dev/nvidia-uvm", "pipe:[3]"}
+    files |= {"/dev/nvidia-caps/nvidia-cap1", "/home/dev/nvidia5", "/dev/nvidia6 (deleted)"}
+    assert minors_of(files) == {0, 13}
+
+
+def test_a_minor_number_is_not_an_index(tmp_path: Path, box: Topology) -> None:
+    """The driver numbers its files as it found the GPUs, which need not be by address."""
+    told = {"0000:01:00.0": "2", "0000:02:00.0": "0", "0000:99:00.0": "1", "0000:03:00.0": "?"}
+    for address, minor in told.items():
+        folder = tmp_path / "proc/driver/nvidia/gpus" / address
+        folder.mkdir(parents=True)
+        text = f"Model: \t\t Alpha\nBus Type: \t PCIe\nDevice Minor: \t {minor}\n"
+        (folder / "information").write_text(text)
+    assert indices_by_minor(Tree(str(tmp_path)), box) == {2: 0, 0: 1}
+
+
+LEFT = frozenset({0, 1, 2, 3, 8, 9, 10, 11})
+
+
+def check(usual: CpuSet) -> Check:
+    return Check(pid=7, name="python", expected=None, usual=usual, threads=())
+
+
+def test_who_is_on_which_gpu(box: Topology) -> None:
+    """GPU 1 is near the left socket, GPU 0 near the right one, GPU 2 anywhere."""
+    placement = Placement(topology=box, users={1: {7, 8}, 0: {9}}, minors={0: 0, 1: 1, 2: 2})
+    every = [f"/dev/nvidia{minor}" for minor in range(3)]
+    told = placement.of(check(LEFT), every)
+    assert (told.gpus, told.near, told.far, told.ok) == ((1,), LEFT, frozenset(), True)
+    far = placement.of(check(LEFT | {4}), [])
+    assert (far.gpus, far.far, far.ok) == ((1,), frozenset({4}), False)
+
+
+def test_open_files_count_where_the_driver_is_silent(box: Topology) -> None:
+    placement = Placement(topology=box, users={}, minors={5: 0, 1: 1, 2: 2})
+    one = placement.of(check(LEFT), ["/dev/nvidia5"])
+    assert (one.gpus, one.far) == ((0,), LEFT)
+    every = placement.of(check(LEFT), ["/dev/nvidia5", "/dev/nvidia1", "/dev/nvidia2"])
+    assert every.gpus == (0, 1, 2)
+    assert (every.near, every.far) == (None, frozenset()), "of GPU 2 nothing is known"
+    none = placement.of(check(LEFT), ["/dev/null", "/dev/nvidia9"])
+    assert (none.gpus, none.near, none.ok) == ((), None, True)
+
+
+def test_open_files_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "held").open("w") as held:
+        assert held.name in kernel.open_files(os.getpid())
+    assert held.name not in kernel.open_files(os.getpid())
+    assert kernel.open_files(2**22) == frozenset()
