@@ -77,19 +77,20 @@ class TestHome:
         assert found == ["4-7", "0-3,8-15"]
 
     def test_then_the_nodes_nearest_to_that(self) -> None:
-        """Node 2 has no CPUs; from it nodes 0 and 1 are equally near, node 3 is farther."""
+        """Node 2 has no CPUs; from it nodes 0 and 1 are equally near, node 3 is farther. So both
+        are at home on 0-7, and share it before the rest."""
         found = machine(
             device(0, None, 2),
-            device(1, "8-15"),
+            device(1, "0-7"),
             nodes=("0-3", "4-7", "", "8-15"),
             distances=((10, 12, 20, 40), (12, 10, 20, 40), (20, 20, 10, 30), (40, 40, 30, 10)),
         )
-        assert lists(found) == ["0-7", "8-15"]
+        assert lists(found) == ["0-3,8-11", "4-7,12-15"]
 
     @pytest.mark.parametrize("node", [None, 2, 7])
     def test_else_all(self, node: int | None) -> None:
         """Nothing told; a node without CPUs and without distances; one that is not there."""
-        found = machine(device(0, None, node), device(1, "8-15"), nodes=("0-7", "8-15", ""))
+        found = machine(device(0, None, node), device(1, "0-15"), nodes=("0-7", "8-15", ""))
         assert lists(found) == ["0-7", "8-15"]
 
 
@@ -192,13 +193,13 @@ class TestWhoCounts:
 
     def test_where_they_are_not_told_the_gpus_count(self) -> None:
         gpus = (
-            Gpu(index=0, local_cpus=cpus("0-3"), node_cpus=cpus("0-15")),
+            Gpu(index=0, local_cpus=cpus("12-15"), node_cpus=cpus("0-15")),
             Gpu(index=1, node_cpus=cpus("4-7"), numa_node=2),
             Gpu(index=2, numa_node=2),
             Gpu(index=5, pci_bus_id="0000:09:00.0"),
         )
         described = replace(machine(), gpus=gpus, accelerators=None)
-        assert lists(described) == ["0-3", "4-7", "8-11", "12-15"]
+        assert lists(described) == ["12-15", "4-7", "8-11", "0-3"]
 
     def test_more_of_them_than_cores(self) -> None:
         home = [device(number, "0-1") for number in range(3)]
