@@ -4,7 +4,7 @@ Strangers on one machine must list the same devices, so nothing counts here but 
 sees: a PCI device's class, its vendor and its address. Which driver has the device (one that hands
 it to a virtual machine, or none) does not matter, nor does who may open it.
 
-Devices that count have one of the classes :data:`CLASSES` and are of one of the :data:`VENDORS`.
+Devices that count have one of the classes ``CLASSES`` and are of one of the ``VENDORS``.
 Left out are
 
 - NVSwitches (bridges, class 0680) and the audio functions of graphics cards (0403), by their class;
