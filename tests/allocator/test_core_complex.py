@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuaff.allocator.planner import plan
@@ -173,6 +173,14 @@ def test_fast_and_slow_cores_are_cut_apart() -> None:
     assert shown(found) == ["0-1,8-9", "2-3,10-11", "4-5,12-13"]
 
 
+@pytest.mark.case("G5")
+def test_fast_cores_are_kept_before_whole_domains() -> None:
+    """A has 0-7, of which 2-3 and 6-7 are slow, and may keep four, as many as B has."""
+    machine = overlapping("0-8", "8-11", online="0-11", l3=("0-3", "4-7", "8-11"))
+    machine = replace(machine, efficiency_cpus=cpus("2-3,6-7"))
+    assert shown(plan(machine, 2, mode="core_complex")) == ["0-1,4-5", "8-11"]
+
+
 def overlapping(*near: str, online: str, l3: tuple[str, ...]) -> Topology:
     gpus = [Gpu(index=i, node_cpus=cpus(text), source=Source.NVML) for i, text in enumerate(near)]
     return replace(bare(online, *gpus), l3=tuple(map(cpus, l3)))
@@ -222,6 +230,7 @@ def with_domains(draw: st.DrawFn) -> Topology:
     return replace(machine, l3=tuple(sorted(filter(None, parts), key=min)))
 
 
+@settings(max_examples=50)
 @given(with_domains(), st.integers(1, 7), st.sampled_from(SCOPES), st.booleans())
 def test_shares_are_as_large_as_contiguous_ones(
     machine: Topology, nproc: int, scope: str, balanced: bool
