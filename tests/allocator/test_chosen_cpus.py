@@ -26,6 +26,16 @@ def test_only_these_are_cut() -> None:
     assert shown(plan(EIGHT, 2, cpus=[7, 0])) == ["0", "7"]
 
 
+def test_ids_of_any_integer_type() -> None:
+    class Five:
+        """An integer that is no int, as numpy's are."""
+
+        def __index__(self) -> int:
+            return 5
+
+    assert shown(plan(EIGHT, 1, cpus=iter([Five(), 3]))) == ["3,5"]  # type: ignore[list-item]
+
+
 def test_they_say_nothing_of_a_narrow_mask() -> None:
     """It is not the mask that leaves the others out."""
     assert codes(plan(EIGHT, 2, cpus="2-5")) == []

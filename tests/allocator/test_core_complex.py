@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuaff.allocator.planner import plan
+from gpuaff.binding.report import refuse_if_broken
+from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, Source, Topology
 
 from allocator.described import bare, box, codes, cpus, one_node, shown, spread_cores, union
@@ -212,6 +214,12 @@ def test_without_l3_it_is_contiguous_and_that_is_said(l3: tuple[()] | None) -> N
     assert found.shares == plan(machine, 5).shares
     assert codes(found) == ["complex-unknown"]
     assert codes(plan(machine, 5)) == []
+
+
+def test_strict_does_not_accept_that() -> None:
+    found = plan(replace(epyc(5), l3=None), 5, mode="core_complex")
+    with pytest.raises(GPUAffinityError, match="complex-unknown; strict"):
+        refuse_if_broken(found.warnings)
 
 
 def test_a_core_in_no_domain_is_one_of_its_own() -> None:

@@ -100,37 +100,40 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     Raises:
         GPUAffinityError: as :func:`plan` does.
     """
-    everyone = reach.granted(topology, options)
-    allowed = everyone
+    granted = reach.granted(topology, options)
+    allowed = granted
     if options.cpus is not None:
         allowed = reach.chosen(allowed, options.cpus, topology)
-    cores = allowed_cores(topology, reach.union(allowed))
     if not topology.visible:
-        return _uncut(topology, options, allowed, cores)
+        return _uncut(topology, options, allowed)
     seats = take_seats(topology, allowed)
     around = Surroundings(topology, seats)
-    if around.differ:
-        cores = _in_pieces(seats, options.scope, around, cores)
+    cores = _cores(topology, options, seats, around)
     sites = find_sites(seats, options.scope, around, cores)
-    if not any(allowed):
+    if not cores.cpus:
         return _unknown(topology, options, sites)
     drafts = _draft(sites, options, _cutter(topology, options, cores))
-    _check_least(sites, drafts, options, cores, allowed)
+    _check_least(sites, drafts, options, cores, seats)
     if options.most is not None:
         drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
     warnings = remarks.of_plan(
-        topology, options, sites, drafts, seats, around, granted=reach.union(everyone)
+        topology, options, sites, drafts, seats, around, granted=reach.union(granted)
     )
     build = ShareBuilder(topology, cores, options.multithreading)
     shares = [build.share(rank, site, drafts[rank]) for site in sites for rank in site.ranks]
     return _plan(topology, options, shares, tuple(warnings))
 
 
-def _in_pieces(seats: Sequence[Seat], scope: Scope, around: Surroundings, cores: Cores) -> Cores:
-    """With a place for each piece of a core where ranks may use different siblings."""
+def _cores(
+    topology: Topology, options: Options, seats: Sequence[Seat], around: Surroundings
+) -> Cores:
+    """The cores that any rank may use; in pieces where ranks may use different siblings."""
+    cores = allowed_cores(topology, reach.union(seat.allowed for seat in seats))
+    if not around.differ:
+        return cores
     from gpuaff.allocator.pieces import split
 
-    return split(cores, [(seat.allowed, around.near(seat, scope).cpus) for seat in seats])
+    return split(cores, [(s.allowed, around.near(s, options.scope).cpus) for s in seats])
 
 
 def _cutter(topology: Topology, options: Options, cores: Cores) -> Cutter:
@@ -168,7 +171,7 @@ def _check_least(
     drafts: Mapping[int, Draft],
     options: Options,
     cores: Cores,
-    allowed: Sequence[CpuSet],
+    seats: Sequence[Seat],
 ) -> None:
     """A demand that was spelled out is kept or refused, for all ranks alike."""
     for site in sites:
@@ -176,7 +179,7 @@ def _check_least(
             found = cores.count(drafts[rank].cores) if drafts[rank].own else 0
             if found < options.least:
                 near = cores.count(site.cores)
-                raise _too_few(rank, site.gpu, found, near, options, allowed[rank])
+                raise _too_few(rank, site.gpu, found, near, options, seats[rank].allowed)
 
 
 def _too_few(
@@ -192,8 +195,9 @@ def _too_few(
     )
 
 
-def _uncut(topology: Topology, options: Options, allowed: Sequence[CpuSet], cores: Cores) -> Plan:
+def _uncut(topology: Topology, options: Options, allowed: Sequence[CpuSet]) -> Plan:
     """No GPU is known: every rank keeps what it has, and nothing is reserved."""
+    cores = allowed_cores(topology, reach.union(allowed))
     shares = [
         share_of_all(topology, rank, gpu=None, cpus=own, cores=len(cores.places(own)))
         for rank, own in enumerate(allowed)

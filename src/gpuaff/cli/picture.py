@@ -20,6 +20,9 @@ _LETTERS = string.digits + string.ascii_letters
 _LONGEST = 64
 """Cores in one row of the picture, where the terminal is wide enough."""
 
+_CUTTING = (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED, Mode.CORE_COMPLEX)
+"""The modes that heed whether shares are balanced."""
+
 _MEANINGS = {
     ".": "free",
     "-": "not allowed",
@@ -49,7 +52,7 @@ def _choices(plan: Plan) -> list[str]:
     choices = [counted(len(plan.shares), "rank"), str(plan.mode), f"by {plan.scope}"]
     if plan.multithreading is not Multithreading.ALL_LOGICAL:
         choices.append(str(plan.multithreading))
-    if not plan.balanced and plan.mode in (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED):
+    if not plan.balanced and plan.mode in _CUTTING:
         choices.append("unbalanced")
     return choices
 
