@@ -1,7 +1,7 @@
 """The gpu-affinity rules once more: slow, plain, and written from their text only.
 
-:func:`shares` knows machines on which the near sets of any two used GPUs are the same or apart, with no
-more ranks than GPUs, and answers None where a rank would get no core of its own (the facts
+:func:`shares` knows machines on which the near sets of any two used GPUs are the same or apart,
+with no more ranks than GPUs, and answers None where a rank would get no core of its own (the facts
 tell of no answer there). A core is the frozenset of all its CPUs, allowed or not.
 """
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuaff.allocator.planner import plan
@@ -24,6 +24,17 @@ pytestmark = pytest.mark.case("B11")
 def test_only_these_are_cut() -> None:
     assert shown(plan(EIGHT, 2, cpus="2-5")) == ["2-3", "4-5"]
     assert shown(plan(EIGHT, 2, cpus=[7, 0])) == ["0", "7"]
+
+
+def test_ids_of_any_integer_type() -> None:
+    class Five:
+        """An integer that is no int, as numpy's are."""
+
+        def __index__(self) -> int:
+            return 5
+
+    ids: Any = iter([Five(), 3])
+    assert shown(plan(EIGHT, 1, cpus=ids)) == ["3,5"]
 
 
 def test_they_say_nothing_of_a_narrow_mask() -> None:
@@ -53,7 +64,7 @@ class TestRefused:
     def test_not_online(self) -> None:
         with pytest.raises(
             GPUAffinityError,
-            match=r"^cpus=6-9 was asked for, .* had \(not online: 8-9\); allowed are 0-7: name only",
+            match=r"^cpus=6-9 was asked for, .* \(not online: 8-9\); allowed are 0-7: name",
         ):
             plan(EIGHT, 2, cpus="6-9")
 
@@ -97,6 +108,7 @@ class TestRefused:
             plan(EIGHT, 2, cpus=value)
 
 
+@settings(max_examples=50)
 @given(
     machine=any_machine(),
     nproc=st.integers(1, 7),

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuaff.allocator.planner import plan
+from gpuaff.binding.report import refuse_if_broken
+from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, Source, Topology
 
 from allocator.described import bare, box, codes, cpus, one_node, shown, spread_cores, union
@@ -173,6 +175,14 @@ def test_fast_and_slow_cores_are_cut_apart() -> None:
     assert shown(found) == ["0-1,8-9", "2-3,10-11", "4-5,12-13"]
 
 
+@pytest.mark.case("G5")
+def test_fast_cores_are_kept_before_whole_domains() -> None:
+    """A has 0-7, of which 2-3 and 6-7 are slow, and may keep four, as many as B has."""
+    machine = overlapping("0-8", "8-11", online="0-11", l3=("0-3", "4-7", "8-11"))
+    machine = replace(machine, efficiency_cpus=cpus("2-3,6-7"))
+    assert shown(plan(machine, 2, mode="core_complex")) == ["0-1,4-5", "8-11"]
+
+
 def overlapping(*near: str, online: str, l3: tuple[str, ...]) -> Topology:
     gpus = [Gpu(index=i, node_cpus=cpus(text), source=Source.NVML) for i, text in enumerate(near)]
     return replace(bare(online, *gpus), l3=tuple(map(cpus, l3)))
@@ -206,6 +216,12 @@ def test_without_l3_it_is_contiguous_and_that_is_said(l3: tuple[()] | None) -> N
     assert codes(plan(machine, 5)) == []
 
 
+def test_strict_does_not_accept_that() -> None:
+    found = plan(replace(epyc(5), l3=None), 5, mode="core_complex")
+    with pytest.raises(GPUAffinityError, match="complex-unknown; strict"):
+        refuse_if_broken(found.warnings)
+
+
 def test_a_core_in_no_domain_is_one_of_its_own() -> None:
     machine = replace(one_node(spread_cores(6, smt=1), gpus=2), l3=(cpus("0-1"), cpus("4-5")))
     assert shown(plan(machine, 2, mode="core_complex")) == ["0-2", "3-5"]
@@ -222,6 +238,7 @@ def with_domains(draw: st.DrawFn) -> Topology:
     return replace(machine, l3=tuple(sorted(filter(None, parts), key=min)))
 
 
+@settings(max_examples=50)
 @given(with_domains(), st.integers(1, 7), st.sampled_from(SCOPES), st.booleans())
 def test_shares_are_as_large_as_contiguous_ones(
     machine: Topology, nproc: int, scope: str, balanced: bool

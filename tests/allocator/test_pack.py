@@ -59,6 +59,9 @@ class TestByHand:
         """Domains of four of which 0 and 4 are not to be had: three are whole."""
         assert pack((1, 2, 3, 5, 6, 7), [3, 3], domains(4, 4)) == [(1, 2, 3), (5, 6, 7)]
 
+    def test_the_lowest_comes_first_in_whatever_order_they_are_given(self) -> None:
+        assert pack((5, 4, 1, 0), [2, 2], domains(4, 4)) == [(0, 1), (4, 5)]
+
     def test_domains_need_not_be_consecutive(self) -> None:
         assert pack(range(6), [3, 3], (0, 1, 0, 1, 0, 1)) == [(0, 2, 4), (1, 3, 5)]
 

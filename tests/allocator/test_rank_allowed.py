@@ -122,9 +122,23 @@ class TestSiblings:
         assert [share.cores for share in found.shares] == [1, 7]
 
     def test_two_that_may_have_a_whole_core_do_not_split_it(self) -> None:
-        """Ranks 0 and 1 may have core (0,8), rank 2 only CPU 0."""
-        found = plan(HYPER, 3, rank_allowed=["0,8", "0-1,8-9", "0"], balanced=False)
-        assert shown(found) == ["8", "1,9", "0"]
+        """Ranks 0 and 1 may have the cores (0,8) and (1,9), rank 2 only CPUs 0 and 1 of them: the
+        lower siblings are rank 2's, or else one would have to have parts of both cores."""
+        found = plan(HYPER, 3, rank_allowed=["0-1,8-9", "0-1,8-9", "0-1"], balanced=False)
+        assert shown(found) == ["8", "9", "0-1"]
+
+    def test_nor_where_one_goes_without(self) -> None:
+        """Core (0,8) is all that ranks 0 and 1 may have; rank 1 then shares it."""
+        found = plan(HYPER, 3, rank_allowed=["0,8", "0,8", "0-7"], balanced=False)
+        assert shown(found) == ["8", "0,8", "0-7"]
+        assert "too-few-cores" in codes(found)
+
+    def test_balanced_counts_cores_not_pieces(self) -> None:
+        """Rank 0 has one core, in two pieces; so ranks 2 and 3 have one of their four each, and
+        rank 3's is the second."""
+        masks = ["0,8", "0-2", "3-6,11-14", "3-6,11-14"]
+        found = plan(HYPER, 4, rank_allowed=masks)
+        assert shown(found) == ["0,8", "1", "3,11", "4,12"]
 
     def test_single_logical_is_one_of_each_core(self) -> None:
         found = plan(

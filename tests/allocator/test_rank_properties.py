@@ -9,7 +9,7 @@ from itertools import combinations, combinations_with_replacement
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuaff.allocator.plan import Plan
@@ -85,6 +85,7 @@ def test_unique_shares_are_apart(
                 assert not (core & one.cpus and core & other.cpus)
 
 
+@settings(max_examples=50)
 @given(masked(), QUESTIONS)
 def test_too_few_cores_is_said_if_shares_meet(
     asked: tuple[Topology, list[CpuSet]], question: dict[str, Any]
@@ -109,6 +110,7 @@ def test_balanced_shares_are_equal(
         assert len({share.cores for share in found.shares}) == 1
 
 
+@settings(max_examples=50)
 @given(masked(whole=True), QUESTIONS)
 def test_masks_of_whole_cores_split_none(
     asked: tuple[Topology, list[CpuSet]], question: dict[str, Any]
@@ -118,6 +120,7 @@ def test_masks_of_whole_cores_split_none(
         assert share.cpus == union(core for core in cores_of(machine) if core & share.cpus)
 
 
+@settings(max_examples=50)
 @given(masked(), QUESTIONS)
 def test_equal_inputs_give_equal_plans(
     asked: tuple[Topology, list[CpuSet]], question: dict[str, Any]
@@ -131,6 +134,7 @@ def test_equal_inputs_give_equal_plans(
     assert again == found
 
 
+@settings(max_examples=50)
 @given(any_machine(), st.integers(1, 6), QUESTIONS)
 def test_one_mask_for_all_is_the_allowed_set(
     machine: Topology, nproc: int, question: dict[str, Any]
@@ -141,6 +145,7 @@ def test_one_mask_for_all_is_the_allowed_set(
     assert codes(named) == codes(plain)
 
 
+@settings(max_examples=50)
 @given(masked(), st.sampled_from(UNIQUE_MODES), st.booleans(), st.integers(1, 3))
 def test_max_trims(
     asked: tuple[Topology, list[CpuSet]], mode: str, balanced: bool, most: int
@@ -154,6 +159,7 @@ def test_max_trims(
         assert short.cores == min(most, share.cores)
 
 
+@settings(max_examples=50)
 @given(masked(), st.sampled_from(SCOPES))
 def test_unbalanced_interleaved_leaves_nothing_out(
     asked: tuple[Topology, list[CpuSet]], scope: str

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuaff.allocator.plan import Plan
@@ -111,6 +111,10 @@ class TestOfEachList:
         found = plan(EIGHT, 2, mode="single", reserve=3)
         assert (shown(found), kept_back(found)) == (["0", "0"], ["5-7", "5-7"])
 
+    def test_single_by_socket_still_begins_at_the_node(self) -> None:
+        found = plan(dgx_a100(), 8, mode="single", scope="socket", reserve=1)
+        assert shown(found)[0] == "48,176"
+
     def test_single_unique(self) -> None:
         found = plan(EIGHT, 3, mode="single_unique", reserve=5)
         assert (shown(found), kept_back(found)) == (["0", "1", "2"], ["3-7"] * 3)
@@ -121,7 +125,7 @@ class TestRefused:
     def test_a_part_that_is_no_larger(self, mode: str) -> None:
         with pytest.raises(
             GPUAffinityError,
-            match="^reserve=4 was asked for, but that leaves rank 0 on GPU 0 no core of its own: "
+            match=r"^reserve=4 was asked for, but that leaves rank 0 on GPU 0 no core of its own: "
             "its part is 4 of the 8 cores near its GPU; reserve fewer, ",
         ):
             plan(EIGHT, 2, reserve=4, mode=mode)
@@ -129,7 +133,7 @@ class TestRefused:
 
     def test_a_rank_without_a_core_of_its_own(self) -> None:
         with pytest.raises(
-            GPUAffinityError, match="rank 0 on GPU 0 .* its part is 0 of the 2 cores"
+            GPUAffinityError, match=r"rank 0 on GPU 0 .* its part is 0 of the 2 cores"
         ):
             plan(one_node(spread_cores(2), gpus=3), 3, reserve=1)
 
@@ -171,6 +175,7 @@ class TestNothingIsCut:
 ASKED = {"scope": st.sampled_from(SCOPES), "balanced": st.booleans()}
 
 
+@settings(max_examples=50)
 @given(
     any_machine(),
     st.integers(1, 5),
@@ -194,6 +199,7 @@ def test_a_part_is_divided_into_share_and_reserve(
         assert share.cores == part.cores - count
 
 
+@settings(max_examples=50)
 @given(
     any_machine(),
     st.integers(1, 5),

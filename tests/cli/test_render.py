@@ -167,6 +167,8 @@ class TestPicture:
         )
         first = shown(picture.lines(box, odd, "box")).splitlines()[0]
         assert first == "box: 1 rank, unique_contiguous, by node, single_logical, unbalanced"
+        whole = plan(*THREE[:1], mode=Mode.CORE_COMPLEX, balanced=False)
+        assert ", by node, unbalanced\n" in shown(picture.lines(box, whole, "box"))
         shared = plan(*THREE[:1], mode=Mode.ALL, balanced=False)
         assert shown(picture.lines(box, shared, "box")).startswith("box: 1 rank, all, by node\n")
 

@@ -56,7 +56,7 @@ class Partition(Word):
     AUTO = "auto"
     """``job``; for GPUs that were claimed, ``machine``. The default."""
     JOB = "job"
-    """Among the ranks of this job: they share all CPUs that they may use."""
+    """Among the ranks of this job, which share all CPUs that they may use."""
     MACHINE = "machine"
-    """Among all GPUs of the machine, by a fixed rule: each rank stays inside the border of its
+    """Among all GPUs of the machine, by a fixed rule. Each rank stays inside the border of its
     GPU, so that jobs which know nothing of each other don't meet."""

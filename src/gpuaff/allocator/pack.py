@@ -76,7 +76,9 @@ def domains_of(topology: Topology, cores: Cores) -> Domains:
     if not topology.l3:
         return ()
     domain_of = {cpu: number for number, cpus in enumerate(topology.l3) for cpu in cpus}
+    found = list(map(domain_of.get, map(min, cores.cpus)))
+    alone = len(topology.l3)
     return [
-        domain_of.get(min(cpus), len(topology.l3) + cores.core(place))
-        for place, cpus in enumerate(cores.cpus)
+        alone + cores.core(place) if domain is None else domain
+        for place, domain in enumerate(found)
     ]

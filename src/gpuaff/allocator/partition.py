@@ -26,8 +26,8 @@ class Cutter:
 
     @property
     def in_blocks(self) -> Cutter:
-        """The same without L3 domains."""
-        return replace(self, domains=())
+        """The same without L3 domains; sizes are the same, and sooner known."""
+        return replace(self, domains=()) if self.domains else self
 
     def even(self, cores: Sequence[int], ways: int) -> int:
         """How many cores each part can have when all parts are equal."""

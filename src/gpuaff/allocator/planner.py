@@ -100,30 +100,28 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     Raises:
         GPUAffinityError: as :func:`plan` does.
     """
-    everyone = reach.granted(topology, options)
-    allowed = everyone
+    granted = reach.granted(topology, options)
+    allowed = granted
     if options.cpus is not None:
         allowed = reach.chosen(allowed, options.cpus, topology)
-    cores = allowed_cores(topology, reach.union(allowed))
     if not topology.visible:
-        return _uncut(topology, options, allowed, cores)
+        return _uncut(topology, options, allowed)
     seats: Sequence[Seat] = take_seats(topology, allowed)
     unused = None
     if options.partition is Partition.MACHINE:
-        seats, unused = _confined(topology, seats, everyone)
+        seats, unused = _confined(topology, seats, granted)
     around = Surroundings(topology, seats)
-    if around.differ:
-        cores = _in_pieces(seats, options.scope, around, cores)
+    cores = _cores(topology, options, seats, around)
     sites = find_sites(seats, options.scope, around, cores)
-    if not any(allowed):
+    if not cores.cpus:
         return _unknown(topology, options, sites)
     drafts = _draft(sites, options, _cutter(topology, options, cores))
-    _check_least(seats, sites, drafts, options, cores)
+    _check_least(sites, drafts, options, cores, seats)
     if options.most is not None:
         drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
     warnings = [] if unused is None else [unused]
     warnings += remarks.of_plan(
-        topology, options, sites, drafts, seats, around, granted=reach.union(everyone)
+        topology, options, sites, drafts, seats, around, granted=reach.union(granted)
     )
     build = ShareBuilder(topology, cores, options.multithreading)
     shares = [build.share(rank, site, drafts[rank]) for site in sites for rank in site.ranks]
@@ -140,11 +138,16 @@ def _confined(
     return confined(topology, seats, granted)
 
 
-def _in_pieces(seats: Sequence[Seat], scope: Scope, around: Surroundings, cores: Cores) -> Cores:
-    """With a place for each piece of a core where ranks may use different siblings."""
+def _cores(
+    topology: Topology, options: Options, seats: Sequence[Seat], around: Surroundings
+) -> Cores:
+    """The cores that any rank may use; in pieces where ranks may use different siblings."""
+    cores = allowed_cores(topology, reach.union(seat.allowed for seat in seats))
+    if not around.differ:
+        return cores
     from gpuaff.allocator.pieces import split
 
-    return split(cores, [(seat.allowed, around.near(seat, scope).cpus) for seat in seats])
+    return split(cores, [(s.allowed, around.near(s, options.scope).cpus) for s in seats])
 
 
 def _cutter(topology: Topology, options: Options, cores: Cores) -> Cutter:
@@ -178,11 +181,11 @@ def _trimmed(draft: Draft, most: int, cores: Cores) -> Draft:
 
 
 def _check_least(
-    seats: Sequence[Seat],
     sites: Sequence[Site],
     drafts: Mapping[int, Draft],
     options: Options,
     cores: Cores,
+    seats: Sequence[Seat],
 ) -> None:
     """A demand that was spelled out is kept or refused, for all ranks alike."""
     for site in sites:
@@ -206,8 +209,9 @@ def _too_few(
     )
 
 
-def _uncut(topology: Topology, options: Options, allowed: Sequence[CpuSet], cores: Cores) -> Plan:
+def _uncut(topology: Topology, options: Options, allowed: Sequence[CpuSet]) -> Plan:
     """No GPU is known: every rank keeps what it has, and nothing is reserved."""
+    cores = allowed_cores(topology, reach.union(allowed))
     shares = [
         share_of_all(topology, rank, gpu=None, cpus=own, cores=len(cores.places(own)))
         for rank, own in enumerate(allowed)

@@ -124,9 +124,9 @@ class _Same:
 
     def sizes(self) -> list[int]:
         """The largest equal size of the shares, for each GPU's ranks."""
-        ways = len(self.sites)
-        part = self.cutter.cut(self.cores, ways, self.cutter.even(self.cores, ways))[0]
-        return [self.cutter.even(part, len(site.ranks)) for site in self.sites]
+        ways, cutter = len(self.sites), self.cutter.in_blocks
+        part = cutter.cut(self.cores, ways, cutter.even(self.cores, ways))[0]
+        return [cutter.even(part, len(site.ranks)) for site in self.sites]
 
     def cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
         """Each rank's share, of this size; None: as large as it gets."""

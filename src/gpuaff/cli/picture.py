@@ -23,6 +23,9 @@ _LETTERS = string.digits + string.ascii_letters
 _LONGEST = 64
 """Cores in one row of the picture, where the terminal is wide enough."""
 
+_CUTTING = (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED, Mode.CORE_COMPLEX)
+"""The modes that heed whether shares are balanced."""
+
 _MEANINGS = {
     ".": "free",
     "+": "kept free for helpers",
@@ -53,7 +56,7 @@ def _choices(plan: Plan) -> list[str]:
     choices = [counted(len(plan.shares), "rank"), str(plan.mode), f"by {plan.scope}"]
     if plan.multithreading is not Multithreading.ALL_LOGICAL:
         choices.append(str(plan.multithreading))
-    if not plan.balanced and plan.mode in (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED):
+    if not plan.balanced and plan.mode in _CUTTING:
         choices.append("unbalanced")
     if plan.partition is not Partition.JOB:
         choices.append(f"cut by {plan.partition}")
