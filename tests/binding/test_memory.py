@@ -181,6 +181,17 @@ print(policy())
     ]  # fmt: skip
 
 
+def test_a_block_inside_one_that_asks_for_the_same(driver: FakeDriver) -> None:
+    script = """
+with gpuaff.set_affinity(0, 2, memory=BIND_ONE):
+    with gpuaff.set_affinity(1, 2, memory=BIND_ONE):
+        pass
+    print(policy())
+print(policy())
+"""
+    assert said(driver, script) == [BIND, "default"]
+
+
 def test_a_policy_that_somebody_has_set_since_stays(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
@@ -361,6 +372,21 @@ print(policy(), get_policy().nodes)
     assert new.endswith(f"frozenset({{{FIRST}, 60}})\n")
     refused = seccomp.refusing(errno.EPERM, mempolicy._numbers()[1], first=many)
     assert "PermissionError" in run(START + script, prefix=refused).stderr
+
+
+def test_the_one_node_is_that_of_the_gpu() -> None:
+    """It is not there, as the error shows; any other choice would be had."""
+    script = """
+from gpuaff.binding.memory import _set_one
+nodes = frozenset({FIRST, 60})
+print(_set_one(nodes, 61)[0].code, policy())
+try:
+    _set_one(nodes, 60)
+except OSError as error:
+    print(error.errno)
+"""
+    out = run(START + script).stdout.splitlines()
+    assert out == [f"memory-first {PREFER}", str(errno.EINVAL)]
 
 
 @pytest.mark.case("C11")
