@@ -126,6 +126,15 @@ affinity.restore()
     assert said(driver, script, **{name: value}) == ["False None default"]
 
 
+def test_a_second_call_that_cannot_pin_takes_it_back(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 2, memory=BIND_ONE, openmp=True)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+print(gpuaff.set_affinity(0, 2).pinned, policy(), os.environ.get("OMP_NUM_THREADS"))
+"""
+    assert said(driver, script) == ["False default None"]
+
+
 def test_pages_land_where_the_policy_says(driver: FakeDriver) -> None:
     """Another process reads where: the area was not there when the policy was set."""
     script = f"""
