@@ -255,13 +255,33 @@ in_a_thread(other)
 print(*found)
 print(policy())
 third = gpuaff.set_affinity(0, 2)
-print(policy(), codes(third), "threads that have ended are forgotten")
+print(policy(), codes(third))
 """
     assert said(driver, script) == [
         f"['memory-not-restored'] {INTERLEAVE} default",
         BIND,
-        "default [] threads that have ended are forgotten",
+        "default []",
     ]
+
+
+def test_a_thread_that_has_it_from_its_maker(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 2, memory=BIND_ONE)
+def other():
+    affinity = gpuaff.set_affinity(0, 2)
+    print(policy(), codes(affinity))
+in_a_thread(other)
+print(policy())
+"""
+    assert said(driver, script) == ["default ['memory-not-restored']", BIND]
+
+
+def test_a_thread_that_has_ended_is_forgotten(driver: FakeDriver) -> None:
+    script = """
+in_a_thread(lambda: gpuaff.set_affinity(0, 2, memory=BIND_ONE))
+print(codes(gpuaff.set_affinity(0, 2)))
+"""
+    assert said(driver, script) == ["[]"]
 
 
 def test_a_thread_that_outlives_the_policy(driver: FakeDriver) -> None:
