@@ -29,7 +29,7 @@ INTERLEAVE, ALL = f"interleave=static:{FIRST}", f"interleave:{NODES}"
 """As the kernel writes them."""
 
 START = f"""
-import os, sys, threading
+import os, sys, threading, time
 import gpuaff
 sys.path.append({str(Path(mempolicies.__file__).parent)!r})
 import mempolicies
@@ -48,6 +48,8 @@ def in_a_thread(work):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+    while os.path.exists(f"/proc/self/task/{{thread.native_id}}"):  # Python is done with it before
+        time.sleep(0.01)
 """
 
 
