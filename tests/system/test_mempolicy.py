@@ -111,8 +111,10 @@ def test_masks_are_as_large_as_the_nodes_need() -> None:
 @pytest.mark.needs("memory-policies")
 @pytest.mark.case("G2")
 def test_the_last_bit_of_a_mask_counts() -> None:
-    """It is the one that is lost when ``maxnode`` is one too small; of a static policy the kernel
-    remembers what was named, be it there or not."""  # noqa: D209
+    """It is the one that is lost when ``maxnode`` is one too small.
+
+    Of a static policy the kernel remembers what was named, be it there or not.
+    """
     script = """
         from gpuaff.system.mempolicy import *
         nodes = allowed_nodes() | {63}
