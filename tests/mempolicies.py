@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from processes import environment
@@ -25,11 +26,15 @@ def of(pid: int | str = "self", thread: int | None = None) -> str:
 
 def nodes() -> str:
     """The NUMA nodes that this process may have memory from, as the kernel lists them."""
-    status = Path("/proc/self/status").read_text()
-    return status.split("Mems_allowed_list:")[1].split()[0]
+    lines = Path("/proc/self/status").read_text().splitlines()
+    listed = [line.split()[1] for line in lines if line.startswith("Mems_allowed_list:")]
+    return listed[0] if listed else "0"
 
 
+@cache
 def available() -> bool:
     """Whether this machine has them, and lets us set one: tried in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", _TRY], env=environment(), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _TRY], env=environment(), capture_output=True, check=False
+    )
     return done.returncode == 0 and Path("/proc/self/numa_maps").exists()

@@ -29,7 +29,7 @@ INTERLEAVE, ALL = f"interleave=static:{FIRST}", f"interleave:{NODES}"
 """As the kernel writes them."""
 
 START = f"""
-import os, sys, threading
+import os, sys, threading, time
 import gpuaff
 sys.path.append({str(Path(mempolicies.__file__).parent)!r})
 import mempolicies
@@ -48,6 +48,8 @@ def in_a_thread(work):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+    while os.path.exists(f"/proc/self/task/{{thread.native_id}}"):  # Python is done with it before
+        time.sleep(0.01)
 """
 
 
@@ -126,6 +128,15 @@ affinity.restore()
     assert said(driver, script, **{name: value}) == ["False None default"]
 
 
+def test_a_second_call_that_cannot_pin_takes_it_back(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 2, memory=BIND_ONE, openmp=True)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+print(gpuaff.set_affinity(0, 2).pinned, policy(), os.environ.get("OMP_NUM_THREADS"))
+"""
+    assert said(driver, script) == ["False default None"]
+
+
 def test_pages_land_where_the_policy_says(driver: FakeDriver) -> None:
     """Another process reads where: the area was not there when the policy was set."""
     script = f"""
@@ -179,6 +190,17 @@ print(policy())
     assert said(driver, script) == [
         INTERLEAVE, BIND, "default", BIND, "default", "default"
     ]  # fmt: skip
+
+
+def test_a_block_inside_one_that_asks_for_the_same(driver: FakeDriver) -> None:
+    script = """
+with gpuaff.set_affinity(0, 2, memory=BIND_ONE):
+    with gpuaff.set_affinity(1, 2, memory=BIND_ONE):
+        pass
+    print(policy())
+print(policy())
+"""
+    assert said(driver, script) == [BIND, "default"]
 
 
 def test_a_policy_that_somebody_has_set_since_stays(driver: FakeDriver) -> None:
@@ -235,13 +257,33 @@ in_a_thread(other)
 print(*found)
 print(policy())
 third = gpuaff.set_affinity(0, 2)
-print(policy(), codes(third), "threads that have ended are forgotten")
+print(policy(), codes(third))
 """
     assert said(driver, script) == [
         f"['memory-not-restored'] {INTERLEAVE} default",
         BIND,
-        "default [] threads that have ended are forgotten",
+        "default []",
     ]
+
+
+def test_a_thread_that_has_it_from_its_maker(driver: FakeDriver) -> None:
+    script = """
+gpuaff.set_affinity(0, 2, memory=BIND_ONE)
+def other():
+    affinity = gpuaff.set_affinity(0, 2)
+    print(policy(), codes(affinity))
+in_a_thread(other)
+print(policy())
+"""
+    assert said(driver, script) == ["default ['memory-not-restored']", BIND]
+
+
+def test_a_thread_that_has_ended_is_forgotten(driver: FakeDriver) -> None:
+    script = """
+in_a_thread(lambda: gpuaff.set_affinity(0, 2, memory=BIND_ONE))
+print(codes(gpuaff.set_affinity(0, 2)))
+"""
+    assert said(driver, script) == ["[]"]
 
 
 def test_a_thread_that_outlives_the_policy(driver: FakeDriver) -> None:
@@ -361,6 +403,21 @@ print(policy(), get_policy().nodes)
     assert new.endswith(f"frozenset({{{FIRST}, 60}})\n")
     refused = seccomp.refusing(errno.EPERM, mempolicy._numbers()[1], first=many)
     assert "PermissionError" in run(START + script, prefix=refused).stderr
+
+
+def test_the_one_node_is_that_of_the_gpu() -> None:
+    """It is not there, as the error shows; any other choice would be had."""
+    script = """
+from gpuaff.binding.memory import _set_one
+nodes = frozenset({FIRST, 60})
+print(_set_one(nodes, 61)[0].code, policy())
+try:
+    _set_one(nodes, 60)
+except OSError as error:
+    print(error.errno)
+"""
+    out = run(START + script).stdout.splitlines()
+    assert out == [f"memory-first {PREFER}", str(errno.EINVAL)]
 
 
 @pytest.mark.case("C11")

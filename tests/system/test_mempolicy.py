@@ -91,10 +91,7 @@ def room() -> int:
 @pytest.mark.needs("memory-policies")
 @pytest.mark.case("G2")
 def test_masks_are_as_large_as_the_nodes_need() -> None:
-    """The kernel drops nodes that it lacks, but not those that it could never have.
-
-    The last bit of a mask is the one that is lost when ``maxnode`` is one too small.
-    """
+    """The kernel drops nodes that it lacks, but not those that it could never have."""
     beyond = [room(), room() + 63, 2 * room() - 1, 2 * room(), 5 * room() + 1]
     script = f"""
         from gpuaff.system.mempolicy import *
@@ -109,6 +106,22 @@ def test_masks_are_as_large_as_the_nodes_need() -> None:
                 print(error.errno)
     """
     assert printed(script).split() == [str(errno.EINVAL)] * len(beyond)
+
+
+@pytest.mark.needs("memory-policies")
+@pytest.mark.case("G2")
+def test_the_last_bit_of_a_mask_counts() -> None:
+    """It is the one that is lost when ``maxnode`` is one too small.
+
+    Of a static policy the kernel remembers what was named, be it there or not.
+    """
+    script = """
+        from gpuaff.system.mempolicy import *
+        nodes = allowed_nodes() | {63}
+        set_policy(Policy(BIND | STATIC, nodes))
+        print(get_policy().nodes == nodes)
+    """
+    assert printed(script) == "True"
 
 
 @given(st.sets(st.integers(0, 5000)))

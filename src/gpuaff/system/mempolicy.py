@@ -144,7 +144,7 @@ def _get(flags: int) -> Policy:
             return Policy(mode.value, _nodes(mask))
 
 
-def _mask(nodes: Iterable[int], *, size: int = _LEAST) -> ctypes.Array[ctypes.c_ulong]:
+def _mask(nodes: Iterable[int], *, size: int = 0) -> ctypes.Array[ctypes.c_ulong]:
     """A mask as the kernel has it: native words, the lowest ids first; in whole 64 bits."""
     wanted = set(nodes)
     bits = max(size, max(wanted, default=0) + 1)
