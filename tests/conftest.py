@@ -15,6 +15,7 @@ from gpuaff.topology.model import Topology
 import cpusets
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver, MakeDriver
+from numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile("gpuaff", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,9 +49,11 @@ def _lacking(item: pytest.Item) -> list[str]:
 _HAS: dict[str, Callable[[], bool]] = {
     "compiler": lambda: compiler() is not None,
     "cpusets": cpusets.available,
+    "numa-machine": machine.available,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
 }
-"""What a test may need besides programs; a compiler is for the fake driver, and on Linux only."""
+"""What a test may need besides programs; a compiler is for the fake driver, and on Linux only;
+the emulated machine is made by tests/numa_machine/machine.sh."""
 
 
 @pytest.fixture(scope="session")
