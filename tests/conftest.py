@@ -17,6 +17,7 @@ import cpusets
 import mempolicies
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver, MakeDriver
+from numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile("gpuaff", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -52,10 +53,11 @@ _HAS: dict[str, Callable[[], bool]] = {
     "cpusets": cpusets.available,
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
+    "numa-machine": machine.available,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
 }
 """What a test may need besides programs. The compiler is for the fake driver, and on Linux only;
-gpu_affinity is NVIDIA's package."""
+gpu_affinity is NVIDIA's package; tests/numa_machine/machine.sh makes the emulated machine."""
 
 
 @pytest.fixture(scope="session")

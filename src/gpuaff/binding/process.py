@@ -82,10 +82,11 @@ class Process:
 
         Args:
             granted: what the kernel still grants of the original mask: when a cpuset shrinks it
-                cuts every thread's mask.
+                cuts every thread's mask; when all CPUs of a share go offline its sleeping threads
+                have none.
         """
         masks = {self.original} if self.share is None else {self.original, self.share}
-        return masks | {mask & granted for mask in masks if mask & granted}
+        return masks | {mask & granted for mask in masks}
 
 
 _processes: dict[int, Process] = {}

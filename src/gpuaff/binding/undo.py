@@ -88,6 +88,14 @@ def rewind(process: Process, shares: set[CpuSet], before: Before) -> Moved:
     return _move_back(shares, to, spare=bound)
 
 
+def _online(shares: set[CpuSet]) -> set[CpuSet]:
+    """The same, as threads have them while some of the CPUs are offline."""
+    from gpuaff.topology.sysfs import online  # not needed by those who only pin
+
+    cpus = online(kernel.Tree())
+    return {share & cpus for share in shares} if cpus else set()
+
+
 def current() -> CpuSet:
     """The calling thread's CPUs; empty where the system does not tell."""
     with suppress(OSError):
@@ -96,6 +104,7 @@ def current() -> CpuSet:
 
 
 def _move_back(shares: set[CpuSet], to: CpuSet, *, spare: Collection[int] = ()) -> Moved:
+    shares = shares | _online(shares)
     # The main thread also goes when only a part of the share is left to it: a cpuset or an OpenMP
     # runtime has cut it since.
     main = kernel.process_id()

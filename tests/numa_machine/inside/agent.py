@@ -1,0 +1,111 @@
+"""One rank: a process that does what it is told, line by line, and answers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_PAGE = mmap.PAGESIZE
+
+
+class Agent:
+    """What a rank can be told to do; each method answers with something that JSON holds."""
+
+    def __init__(self) -> None:
+        self._affinity: Any = None
+        self._kept: list[mmap.mmap] = []
+
+    def threads(self, count: int) -> None:
+        """Start threads that only wait."""
+        for _ in range(count):
+            threading.Thread(target=time.sleep, args=(900,), daemon=True).start()
+
+    def pin(self, rank: int, of: int, **options: Any) -> dict[str, Any]:
+        """Call ``set_affinity``."""
+        import gpuaff
+        from gpuaff.cpuset import format_cpulist
+
+        found: Any = gpuaff.set_affinity(rank, of, **options)
+        self._affinity = found
+        share = found.plan.share_of(rank)
+        return {
+            "cpus": format_cpulist(found),
+            "gpu": found.gpu,
+            "nodes": list(share.numa_nodes),
+            "source": str(share.source),
+            "reserved": format_cpulist(share.reserved),
+            "pinned": found.pinned,
+            "codes": sorted({warning.code for warning in found.warnings}),
+        }
+
+    def pin_often(self, rank: int, of: int, times: int) -> list[dict[str, Any]]:
+        """Call it again and again, while somebody else changes the machine."""
+        return [self.pin(rank, of) for _ in range(times)]
+
+    def pin_while(
+        self, rank: int, of: int, writes: list[tuple[str, str]], **options: Any
+    ) -> dict[str, Any]:
+        """Call it, and write into files after the machine was read and before the mask is set."""
+        apply: Any = importlib.import_module("gpuaff.binding.apply")
+        observe = apply.observe
+        left = list(writes)
+
+        def read(**asked: Any) -> Any:
+            seen = observe(**asked)
+            while left:
+                path, text = left.pop(0)
+                Path(path).write_text(text)
+            return seen
+
+        apply.observe = read
+        try:
+            return self.pin(rank, of, **options)
+        finally:
+            apply.observe = observe
+
+    def restore(self) -> str:
+        """Undo it; the CPUs afterwards."""
+        from gpuaff.cpuset import format_cpulist
+
+        return format_cpulist(self._affinity.restore())
+
+    def touch(self, mib: int, on: list[int] | None = None) -> tuple[int, int]:
+        """Write to each page of new memory; its address, and its size in bytes.
+
+        Args:
+            mib: how much of it.
+            on: the CPUs that this thread does it on; None: where it is.
+        """
+        import ctypes
+
+        memory = mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mask = os.sched_getaffinity(0)
+        if on is not None:
+            os.sched_setaffinity(0, on)
+        for place in range(0, len(memory), _PAGE):
+            memory[place] = 1
+        os.sched_setaffinity(0, mask)
+        self._kept.append(memory)
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
+
+
+def main() -> None:
+    """Tell the process's id, and answer each line of standard input."""
+    print(os.getpid(), flush=True)
+    agent = Agent()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        do: Callable[..., Any] = getattr(agent, asked.pop("do"))
+        try:
+            answer = do(**asked)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test is to see it
+            answer = {"raised": type(error).__name__, "text": str(error)}
+        print(json.dumps(answer), flush=True)
