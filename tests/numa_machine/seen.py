@@ -28,11 +28,6 @@ PAGES = 16 << 20 >> 12
 """How many pages a rank touches, if not told otherwise."""
 
 
-def waits(part: str) -> pytest.MarkDecorator:
-    """For what another branch builds; strict, so that it must go when that is there."""
-    return pytest.mark.xfail(reason=f"{part} is not there yet", strict=True)
-
-
 def assert_pinned(seen: Any, *cpus: str) -> None:
     """Each rank said that it has these CPUs, and each of its threads has them."""
     assert [said["cpus"] for said in seen["said"]] == list(cpus)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numa_machine.seen import ON_THE_MACHINE, PAGES, Found, assert_pinned, codes, waits
+from numa_machine.seen import ON_THE_MACHINE, PAGES, Found, assert_pinned, codes
 
 pytestmark = ON_THE_MACHINE
 
@@ -36,21 +36,18 @@ def test_numactl_around_a_job_is_a_border(found: Found) -> None:
     assert seen["touched"] == {"pages": {"0": PAGES}, "policy": "bind:0"}, "its policy stays"
 
 
-@waits("launch")
 def test_numactl_around_each_rank(found: Found) -> None:
     seen = found("ranks_started_by_numactl")
     assert_pinned(seen, "8-15", "0-7", "0-7", "8-15")
     assert all("masks-unknown" in said for said in codes(seen))
 
 
-@waits("launch")
 def test_ranks_with_masks_of_their_own(found: Found) -> None:
     seen = found("masks_of_their_own")["unknown"]
     assert_pinned(seen, "8-13", "0-7", "2-7", "10-15")
     assert all("masks-unknown" in said for said in codes(seen))
 
 
-@waits("alloc and launch")
 def test_ranks_that_are_told_the_masks_of_all(found: Found) -> None:
     # Cores 5 and 6 may go to rank 0 or 3, cores 1 to 3 to rank 1 or 2; two for each.
     seen = found("masks_of_their_own")["told"]
@@ -62,7 +59,6 @@ def test_strangers_jobs_overlap_each_for_itself(found: Found) -> None:
     assert_pinned(found("two_jobs")["job"], "8-15", "0-7", "0-7", "8-15")
 
 
-@waits("border")
 def test_strangers_jobs_are_disjoint_within_borders(found: Found) -> None:
     assert_pinned(found("two_jobs")["machine"], "8-11", "0-3", "4-7", "12-15")
 

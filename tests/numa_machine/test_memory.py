@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numa_machine.seen import ON_THE_MACHINE, PAGES, Found, waits
+from numa_machine.seen import ON_THE_MACHINE, PAGES, Found
 
 pytestmark = ON_THE_MACHINE
 
@@ -36,7 +36,6 @@ def test_without_a_policy_memory_lies_where_it_is_touched(found: Found) -> None:
 
 @pytest.mark.case("C11")
 @pytest.mark.parametrize("memory", ["preferred", "bind", "interleave"])
-@waits("memory")
 def test_memory_lies_on_the_nodes_of_the_share(found: Found, memory: str) -> None:
     seen = found("memory_policies")[memory]
     assert seen["pages"] == {"1": PAGES}
@@ -44,7 +43,6 @@ def test_memory_lies_on_the_nodes_of_the_share(found: Found, memory: str) -> Non
     assert (seen["said"]["cpus"], set(seen["threads"])) == ("8-11", {"8-11"})
 
 
-@waits("memory")
 def test_memory_lies_on_the_named_nodes(found: Found) -> None:
     seen = found("memory_policies")
     both = seen["interleave:0-1"]["pages"]
@@ -76,7 +74,6 @@ def test_cpus_are_pinned_where_their_memory_is_denied(found: Found) -> None:
         ("interleave:0-1", "memory-cut"),
     ],
 )
-@waits("memory")
 def test_a_policy_on_a_node_that_is_denied(found: Found, memory: str, code: str) -> None:
     seen = found("memory_refused")[memory]
     assert code in seen["said"]["codes"]
@@ -84,7 +81,6 @@ def test_a_policy_on_a_node_that_is_denied(found: Found, memory: str, code: str)
     assert seen["pages"] == {"0": PAGES}
 
 
-@waits("memory")
 def test_a_policy_that_is_denied_is_an_error_when_strict(found: Found) -> None:
     seen = found("memory_refused")
     assert seen["strict"]["raised"] == "GPUAffinityError"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numa_machine.seen import ON_THE_MACHINE, Found, assert_pinned, codes, waits
+from numa_machine.seen import ON_THE_MACHINE, Found, assert_pinned, codes
 
 pytestmark = ON_THE_MACHINE
 
@@ -69,14 +69,13 @@ def test_restore_gives_every_thread_all_cpus(found: Found) -> None:
         ("unique_interleaved", ("8-9,12-13", "0-1,4-5", "2-3,6-7", "10-11,14-15")),
         ("single", ("8-9", "0-1", "0-1", "8-9")),
         # Each has one of the L3 domains.
-        pytest.param("core_complex", ("8-11", "0-3", "4-7", "12-15"), marks=waits("alloc")),
+        pytest.param("core_complex", ("8-11", "0-3", "4-7", "12-15")),
     ],
 )
 def test_other_options(found: Found, options: str, cpus: tuple[str, ...]) -> None:
     assert_pinned(found("other_options")[options], *cpus)
 
 
-@waits("alloc")
 def test_whole_l3_domains_first(found: Found) -> None:
     # Of node 0 there are cores 0 and 1, which share an L3 cache, and 2. A share is one core.
     complexes, blocks = found("cpuset_and_core_complex")
@@ -84,7 +83,6 @@ def test_whole_l3_domains_first(found: Found) -> None:
     assert blocks == ["8-9", "0-1", "2-3", "10-11"]
 
 
-@waits("alloc")
 def test_cores_for_helpers_stay_out(found: Found) -> None:
     seen = found("other_options")["reserve=1"]
     for said, part in zip(seen["said"], ("8-9", "0-1", "4-5", "12-13"), strict=True):

@@ -106,8 +106,9 @@ class Attempt:
                 move_caller(self.caller)
 
     def _granted(self) -> CpuSet:
-        """What the kernel grants of the original mask; after an earlier call it is asked."""
-        return self.process.original if self.process.share is None else self._set_back()
+        """What the kernel grants of the original mask; unless the caller has all of it, ask."""
+        original = self.process.original
+        return original if self.caller == original else self._set_back()
 
     def _set_back(self) -> CpuSet:
         """Give the caller the original mask; what it gets of it."""
@@ -117,16 +118,17 @@ class Attempt:
             return kernel.get_affinity()
 
     def _try(self, granted: CpuSet) -> Outcome:
+        parent = kernel.parent_affinity()
         machine_wide = self.options.partition is Partition.MACHINE
         topology = observe(links=False, accelerators=machine_wide, allowed=granted)
         self.let_rest()
-        whose = masks.observe(self.ranks, own=granted, online=topology.cpus)
+        whose = masks.observe(self.ranks, own=granted, parent=parent, online=topology.cpus)
         plan = self._plan(topology, whose)
         warnings = one_reason(
             [
                 *suspicion.of_observation(topology),
                 *concerning(plan.warnings, self.rank),
-                *([] if whose.bound else suspicion.of_mask(topology, kernel.parent_affinity())),
+                *([] if whose.bound else suspicion.of_mask(topology, parent)),
             ]
         )
         if self.strict:

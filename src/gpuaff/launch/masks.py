@@ -65,17 +65,19 @@ class Seen:
     online: CpuSet
 
 
-def observe(ranks: Ranks, *, own: CpuSet, online: CpuSet) -> Masks:
+def observe(ranks: Ranks, *, own: CpuSet, parent: CpuSet | None, online: CpuSet) -> Masks:
     """The masks of the ranks of this process's job on this node.
 
     Args:
         ranks: the ranks in use.
         own: the CPUs that this process may use, before anything is pinned.
+        parent: those of its parent, read at the same moment: a cpuset that changes, or a CPU that
+            goes offline, changes both.
         online: the CPUs of the machine.
     """
     seen = Seen(
         own=own,
-        parent=kernel.parent_affinity(),
+        parent=parent,
         parent_name=kernel.parent_name(),
         online=online,
     )
