@@ -219,3 +219,30 @@ def test_restore_inside_a_cpuset_that_shrank_to_the_share(driver: FakeDriver) ->
         process.process.kill()
         assert process.process.stderr is not None
         assert "would not move" not in process.process.stderr.read()
+
+
+@pytest.mark.case("C4")
+def test_a_main_thread_that_a_runtime_has_narrowed_between_two_calls(driver: FakeDriver) -> None:
+    """That is undone by the second call, and not kept as somebody's wish for restore()."""
+    script = """
+gpuaff.set_affinity(0, 1)
+os.sched_setaffinity(0, {min(before)})
+second = gpuaff.set_affinity(0, 1)
+print(second == before, second.restore() == before)
+"""
+    assert said(driver, script) == ["True", "True"]
+
+
+@pytest.mark.case("B4")
+def test_the_parent_is_left_alone(driver: FakeDriver) -> None:
+    """A launcher's own threads stay where they are, whatever its ranks do."""
+    script = """
+import subprocess, sys
+rank = "import gpuaff; a = gpuaff.set_affinity(0, 2); print(len(a)); a.restore()"
+mask = bound_to({min(before)})
+done = subprocess.run([sys.executable, "-c", rank], capture_output=True, text=True, check=True)
+print(done.stdout.strip(), os.sched_getaffinity(0) == before, mask() == {min(before)})
+"""
+    length, *rest = said(driver, script)
+    assert int(length) < len(CPUS)
+    assert rest == ["True", "True"]

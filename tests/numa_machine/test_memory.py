@@ -47,7 +47,7 @@ def test_memory_lies_on_the_named_nodes(found: Found) -> None:
     seen = found("memory_policies")
     both = seen["interleave:0-1"]["pages"]
     assert sum(both.values()) == PAGES
-    assert both["0"] == pytest.approx(PAGES / 2, rel=0.1)
+    assert min(both.values()) >= PAGES / 4, "about half each, as far as huge pages divide"
     assert seen["bind:0"]["pages"] == {"0": PAGES}, "touched from node 1"
 
 

@@ -181,8 +181,14 @@ class Attempt:
 
         That is the caller, which moves wherever it is, and whoever is just where we go.
         """
-        caller = {} if self.caller in ours else {kernel.thread_id(): self.caller}
+        is_ours = self.caller in ours or self._was_narrowed()
+        caller = {} if is_ours else {kernel.thread_id(): self.caller}
         return caller if cpus in ours else {**dict.fromkeys(threads_with(cpus), cpus), **caller}
+
+    def _was_narrowed(self) -> bool:
+        """Whether the main thread calls, from a part of its share: a runtime did that (case C4)."""
+        share = self.process.share
+        return kernel.thread_id() == self.process.pid and share is not None and self.caller < share
 
     def _move_others(
         self, asked: CpuSet, got: CpuSet, ours: set[CpuSet], bound: dict[int, CpuSet]
