@@ -14,9 +14,13 @@ PAGE = TESTS.parent / "docs/cases.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs the docs of a checkout")
 
 
-def listed() -> set[str]:
+def rows() -> list[str]:
     """The first cell of each row of the page."""
-    return set(re.findall(r"^\| `([a-zA-Z0-9-]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE))
+    return re.findall(r"^\| `([a-zA-Z0-9-]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE)
+
+
+def listed() -> set[str]:
+    return set(rows())
 
 
 def named() -> set[str]:
@@ -35,3 +39,7 @@ def test_each_listed_case_has_a_test_that_names_it() -> None:
 
 def test_each_case_that_a_test_names_is_listed() -> None:
     assert named() - listed() == set()
+
+
+def test_each_case_has_one_row() -> None:
+    assert sorted(rows()) == sorted(listed())
