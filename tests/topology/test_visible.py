@@ -407,6 +407,12 @@ def test_unlike_gpus_may_be_counted_in_another_order() -> None:
         assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in note.message
 
 
+def test_names_of_several_lines_are_told_on_one() -> None:
+    old, new = gpus(2)
+    (note,) = resolve((replace(old, name="A\u2028 1\n"), replace(new, name="B")), None).notes
+    assert "(A 1, B)" in note.message
+
+
 @pytest.mark.case("D6")
 def test_the_order_is_certain_by_pci_address_by_uuid_and_among_like_gpus() -> None:
     old, new = gpus(2)
