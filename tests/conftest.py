@@ -18,6 +18,9 @@ from fakedriver.driver import FakeDriver, MakeDriver
 
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile("gpuaff", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "mutation", settings.get_profile("gpuaff"), max_examples=25, database=None, derandomize=True
+)
 settings.load_profile("gpuaff")
 
 

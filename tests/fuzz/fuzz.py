@@ -12,7 +12,6 @@ import os
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -23,11 +22,11 @@ from typing import Any
 from zlib import crc32
 
 TESTS = Path(__file__).resolve().parents[1]
-if __name__ == "__main__":
+if __name__ == "__main__":  # then the first folder is this one, and gpuaff need not be installed
     sys.path[:1] = [str(TESTS), str(TESTS.parent / "src")]
 
-from fuzz.guard import TooSlowError, bound_memory, bounded
-from fuzz.targets import TARGETS, Refused
+from fuzz.guard import TooSlowError, bound_memory, bounded  # noqa: E402
+from fuzz.targets import TARGETS, Refused  # noqa: E402
 
 
 @dataclass
@@ -102,61 +101,69 @@ def _place(error: BaseException) -> str:
 def _work(
     target: str, asked: argparse.Namespace, numbers: range, at: Synchronized[int], pipe: Connection
 ) -> None:
-    """A process's part of the inputs."""
+    """A process's part of the inputs; it tells of so many at a time."""
     bound_memory(asked.megabytes)
-    tally = Tally()
-    for number in numbers:
-        at.value = number
-        run_one(target, asked.seed, number, asked.seconds, tally)
-    pipe.send(tally)
+    for first in range(0, len(numbers), _AT_ONCE):
+        tally = Tally()
+        for number in numbers[first : first + _AT_ONCE]:
+            at.value = number
+            run_one(target, asked.seed, number, asked.seconds, tally)
+        pipe.send(tally)
+
+
+_AT_ONCE = 100
 
 
 @dataclass
 class _Worker:
+    """A process, and how many of its inputs it has told of."""
+
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     at: Synchronized[int]
     numbers: range
+    told: int = 0
 
 
 def run(target: str, asked: argparse.Namespace, count: int) -> Tally:
-    """Spread a target's inputs over processes; one that dies is a failure of its last input."""
+    """Spread a target's inputs over processes; what kills one is a failure of its input."""
     tally = Tally()
-    workers = [
-        _start(target, asked, range(job, count, asked.jobs)) for job in range(min(asked.jobs, count))
-    ]
+    parts = [range(job, count, asked.jobs) for job in range(min(asked.jobs, count))]
+    workers = [_start(target, asked, part) for part in parts]
     while workers:
-        wait([worker.process.sentinel for worker in workers] + [w.pipe for w in workers])
-        for worker in [w for w in workers if w.pipe.poll() or not w.process.is_alive()]:
-            workers.remove(worker)
-            rest = _collect(worker, tally)
-            if rest:
-                workers.append(_start(target, asked, rest))
+        ready = wait([worker.pipe for worker in workers])
+        for worker in [one for one in workers if one.pipe in ready]:
+            try:
+                found = worker.pipe.recv()
+            except EOFError:
+                workers.remove(worker)
+                workers += [_start(target, asked, rest) for rest in _ended(worker, tally)]
+            else:
+                worker.told += found.inputs
+                tally.add(found)
     return tally
 
 
 def _start(target: str, asked: argparse.Namespace, numbers: range) -> _Worker:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    at: Synchronized[int] = context.Value("q", -1, lock=False)  # type: ignore[assignment]
+    at = context.Value("q", -1)
     process = context.Process(target=_work, args=(target, asked, numbers, at, theirs), daemon=True)
     process.start()
     theirs.close()
     return _Worker(process, ours, at, numbers)
 
 
-def _collect(worker: _Worker, tally: Tally) -> range:
-    """What a worker found; and the inputs that it left when it died."""
-    try:
-        tally.add(worker.pipe.recv())
-        worker.process.join()
-        return range(0)
-    except EOFError:
-        worker.process.join()
-    last = worker.at.value
-    tally.fail(f"the process died with {worker.process.exitcode}", last, "no traceback")
-    tally.inputs += 1
-    return range(last + worker.numbers.step, worker.numbers.stop, worker.numbers.step)
+def _ended(worker: _Worker, tally: Tally) -> list[range]:
+    """The inputs of which a process has not told when it ended, but for the one that killed it."""
+    worker.process.join()
+    if worker.told == len(worker.numbers):
+        return []
+    place = worker.numbers.index(worker.at.value)
+    told = f"the process died with {worker.process.exitcode}"
+    tally.add(Tally(inputs=1, failures={told: [(worker.at.value, "no traceback")]}))
+    rest = worker.numbers[worker.told : place], worker.numbers[place + 1 :]
+    return [part for part in rest if part]
 
 
 def counts(targets: Sequence[str], count: int) -> dict[str, int]:
@@ -223,7 +230,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", type=int, metavar="N", help="input N of the target and seed")
-    parser.add_argument("--seconds", type=float, default=2.0, help="processor time for an input, and more for each MiB of text")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="processor time for an input, and more for each MiB of text",
+    )
     parser.add_argument("--megabytes", type=int, default=1024, help="memory for all of an input")
     parser.add_argument("--failures", default="fuzz-failures", help="folder for what failed")
     return parser

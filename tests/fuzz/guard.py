@@ -6,6 +6,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 HANGING = 120
@@ -18,8 +19,8 @@ class TooSlowError(BaseException):
 
 def bound_memory(megabytes: int) -> None:
     """Let this process have so much memory more than it has now; beyond it is a MemoryError."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
+    pages, *_ = Path("/proc/self/statm").read_text("ascii").split()
+    now = int(pages) * resource.getpagesize()
     most = now + (megabytes << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 

@@ -28,7 +28,9 @@ def _holders(value: Any) -> list[Any]:
 
 
 def _change(random: Random, holder: Any, holders: list[Any]) -> None:
-    place = random.choice(list(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
+    place = (
+        random.choice(list(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
+    )
     act = random.randrange(7)
     if act == 0:
         del holder[place]

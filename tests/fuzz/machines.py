@@ -14,9 +14,14 @@ from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
 
 from fuzz.seeds import UUID, topologies
 
-MODES = (
-    "all single single_unique unique_interleaved unique_contiguous core_complex".split(" ")
-)
+MODES = [
+    "all",
+    "single",
+    "single_unique",
+    "unique_interleaved",
+    "unique_contiguous",
+    "core_complex",
+]
 UNIQUE = MODES[3:]
 
 
@@ -57,7 +62,9 @@ def some(random: Random, cpus: Iterable[int], *, least: int = 1) -> CpuSet:
     ids = sorted(cpus)
     count = random.randint(min(least, len(ids)), len(ids))
     start = random.randint(0, len(ids) - count)
-    return frozenset(random.sample(ids, count) if random.random() < 0.5 else ids[start : start + count])
+    return frozenset(
+        random.sample(ids, count) if random.random() < 0.5 else ids[start : start + count]
+    )
 
 
 def _rarely(random: Random) -> bool:
@@ -109,7 +116,13 @@ def _nodes(random: Random, online: CpuSet) -> tuple[NumaNode, ...]:
 
 
 def _distance(random: Random, one: int, other: int) -> int:
-    return 10 if one == other else random.choice((12, 12, 21, 32, 255)) if one // 2 != other // 2 else 12
+    return (
+        10
+        if one == other
+        else random.choice((12, 12, 21, 32, 255))
+        if one // 2 != other // 2
+        else 12
+    )
 
 
 def _packages(random: Random, online: CpuSet) -> tuple[Package, ...] | None:
@@ -153,7 +166,9 @@ def _confined(random: Random, found: Topology) -> Topology:
     """The machine for a process with a mask and with visible devices of its own."""
     if random.random() < 0.5 and found.cpus:
         offline = [max(found.cpus) + 1] if _rarely(random) else []
-        found = replace(found, allowed=some(random, [*found.cpus, *offline], least=0 if _rarely(random) else 1))
+        found = replace(
+            found, allowed=some(random, [*found.cpus, *offline], least=0 if _rarely(random) else 1)
+        )
     if random.random() < 0.3:
         visible = random.sample(found.visible, random.randint(0, len(found.visible)))
         if _rarely(random):
@@ -195,7 +210,9 @@ def exact(random: Random, found: Topology, nproc: int) -> dict[str, Any]:
         asked["partition"] = random.choice(("auto", "job", "machine"))
     if random.random() < 0.03:
         name = random.choice(("cpus", "reserve", "rank_allowed", "partition"))
-        asked[name] = random.choice((-1, "", "0-3", "x", [], [[]], [65536], [-1], True, 10**400, b"0"))
+        asked[name] = random.choice(
+            (-1, "", "0-3", "x", [], [[]], [65536], [-1], True, 10**400, b"0")
+        )
     return asked
 
 

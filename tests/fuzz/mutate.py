@@ -6,20 +6,22 @@ import re
 from collections.abc import Callable, Sequence
 from random import Random
 
-NUMBERS = (
-    "0 1 2 7 8 9 15 16 31 32 63 64 127 128 255 256 999 1000 1023 1024 4095 8191 8192 9999 65534 "
-    "65535 65536 99999 999999 99999999 2147483647 2147483648 4294967295 4294967296 4294967297 "
-    "9223372036854775808 18446744073709551615 18446744073709551616 -1 -0 +1 007 1e5 0x10 1.5 "
-    "٣ ² １ ① १ Ⅷ"
-).split(" ") + ["9" * 30, "9" * 400, "1" + "0" * 5000, "0" * 60 + "1"]
+NUMBERS: list[str] = [
+    *map(str, (0, 1, 2, 7, 8, 9, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 999, 1000, 1023)),
+    *map(str, (1024, 4095, 8191, 8192, 9999, 65534, 65535, 65536, 99999, 999999, 99999999)),
+    *map(str, (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**64 - 1, 2**64, -1)),
+    "-0", "+1", "007", "1e5", "0x10", "1.5", "٣", "²", "１", "①", "१", "Ⅷ",
+    "9" * 30, "9" * 400, "1" + "0" * 5000, "0" * 60 + "1",
+]  # fmt: skip
 """Borders of machine words and of our own limits, and what only looks like a number."""
 
-ODD = [
+ODD: list[str] = [
     *"\0\x01\t\n\v\f\r\x1b\x1c\x7f\x85\xa0\u200b\u200e\u2028\u2013\u2212\ufeff\uff1a\uffff│┃²٣é中😀",
-    "\ud800", "\udfff", "\r\n", "\x1b[4m", "\x1b[0;31m", "^[[1m", "[0m", "&nbsp;", "&#0;", "&#x1f600;",
-    "<br>", "</pre>", "<div ", "```", "> ", "# ", "// ", "[rank0]: ", "2024-01-02T03:04:05.123Z ",
-    "GPU", "GPU0", "GPU-", "MIG-", "N/A", "X", "SYS", "NV12", ",", "-", ":", "/", "0-", "-0", ",,",
-    "GPU[0] : ", "GPU 0: NVIDIA A30 (UUID: ", "0-65535", "0-31:2/8", "0-65535:1/2", "null", "true", "NaN", "{}", "[]", '""', '"', "\\u0000",
+    "\ud800", "\udfff", "\r\n", "\x1b[4m", "\x1b[0;31m", "^[[1m", "[0m", "&nbsp;", "&#0;",
+    "&#x1f600;", "<br>", "</pre>", "<div ", "```", "> ", "# ", "// ", "[rank0]: ",
+    "2024-01-02T03:04:05.123Z ", "GPU", "GPU0", "GPU-", "MIG-", "N/A", "X", "SYS", "NV12", ",", "-",
+    ":", "/", "0-", "-0", ",,", "GPU[0] : ", "GPU 0: NVIDIA A30 (UUID: ", "0-65535", "0-31:2/8",
+    "0-65535:1/2", "null", "true", "NaN", "{}", "[]", '""', '"', "\\u0000",
 ]  # fmt: skip
 """Pieces that have a meaning in one of the formats, or that text should not have."""
 
@@ -83,7 +85,7 @@ def _add_one(random: Random, text: str, others: Sequence[str]) -> str:
         return text
     one = random.choice(found)
     number = max(0, int(one[0][:20]) + random.choice((-1, 1, 2, 100)))
-    return text[: one.start()] + str(number) + text[one.end() :]
+    return f"{text[: one.start()]}{number}{text[one.end() :]}"
 
 
 def _reword(random: Random, text: str, others: Sequence[str]) -> str:
@@ -101,7 +103,15 @@ def _replace_one(random: Random, text: str, what: re.Pattern[str], new: str) -> 
 
 def _blanks(random: Random, text: str, others: Sequence[str]) -> str:
     old, new = random.choice(
-        (("\t", " "), ("\t", ""), (" ", "\t"), ("  ", " "), ("\n", " "), ("\n", "\r\n"), (",", ", "))
+        (
+            ("\t", " "),
+            ("\t", ""),
+            (" ", "\t"),
+            ("  ", " "),
+            ("\n", " "),
+            ("\n", "\r\n"),
+            (",", ", "),
+        )
     )
     return text.replace(old, new, random.choice((1, -1)))
 

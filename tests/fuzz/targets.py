@@ -76,7 +76,9 @@ def make_pasted(random: Random) -> str:
     """Pasted text: real, printed by the rules of the commands, mutilated, or nonsense."""
     kind = random.random()
     if kind < 0.0005:
-        return _huge(random, [*ODD, *NUMBERS, "\t", "GPU0\tX\t", "node 0 cpus: 1\n", "0-65535,", "1,1,,1,\n"])
+        return _huge(
+            random, [*ODD, *NUMBERS, "\t", "GPU0\tX\t", "node 0 cpus: 1\n", "0-65535,", "1,1,,1,\n"]
+        )
     if kind < 0.05:
         return "".join(_letter(random) for _ in range(random.randint(0, 200)))
     if kind < 0.15:
@@ -89,7 +91,9 @@ def make_pasted(random: Random) -> str:
 
 
 def _letter(random: Random) -> str:
-    return random.choice((chr(random.randrange(256)), chr(random.randrange(0x11000)), random.choice(ODD)))
+    return random.choice(
+        (chr(random.randrange(256)), chr(random.randrange(0x11000)), random.choice(ODD))
+    )
 
 
 def _huge(random: Random, pieces: Sequence[str]) -> str:
@@ -280,8 +284,7 @@ def _read(
     try:
         cpus = parse_it(text)
     except ValueError as error:
-        assert type(error) is ValueError
-        assert len(str(error).splitlines()) == 1
+        _check_refusal(error)
         return None
     assert all(0 <= cpu <= MAX_CPU_ID for cpu in cpus)
     written = format_it(cpus)
@@ -290,10 +293,17 @@ def _read(
     return written
 
 
+def _check_refusal(error: ValueError) -> None:
+    assert type(error) is ValueError
+    assert len(str(error).splitlines()) == 1
+
+
 # --- the planner ---------------------------------------------------------------------------
 
 
-_PAIR = Topology(cpus=frozenset((0, 1)), allowed=frozenset((0, 1)), gpus=(Gpu(index=0),), visible=(0,))
+_PAIR = Topology(
+    cpus=frozenset((0, 1)), allowed=frozenset((0, 1)), gpus=(Gpu(index=0),), visible=(0,)
+)
 _EXACT = plan(_PAIR, 1, cpus="1").shares[0].cpus == {1}
 """Whether the planner heeds ``cpus`` and its like yet."""
 
