@@ -11,7 +11,7 @@ install --group mutation # not gpuaff: mutmut puts its changed copy on the path
 
 rm -rf mutants && mkdir mutants
 mutmut run --max-children "${1:-$(nproc)}" "${@:2}" >mutants/run.log || { tail -n 50 mutants/run.log; exit 1; }
-tail -n 200 mutants/run.log | tr '\r' '\n' | grep mutations/second
+tr '\r' '\n' <mutants/run.log | grep mutations/second
 mutmut results --all true | grep -v ': not checked$' >mutants/results.txt
 grep -v ': killed$' mutants/results.txt || true
 sed -E 's/^ *(.*)\.[^.]*: (.*)$/\1 \2/' mutants/results.txt | sort | awk -v least="$MUTATION_MIN" '

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -333,19 +333,19 @@ def check_plan(given: tuple[Topology, dict[str, Any]]) -> str:
 
 
 def _check_inside(found: Topology, asked: dict[str, Any], made: Plan) -> None:
-    """Nobody gets what is not allowed, to all or to the rank."""
+    """Nobody gets what is not allowed, to all or to the rank, nor what is reserved."""
     masks = asked.get("rank_allowed") or [found.allowed] * len(made.shares)
-    only = asked.get("cpus", found.allowed)
-    for share, mask in zip(made.shares, masks, strict=True):
-        assert share.cpus or not found.allowed
-        assert share.cpus <= _cpus(mask)
-        assert share.cpus <= _cpus(only)
-        assert share.cpus <= (found.cpus or share.cpus)
-        assert share.cpus.isdisjoint(share.reserved)
-        assert share.reserved <= _cpus(mask)
+    reserved = machines.union(share.reserved for share in made.shares)
+    for share, mask in zip(made.shares, map(_cpus, masks), strict=True):
+        usable = mask & found.cpus if found.cpus else mask
+        usable &= _cpus(asked.get("cpus") or usable)
+        assert share.cpus or not usable
+        assert share.cpus <= usable
+        assert share.reserved <= usable
+        assert share.cpus.isdisjoint(reserved)
 
 
-def _cpus(given: str | Sequence[int]) -> CpuSet:
+def _cpus(given: str | Iterable[int]) -> CpuSet:
     return parse_cpulist(given) if isinstance(given, str) else frozenset(given)
 
 

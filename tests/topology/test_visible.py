@@ -294,7 +294,10 @@ def test_rule_8_a_bad_order_is_an_error_whatever_the_list(order: str, text: str 
     assert visible.indices == ()
     (note,) = visible.notes
     assert note.code == "visible-error"
-    assert note.message.startswith(f"CUDA_DEVICE_ORDER={order!r} is not a word that CUDA knows")
+    assert note.message == (
+        f"CUDA_DEVICE_ORDER={order!r} is not a word that CUDA knows: CUDA fails with error 101 and "
+        "shows no GPU; set it to PCI_BUS_ID or unset it"
+    )
 
 
 # --- cases ---------------------------------------------------------------------------------
