@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from gpuaff.topology.model import Topology
 
@@ -21,6 +21,15 @@ from numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile("gpuaff", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Mutation tests ask only whether anything fails, thousands of times.
+settings.register_profile(
+    "mutation",
+    settings.get_profile("gpuaff"),
+    max_examples=25,
+    database=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)
 settings.load_profile("gpuaff")
 
 

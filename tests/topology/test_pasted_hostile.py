@@ -15,6 +15,7 @@ from gpuaff.topology.pasted import parse
 from gpuaff.topology.pasted.reading import MAX_CHARS, MAX_LINES
 
 from pasted_machines import DATA, MACHINES
+from sound import sound
 
 PASTES = {machine.name: machine.text for machine in MACHINES}
 PASTES |= {path.name: path.read_text("utf-8") for path in sorted((DATA / "lscpu").iterdir())}
@@ -32,51 +33,6 @@ WORDS = (
     "Socket(s): cpus: size: MB distances: GPU0: 0: 10 21 # | ``` \x1b[4m CPU,Core,Socket,Node,,L3 "
     "CPU CORE L1d:L3 ONLINE yes no 0,0,0,0,,0 1,0,0,0,,0 GPU[0] : MIG \0 ² ٣ \ud800"
 )
-
-
-def sound(topology: Topology) -> None:
-    """What holds of every topology, and what its JSON form demands."""
-    cpus = topology.cpus
-    assert topology.allowed == cpus
-    for groups in (topology.cores, topology.l3, [p.cpus for p in topology.packages or ()]):
-        listed = [cpu for group in groups or () for cpu in group]
-        assert len(listed) == len(set(listed))
-        assert set(listed) <= cpus
-        assert all(groups or ())
-    if topology.cores is not None:
-        assert frozenset().union(*topology.cores) == cpus
-    _sound_nodes(topology)
-    _sound_gpus(topology)
-    for note in topology.notes:
-        assert note.code
-        assert "\n" not in note.message
-        note.message.encode("utf-8")
-
-
-def _sound_nodes(topology: Topology) -> None:
-    nodes = topology.numa_nodes
-    assert nodes is None or nodes
-    listed = [cpu for node in nodes or () for cpu in node.cpus]
-    assert len(listed) == len(set(listed))
-    assert set(listed) <= topology.cpus
-    ids = [node.id for node in nodes or ()]
-    assert ids == sorted(set(ids))
-    for node in nodes or ():
-        assert node.distances is None or len(node.distances) == len(ids)
-
-
-def _sound_gpus(topology: Topology) -> None:
-    indices = [gpu.index for gpu in topology.gpus]
-    assert indices == sorted(set(indices)) == list(topology.visible)
-    for gpu in topology.gpus:
-        assert gpu.node_cpus is None or gpu.node_cpus
-        assert gpu.node_cpus is None or gpu.node_cpus <= topology.cpus
-        assert (gpu.source is None) == (gpu.node_cpus is None and gpu.numa_node is None)
-    uuids = [gpu.uuid for gpu in topology.gpus if gpu.uuid]
-    assert len(uuids) == len(set(uuids))
-    assert topology.links is None or [len(row) for row in topology.links] == [len(indices)] * len(
-        indices
-    )
 
 
 def survives(text: str) -> None:
@@ -240,8 +196,10 @@ def _fill(piece: str, size: int = MAX_CHARS // 4) -> str:
         "GPU0\tX\t" + _fill("0-65535,", MAX_CHARS - 10),
         "".join(f"NUMA node{node} CPU(s): {node}-65535\n" for node in range(9999)),
         "\t" + "\t".join(f"GPU{index}" for index in range(300)) + "\tCPU Affinity\n",
+        "GPU0\tX\n" * 10_001,
+        "GPU0 GPU1 CPU Affinity\n" * 10_001,
     ],
-    ids=["characters", "lines", "one long list", "many lists", "gpus"],
+    ids=["characters", "lines", "one long list", "many lists", "gpus", "rows", "headers"],
 )
 def test_more_than_any_machine_has_is_refused(text: str) -> None:
     with pytest.raises(TopologyError) as caught:
@@ -277,6 +235,12 @@ def test_megabytes(text: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 60 * MAX_CHARS
+
+
+def test_as_many_rows_as_may_be() -> None:
+    """The same row again and again says nothing new; lines without a table don't count."""
+    text = "\n" * 10_000 + "GPU0\tX\t0-3\n" * 9_999 + "GPU0\tX\t0-3"
+    assert parse(text).gpu_by_index[0].node_cpus == frozenset(range(4))
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,10 @@ def test_rule_8_a_bad_order_is_an_error_whatever_the_list(order: str, text: str 
     assert visible.indices == ()
     (note,) = visible.notes
     assert note.code == "visible-error"
-    assert note.message.startswith(f"CUDA_DEVICE_ORDER={order!r} is not a word that CUDA knows")
+    assert note.message == (
+        f"CUDA_DEVICE_ORDER={order!r} is not a word that CUDA knows: CUDA fails with error 101 and "
+        "shows no GPU; set it to PCI_BUS_ID or unset it"
+    )
 
 
 # --- cases ---------------------------------------------------------------------------------
@@ -407,6 +410,12 @@ def test_unlike_gpus_may_be_counted_in_another_order() -> None:
         assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in note.message
 
 
+def test_names_of_several_lines_are_told_on_one() -> None:
+    old, new = gpus(2)
+    (note,) = resolve((replace(old, name="A\u2028 1\n"), replace(new, name="B")), None).notes
+    assert "(A 1, B)" in note.message
+
+
 @pytest.mark.case("D6")
 def test_the_order_is_certain_by_pci_address_by_uuid_and_among_like_gpus() -> None:
     old, new = gpus(2)
@@ -454,6 +463,107 @@ def test_a_long_list_is_cut_in_the_message() -> None:
     (note,) = resolve(gpus(), "0," + "\n" * 500 + "x").notes
     assert len(note.message) < 300
     assert "\n" not in note.message
+
+
+# --- what is said ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("4", "'4' is not the number of a GPU here"),
+        ("2", "'2' has MIG on and no instance"),
+        (G2, f"'{G2}' has MIG on and no instance"),
+        ("GPU-xyz", "'GPU-xyz' is not a UUID"),
+        ("GPU-ffff", "'GPU-ffff' is not a device here"),
+        ("x", "'x' is not a number"),
+        ("\x1c", "'\\x1c' is not a number"),
+        ("", "it is empty"),
+    ],
+)
+def test_why_all_are_hidden_is_said(text: str, why: str) -> None:
+    (note,) = resolve(with_mig(), text).notes
+    assert note.message == (
+        f"CUDA_VISIBLE_DEVICES={text!r} hides all GPUs: {why}; unset it, or name the GPUs to use"
+    )
+
+
+def test_uuids_that_are_not_known_are_said_to_be() -> None:
+    (note,) = resolve((Gpu(index=0),), "GPU-1").notes
+    assert note.message == (
+        "CUDA_VISIBLE_DEVICES='GPU-1' hides all GPUs: 'GPU-1' cannot be looked up: the UUIDs of "
+        "these GPUs are not known; unset it, or name the GPUs to use"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0,3,", "'3', which CUDA does not show beside a MIG instance: only GPU 0 is"),
+        (f"{G0},1", "'1', which is not a UUID, as the first element is: only GPU 0 is"),
+    ],
+)
+def test_where_a_list_ends_is_said(text: str, why: str) -> None:
+    (note,) = resolve(with_mig(), text).notes
+    assert note.message == (
+        f"CUDA_VISIBLE_DEVICES={text!r} ends at {why} visible; correct or remove it"
+    )
+
+
+def test_several_gpus_before_the_end_are_said() -> None:
+    (note,) = resolve(gpus(), "3,1,x,").notes
+    assert note.message == (
+        "CUDA_VISIBLE_DEVICES='3,1,x,' ends at 'x', which is not a number: only GPUs 3, 1 are "
+        "visible; correct or remove it"
+    )
+
+
+def test_what_is_hidden_beside_an_instance_is_said() -> None:
+    (note,) = resolve(with_mig(), None).notes
+    assert note.message == (
+        "GPUs 0, 2, 3 are not shown by CUDA: a GPU with MIG on and no instance is not a device, "
+        "and beside a MIG instance CUDA shows nothing else; name the GPUs to use by UUID in "
+        "CUDA_VISIBLE_DEVICES"
+    )
+
+
+def test_the_remedy_for_unlike_gpus_is_said() -> None:
+    old, new = gpus(2)
+    (note,) = resolve((replace(old, name="B"), replace(new, name="A")), "0").notes
+    assert note.message == (
+        "the GPUs are unlike (A, B) and CUDA_DEVICE_ORDER is not PCI_BUS_ID: CUDA's numbers may "
+        "differ from NVML's, by which they are read here; set CUDA_DEVICE_ORDER=PCI_BUS_ID or "
+        "name the GPUs by UUID"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x" * 60, f"'{'x' * 60}'"),
+        ("x" * 61, f"'{'x' * 56}..."),
+        ("\n" + "x" * 59, f"'\\n{'x' * 54}..."),
+        ("\n" + "x" * 58, f"'\\n{'x' * 58}'"),
+        ("\n" * 40, "'" + "\\n" * 28 + "..."),
+    ],
+    ids=["60", "61", "60 with an escape", "59 with an escape", "escapes"],
+)
+def test_long_text_is_cut(text: str, shown: str) -> None:
+    (note,) = resolve(gpus(), text).notes
+    assert note.message.startswith(f"CUDA_VISIBLE_DEVICES={shown} hides all GPUs: ")
+
+
+def test_an_instance_named_by_both_its_names_is_named_twice() -> None:
+    """Its old name is as good as its UUID."""
+    (note,) = resolve(with_mig(), f"MIG-{G1}/2/0,{MIGS[1]}").notes
+    assert note.message == (
+        f"CUDA_VISIBLE_DEVICES='MIG-{G1}/2/0,MIG-bbb... names GPU 1 twice: CUDA fails with error "
+        "101 and shows no GPU; name it once"
+    )
+
+
+def test_a_list_far_longer_than_the_machine_still_ends_at_its_first_fault() -> None:
+    assert resolve(gpus(1), "0,x,0,0,0").indices == (0,)
 
 
 # --- any text at all -----------------------------------------------------------------------

@@ -252,7 +252,7 @@ def _ended(text: str, devices: Sequence[_Device], fault: _Fault) -> Visible:
 
 def _order_notes(gpus: Sequence[Gpu], visible: Visible) -> tuple[Notice, ...]:
     """Case D6: CUDA counts unlike GPUs from the fastest, NVML by PCI address."""
-    names = sorted({gpu.name for gpu in gpus if gpu.name})
+    names = sorted({" ".join(gpu.name.split()) for gpu in gpus if gpu.name})
     if len(names) < 2 or not visible.indices:
         return ()
     message = (

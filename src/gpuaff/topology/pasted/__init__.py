@@ -39,7 +39,8 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
 
     Raises:
         TopologyError: nothing in it tells about CPUs or NVIDIA GPUs, or it is far larger than
-            what those commands print (4 MiB, 200 000 lines, 2 million CPU ids or 256 GPUs).
+            what those commands print (4 MiB, 200 000 lines, 10 000 of them a
+            table's, 2 million CPU ids or 256 GPUs).
     """
     reading = Reading(text, name)
     table = nvidia_smi_topo.read(reading)

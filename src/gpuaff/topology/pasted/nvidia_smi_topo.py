@@ -30,6 +30,8 @@ from gpuaff.topology.pasted.table_words import (
 _ALL_COLUMNS = (CPU, NUMA, GPU_NUMA)
 _IDS = re.compile(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", re.ASCII)
 _MAX_HEADER_LINES = 20
+_MAX_TABLE_LINES = 10_000
+"""The lines of all tables together; a machine's has a few hundred."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +74,17 @@ def read(reading: Reading) -> Table:
 
     Of two rows that differ the first one counts; a table that differs from one before it is
     another machine's and not read at all.
+
+    Raises:
+        TopologyError: there are more rows than any machine has.
     """
     scanner = _Scanner()
     for number, line in enumerate(reading.lines):
         scanner.feed(number, line)
+        if scanner.taken > _MAX_TABLE_LINES:
+            raise reading.error(
+                f"more than {_MAX_TABLE_LINES} lines of `nvidia-smi topo -m`: not one machine's"
+            )
     rows: dict[int, Row] = {}
     gpus: set[int] = set()
     for found in scanner.tables:
@@ -127,16 +136,23 @@ class _Found:
 
 
 class _Scanner:
-    """Goes through the lines and gathers headers and rows."""
+    """Goes through the lines and gathers headers and rows.
+
+    Attributes:
+        tables: what was found.
+        taken: how many lines belong to them.
+    """
 
     def __init__(self) -> None:
         self.tables: list[_Found] = []
+        self.taken = 0
         self._inside = False
         """Whether the line before belongs to a table."""
 
     def feed(self, number: int, line: str) -> None:
         """Take the next line."""
         self._inside = self._header(line) or self._row(number, line) or self._wrapped(number, line)
+        self.taken += self._inside
 
     def _header(self, line: str) -> bool:
         found = header(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from functools import lru_cache
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
 from gpuaff.errors import TopologyError
@@ -131,8 +132,14 @@ def _plain(text: str) -> str:
     """The text in valid Unicode, without escape codes and tags, with one kind of line end."""
     valid = text.encode("utf-8", "replace").decode("utf-8")
     text = _TAG.sub("", _BREAK.sub("\n", valid.replace("\r\n", "\n")))
-    text = _ENTITY.sub(lambda found: html.unescape(found[0]), text)
+    text = _ENTITY.sub(lambda found: _letter(found[0]), text)
     return _ESCAPES.sub("", text).translate(_PLAIN)
+
+
+@lru_cache(1024)
+def _letter(entity: str) -> str:
+    """What an entity stands for; a page has the same few everywhere."""
+    return html.unescape(entity)
 
 
 def _unmarked(line: str) -> str:

@@ -1,0 +1,399 @@
+"""What is fuzzed: how an input of each target is made, and what must hold of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from random import Random
+from typing import Any
+
+from gpuaff.allocator.plan import Plan
+from gpuaff.allocator.planner import plan
+from gpuaff.cpuset import (
+    MAX_CPU_ID,
+    CpuSet,
+    format_cpulist,
+    format_mask,
+    parse_cpulist,
+    parse_mask,
+)
+from gpuaff.errors import GpuaffError, TopologyError
+from gpuaff.records import replace
+from gpuaff.topology import jsontext, snapshot
+from gpuaff.topology.model import Gpu, MigInstance, Topology
+from gpuaff.topology.pasted import parse
+from gpuaff.topology.visible import Visible, resolve
+
+from fuzz import machines
+from fuzz.guided import mangled
+from fuzz.mutate import NUMBERS, ODD, mutated
+from fuzz.seeds import UUID, Printer, nested, pastes, topologies
+from sound import sound
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing that is fuzzed.
+
+    Attributes:
+        weight: how many of a hundred inputs are its own, when all targets run.
+        make: an input; the same for the same state of the random numbers.
+        check: what came of it, in words that are the same in every process. Raises
+            ``Refused`` where the input is refused as it should be, and anything else where
+            something does not hold.
+    """
+
+    weight: int
+    make: Callable[[Random], Any]
+    check: Callable[[Any], str]
+
+
+class Refused(Exception):  # noqa: N818 - it is how things should be
+    """The input was refused, in the way that is documented."""
+
+
+def _refused(error: GpuaffError) -> Refused:
+    """Check an error of ours: one line of text that can be printed."""
+    problem = str(error)
+    assert len(problem.splitlines()) == 1
+    problem.encode("utf-8")
+    return Refused(problem)
+
+
+def _unread(error: TopologyError) -> Refused:
+    """Check an error about something to read: it is not as long as that."""
+    assert len(str(error)) < 1200
+    return _refused(error)
+
+
+# --- pasted text ---------------------------------------------------------------------------
+
+
+def make_pasted(random: Random) -> str:
+    """Pasted text: real, printed by the rules of the commands, mutilated, or nonsense."""
+    kind = random.random()
+    if kind < 0.0005:
+        return _huge(
+            random, [*ODD, *NUMBERS, "\t", "GPU0\tX\t", "node 0 cpus: 1\n", "0-65535,", "1,1,,1,\n"]
+        )
+    if kind < 0.05:
+        return "".join(_letter(random) for _ in range(random.randint(0, 200)))
+    if kind < 0.15:
+        words = " ".join(random.choices(pastes(), k=3)).split()
+        return "".join(random.choice(words) + random.choice(" \t\n") for _ in range(60))
+    text = Printer(random).text() if kind < 0.4 else random.choice(pastes())
+    if kind > 0.9:
+        text += random.choice(pastes())
+    return mutated(random, text, pastes()) if random.random() < 0.9 else text
+
+
+def _letter(random: Random) -> str:
+    return random.choice(
+        (chr(random.randrange(256)), chr(random.randrange(0x11000)), random.choice(ODD))
+    )
+
+
+def _huge(random: Random, pieces: Sequence[str]) -> str:
+    """Megabytes of the same, around the longest text that is taken."""
+    piece = random.choice(pieces)
+    return piece * (random.choice((10_000, 500_000, jsontext.MAX_BYTES + 9)) // len(piece))
+
+
+def check_pasted(text: str) -> str:
+    """A sound topology that survives JSON and can be planned for, or one clear error."""
+    try:
+        found = parse(text, name="it")
+    except TopologyError as error:
+        raise _unread(error) from None
+    sound(found)
+    written = _comes_back(found)
+    _plan_somehow(found)
+    return written
+
+
+def _comes_back(found: Topology) -> str:
+    """A topology as JSON, which must give the topology and the same JSON again."""
+    written = jsontext.dumps(found.to_dict())
+    again = snapshot.loads(written)
+    assert again == found
+    assert again.notes == found.notes
+    return written
+
+
+def _plan_somehow(found: Topology) -> None:
+    """Any topology can be planned for: nobody gets what is not allowed."""
+    ranks = max(1, len(found.visible))
+    try:
+        made = plan(found, ranks)
+    except GpuaffError as error:
+        _refused(error)
+        return
+    assert all(share.cpus <= found.allowed for share in made.shares)
+
+
+# --- snapshots -----------------------------------------------------------------------------
+
+
+def make_snapshot(random: Random) -> bytes | str:
+    """JSON text: saved machines with changed members or characters, or nonsense."""
+    kind = random.random()
+    if kind < 0.0005:
+        return _huge(random, ["[", '{"a":', "0,", " ", '"', "[[],", '{"cpus":"0-65535",', "\0"])
+    if kind < 0.1:
+        return json.dumps(nested(random, 5))
+    if kind < 0.3:
+        text = mutated(random, random.choice(topologies()), topologies(), 4)
+        return text if random.random() < 0.5 else text.encode("utf-8", "surrogatepass")
+    if kind < 0.6:
+        value: Any = machines.machine(random).to_dict()
+    else:
+        value = json.loads(random.choice(topologies()))
+    text = json.dumps(mangled(random, value, 3) if kind > 0.45 else value)
+    return text if random.random() < 0.9 else text.encode(random.choice(("utf-8-sig", "utf-16")))
+
+
+def check_snapshot(data: bytes | str) -> str:
+    """A topology that comes back, or one clear error; also from the parsed JSON itself."""
+    try:
+        found = snapshot.loads(data)
+    except TopologyError as error:
+        raise _unread(error) from None
+    assert found.allowed <= found.cpus or not found.cpus
+    assert set(found.visible) <= set(found.gpu_by_index)
+    written = _comes_back(found)
+    _plan_somehow(found)
+    return written
+
+
+# --- CUDA_VISIBLE_DEVICES ------------------------------------------------------------------
+
+
+def make_visible(random: Random) -> tuple[tuple[Gpu, ...], str | None, str | None]:
+    """GPUs, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER."""
+    gpus = tuple(_device(random, index) for index in range(random.choice((0, 1, 2, 4, 4, 8, 16))))
+    names = [gpu.uuid for gpu in gpus if gpu.uuid]
+    names += [one.uuid for gpu in gpus for one in gpu.mig or ()]
+    names += [f"MIG-{gpu.uuid}/{random.randint(0, 3)}/0" for gpu in gpus if gpu.uuid]
+    order = random.choice((None, None, None, "PCI_BUS_ID", "FASTEST_FIRST", "", "pci_bus_id", "\0"))
+    if random.random() < 0.0005:
+        return gpus, _huge(random, [",", "0,", "9", "-", " ", "GPU-", *names]), order
+    length = random.choice((0, 1, 1, 2, 3, 4, 8, 20))
+    elements = [_element(random, names) for _ in range(length)]
+    if random.random() < 0.6:  # devices that are there, mostly once, and perhaps one thing more
+        known = random.choice(([str(gpu.index) for gpu in gpus], names))
+        elements = random.sample(known, min(length, len(known))) + elements[: random.randrange(2)]
+    text = random.choice((*",,,,,,", ", ", ";")).join(elements)
+    return gpus, text if random.random() < 0.97 else None, order
+
+
+def _device(random: Random, index: int) -> Gpu:
+    uuid = random.choice((UUID.format(index), UUID.format(random.randrange(2**32))))
+    count = random.choice((0, 1, 2, 7))
+    instances = tuple(
+        MigInstance(
+            uuid=f"MIG-{UUID.format(16 * index + number)}", gpu_instance=number, compute_instance=0
+        )
+        for number in range(count)
+    )
+    return Gpu(
+        index=index,
+        uuid=f"GPU-{uuid}" if random.random() < 0.95 else None,
+        name=random.choice((None, "A", "A", "B\n")),
+        mig=instances if random.random() < 0.2 else None,
+    )
+
+
+def _element(random: Random, names: Sequence[str]) -> str:
+    kind = random.random()
+    if kind < 0.4:
+        return str(random.randint(0, 16))
+    if kind < 0.5:
+        return random.choice(("", " ", "+", "-", "\t")) + random.choice(NUMBERS)
+    if kind < 0.6 or not names:
+        return random.choice(ODD)
+    name = random.choice(names)
+    if kind < 0.7:
+        return name[: random.randint(0, len(name))]
+    return mutated(random, name, names, 2) if kind < 0.8 else name
+
+
+def check_visible(given: tuple[tuple[Gpu, ...], str | None, str | None]) -> str:
+    """Devices that are there, each once; the list's beginning is its end's beginning."""
+    gpus, text, order = given
+    seen = resolve(gpus, text, device_order=order)
+    assert set(seen.indices) <= {gpu.index for gpu in gpus}
+    assert len(set(seen.indices)) == len(seen.indices)
+    assert seen == resolve(gpus[::-1], text, device_order=order)
+    for note in seen.notes:
+        assert note.code.startswith("visible-")
+        assert len(note.message.splitlines()) == 1
+        note.message.encode("utf-8")
+    if text and len(text) < 1000 and not _failed(seen):
+        shorter = resolve(gpus, text.rpartition(",")[0], device_order=order).indices
+        assert seen.indices[: len(shorter)] == shorter
+    machine = Topology(gpus=gpus).with_visible_devices(text, device_order=order)
+    assert (machine.visible, machine.notes) == (seen.indices, seen.notes)
+    if not seen.indices:
+        raise Refused(seen.notes[0].code if seen.notes else "no GPU")
+    return repr(seen)
+
+
+def _failed(seen: Visible) -> bool:
+    return any(note.code == "visible-error" for note in seen.notes)
+
+
+# --- cpulists and masks --------------------------------------------------------------------
+
+
+def make_cpuset(random: Random) -> str:
+    """A cpulist or a mask, or nearly."""
+    kind = random.random()
+    if kind < 0.0005:
+        return _huge(random, ["0,", "0-65535,", "f", "0", "ffffffff,", " ", "1-1:1/1,", "0-9:1/2,"])
+    if kind < 0.1:
+        return "".join(_letter(random) for _ in range(random.randint(0, 20)))
+    if kind < 0.3:
+        text = ",".join(f"{random.getrandbits(32):x}" for _ in range(random.randint(1, 9)))
+        return random.choice(("", "0x", "0X")) + text
+    elements = [_range(random) for _ in range(random.choice((0, 1, 2, 3, 9, 60)))]
+    text = ",".join(elements)
+    return mutated(random, text, ["0-3,8", "0-31:2/8", "ff,0"], 3) if kind < 0.6 else text
+
+
+def _range(random: Random) -> str:
+    first = random.choice((random.randrange(200), random.randrange(MAX_CPU_ID + 2)))
+    last = first + random.choice((0, 1, 3, 31, 1000))
+    stride = f":{random.randint(0, 4)}/{random.randint(0, 9)}" if random.random() < 0.2 else ""
+    return random.choice((f"{first}", f"{first}-{last}{stride}", f" {first}", f"{last}-{first}"))
+
+
+def check_cpuset(text: str) -> str:
+    """What is read comes back from the shortest form; what is not raises ValueError."""
+    found = [_read(parse_cpulist, format_cpulist, text), _read(parse_mask, format_mask, text)]
+    if found == [None, None]:
+        raise Refused
+    return repr(found)
+
+
+def _read(
+    parse_it: Callable[[str], CpuSet], format_it: Callable[[CpuSet], str], text: str
+) -> str | None:
+    try:
+        cpus = parse_it(text)
+    except ValueError as error:
+        _check_refusal(error)
+        return None
+    assert all(0 <= cpu <= MAX_CPU_ID for cpu in cpus)
+    written = format_it(cpus)
+    assert parse_it(written) == cpus
+    assert format_it(parse_it(written)) == written
+    return written
+
+
+def _check_refusal(error: ValueError) -> None:
+    assert type(error) is ValueError
+    assert len(str(error).splitlines()) == 1
+
+
+# --- the planner ---------------------------------------------------------------------------
+
+
+_PAIR = Topology(
+    cpus=frozenset((0, 1)), allowed=frozenset((0, 1)), gpus=(Gpu(index=0),), visible=(0,)
+)
+_EXACT = plan(_PAIR, 1, cpus="1").shares[0].cpus == {1}
+"""Whether the planner heeds ``cpus`` and its like yet."""
+
+
+def make_plan(random: Random) -> tuple[Topology, dict[str, Any]]:
+    """A machine, and what is asked about it."""
+    found = machines.machine(random)
+    asked = machines.question(random, found)
+    if _EXACT and isinstance(asked["nproc"], int) and 0 < asked["nproc"] < 100:
+        asked.update(machines.exact(random, found, asked["nproc"]))
+    return found, asked
+
+
+def check_plan(given: tuple[Topology, dict[str, Any]]) -> str:
+    """Shares inside what is allowed; own ones apart; none of another order's; or an error."""
+    found, asked = given
+    try:
+        made = plan(found, **asked)
+    except GpuaffError as error:
+        raise _refused(error) from None
+    assert [share.rank for share in made.shares] == list(range(int(asked["nproc"])))
+    _check_inside(found, asked, made)
+    if asked["mode"] in machines.UNIQUE:
+        _check_apart(made)
+    assert plan(_shuffled(found), **asked) == made
+    return json.dumps(made.to_dict())
+
+
+def _check_inside(found: Topology, asked: dict[str, Any], made: Plan) -> None:
+    """Nobody gets what is not allowed, to all or to the rank, nor what is reserved."""
+    masks = asked.get("rank_allowed") or [found.allowed] * len(made.shares)
+    reserved = machines.union(share.reserved for share in made.shares)
+    for share, mask in zip(made.shares, map(_cpus, masks), strict=True):
+        usable = mask & found.cpus if found.cpus else mask
+        usable &= _cpus(asked.get("cpus") or usable)
+        assert share.cpus or not usable
+        assert share.cpus <= usable
+        assert share.reserved <= usable
+        assert share.cpus.isdisjoint(reserved)
+
+
+def _cpus(given: str | Iterable[int]) -> CpuSet:
+    return parse_cpulist(given) if isinstance(given, str) else frozenset(given)
+
+
+def _check_apart(made: Plan) -> None:
+    """The unique modes: no CPU in two shares, or it is said; balanced shares are equal."""
+    if any(note.code in _SHARING for note in made.warnings):
+        return
+    given_out = [cpu for share in made.shares for cpu in share.cpus | share.reserved]
+    assert len(given_out) == len(set(given_out))
+    if made.balanced:
+        assert len({share.cores for share in made.shares}) == 1
+
+
+_SHARING = ("too-few-cores", "no-gpu", "cpus-unknown")
+"""What is said where ranks share CPUs after all."""
+
+
+def _shuffled(found: Topology) -> Topology:
+    """The same machine, told in another order."""
+    cores = None if found.cores is None else found.cores[::-1]
+    return replace(found, cores=cores, gpus=found.gpus[::-1])
+
+
+# --- borders -------------------------------------------------------------------------------
+
+
+def check_borders(found: Topology) -> str:
+    """Every online CPU in at most one border, and the cores whole."""
+    cut: dict[int, CpuSet] = dict(import_module("gpuaff.allocator.border").borders(found))
+    given_out = [cpu for border in cut.values() for cpu in border]
+    assert len(given_out) == len(set(given_out))
+    assert set(given_out) <= found.cpus
+    assert set(cut) <= set(found.gpu_by_index)
+    for core in found.cores or ():
+        assert all(core <= border or core.isdisjoint(border) for border in cut.values())
+    mine = replace(found, allowed=frozenset(sorted(found.allowed)[:1]), visible=found.visible[:1])
+    assert import_module("gpuaff.allocator.border").borders(mine) == cut
+    return repr({index: format_cpulist(border) for index, border in cut.items()})
+
+
+TARGETS = {
+    "pasted": Target(30, make_pasted, check_pasted),
+    "snapshot": Target(20, make_snapshot, check_snapshot),
+    "visible": Target(15, make_visible, check_visible),
+    "cpuset": Target(10, make_cpuset, check_cpuset),
+    "plan": Target(25, make_plan, check_plan),
+}
+"""All targets by name."""
+
+if find_spec("gpuaff.allocator.border"):
+    TARGETS["borders"] = Target(10, machines.machine, check_borders)
