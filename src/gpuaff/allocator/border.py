@@ -50,7 +50,7 @@ def borders(topology: Topology) -> Mapping[int, CpuSet]:
     """
     if topology.accelerators is None:
         homes = _homes(topology, _described(topology))
-        indices: Iterable[int | None] = (gpu.index for gpu in topology.gpus)
+        indices: Iterable[int | None] = sorted(topology.gpu_by_index)
     else:
         homes = _homes(topology, topology.accelerators)
         index_at = {gpu.pci_bus_id: gpu.index for gpu in topology.gpus if gpu.pci_bus_id}
@@ -60,7 +60,7 @@ def borders(topology: Topology) -> Mapping[int, CpuSet]:
 
 
 def _described(topology: Topology) -> list[Accelerator]:
-    """The GPUs as accelerators; indices are in the order of PCI addresses."""
+    """The GPUs as accelerators, by their indices: those are in the order of PCI addresses."""
     return [
         Accelerator(
             pci_bus_id=gpu.pci_bus_id or "",
@@ -68,7 +68,7 @@ def _described(topology: Topology) -> list[Accelerator]:
             local_cpus=gpu.local_cpus or gpu.node_cpus,
             numa_node=gpu.numa_node,
         )
-        for gpu in topology.gpus
+        for _, gpu in sorted(topology.gpu_by_index.items())
     ]
 
 
