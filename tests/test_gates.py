@@ -43,6 +43,12 @@ def test_pynvml_has_one_gate() -> None:
     assert [name for name, tree in modules() if "pynvml" in imported(tree)] == ["system/nvml.py"]
 
 
+def test_psutil_has_one_gate() -> None:
+    assert [name for name, tree in modules() if "psutil" in imported(tree)] == [
+        "system/processes.py"
+    ]
+
+
 def test_foreign_code_is_called_by_gates_only() -> None:
     assert {name for name, tree in modules() if "ctypes" in imported(tree)} <= GATES
 

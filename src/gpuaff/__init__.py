@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from gpuaff.allocator.plan import Plan, Share
     from gpuaff.allocator.planner import plan
     from gpuaff.binding.affinity import Affinity, set_affinity
-    from gpuaff.binding.check import Check, check
-    from gpuaff.errors import (  # fmt: skip  # fmt: skip
+    from gpuaff.checking.check import Check, ThreadCheck, check
+    from gpuaff.errors import (  # fmt: skip
         GpuaffError,
         GPUAffinityError,
         InvalidOptionError,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Affinity", "Check", "GPUAffinityError", "GpuaffError", "InvalidOptionError", "Mode",
     "Multithreading", "NoDriverError", "Notice", "Partition", "Plan", "Scope", "Share",
-    "Topology", "TopologyError", "__version__", "check", "plan", "set_affinity",
+    "ThreadCheck", "Topology", "TopologyError", "__version__", "check", "plan", "set_affinity",
 ]  # fmt: skip
 
 _NAMES = {
@@ -38,7 +38,7 @@ _NAMES = {
     "allocator.plan": "Plan Share",
     "allocator.planner": "plan",
     "binding.affinity": "Affinity set_affinity",
-    "binding.check": "Check check",
+    "checking.check": "Check ThreadCheck check",
     "errors": "GPUAffinityError GpuaffError InvalidOptionError NoDriverError TopologyError",
     "notices": "Notice",
     "topology.model": "Topology",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
-from gpuaff.allocator.options import Options, check_count, check_cpus, check_word
+from gpuaff.allocator.options import Options, check_count, check_cpus, check_reserve, check_word
+from gpuaff.digits import natural
 from gpuaff.errors import InvalidOptionError
 from gpuaff.system import environ
 
@@ -88,17 +89,18 @@ def whole_number(name: str, text: str) -> int:
     Raises:
         InvalidOptionError: it is none.
     """
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
-    return check_count(name, number)
+    number = natural(text)
+    return check_count(name, text if number is None else number)
 
 
-def number_or_none(name: str, text: str) -> int:
-    """Read a number of cores, of which there may be none.
+def reserve(name: str, text: str) -> int:
+    """Read a number of cores, which may be 0.
 
     Raises:
         InvalidOptionError: it is none.
     """
-    return 0 if text == "0" else whole_number(name, text)
+    number = natural(text)
+    return check_reserve(name, text if number is None else number)
 
 
 READERS: Mapping[str, Callable[[str, str], object]] = {
@@ -110,7 +112,7 @@ READERS: Mapping[str, Callable[[str, str], object]] = {
     "max_physical_cores": whole_number,
     "partition": lambda name, text: check_word(name, text, Partition),
     "cpus": check_cpus,
-    "reserve": number_or_none,
+    "reserve": reserve,
 }
 """The planner's options, and how the text of each is read, from a variable or an argument. A
 reader takes what the text is called and the text, and raises InvalidOptionError."""

@@ -50,9 +50,10 @@ def test_mode_scope_and_trimming_act_inside() -> None:
 
 def test_what_it_says() -> None:
     found = stranger(dgx_a100(), "0,1", 2)
-    assert (found.partition, found.to_dict()["partition"]) == ("machine", "machine")
+    assert (found.to_dict()["partition"], found.to_dict()["border_rule"]) == ("machine", 1)
     assert codes(found) == ["scope-hint"]
-    assert plan(dgx_a100(), 8, partition="auto").partition == "job"
+    usual = plan(dgx_a100(), 8, partition="auto")
+    assert (usual.partition, usual.border_rule) == ("job", None)
 
 
 class TestNotTheWholeBorder:

@@ -11,7 +11,8 @@ from allocator.described import dgx_a100
 
 def test_a_share_and_the_warnings() -> None:
     found = plan(dgx_a100(), 8).to_dict()
-    assert list(found) == ["schema_version", "mode", "scope", "partition", "ranks", "warnings"]
+    keys = ["schema_version", "mode", "scope", "partition", "border_rule", "ranks", "warnings"]
+    assert list(found) == keys
     assert (found["schema_version"], found["mode"], found["scope"]) == (
         1,
         "unique_contiguous",

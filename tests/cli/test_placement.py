@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpuaff.binding.check import Check
+from gpuaff.checking.check import Check
 from gpuaff.cli.placement import Placement, indices_by_minor, minors_of
 from gpuaff.cpuset import CpuSet
 from gpuaff.system import kernel

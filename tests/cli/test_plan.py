@@ -51,7 +51,8 @@ class TestJson:
     @pytest.mark.case("gpu-affinity-rule-4", "A20", "B17")
     def test_dgx_a100(self, plan: Planner) -> None:
         found = plan("--from", "dgx-a100", "--nproc", "8")
-        assert list(found) == ["schema_version", "mode", "scope", "partition", "ranks", "warnings"]
+        keys = ["schema_version", "mode", "scope", "partition", "border_rule", "ranks", "warnings"]
+        assert list(found) == keys
         assert (found["schema_version"], found["mode"], found["scope"]) == (
             1,
             "unique_contiguous",
@@ -293,8 +294,8 @@ class TestRefused:
             ("--scope", "zebra", "one of node, socket\n"),
             ("--multithreading", "all", "one of all_logical, single_logical"),
             ("--partition", "node", "one of auto, job, machine"),
-            ("--reserve", "-1", "a whole number from"),
-            ("--reserve", "two", "a whole number from"),
+            ("--reserve", "-1", "a whole number of cores from 0 to"),
+            ("--reserve", "two", "a whole number of cores from 0 to"),
             ("--rank-allowed", "", "a list of CPUs such as 0-3,8, with at least one in it"),
             ("--rank-allowed", "3-1", "a list of CPUs such as 0-3,8"),
         ],

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuaff import text
 from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
 from gpuaff.allocator.plan import Plan, Share
-from gpuaff.cli import picture, render, richtext, seats, text, tree
+from gpuaff.cli import picture, render, richtext, seats, tree
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Package, Source, Topology
 

@@ -18,9 +18,14 @@ SOURCE = Path(gpuaff.cli.__file__).parents[1]
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs the docs of a checkout")
 
 
+def rows() -> list[str]:
+    """Every code in a first cell; a row may have several."""
+    cells = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), re.MULTILINE)
+    return [code for cell in cells for code in re.findall(r"`([a-z0-9-]+)`", cell)]
+
+
 def listed() -> set[str]:
-    rows = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), re.MULTILINE)
-    return {code for row in rows for code in re.findall(r"`([a-z0-9-]+)`", row)}
+    return set(rows())
 
 
 def trees() -> Iterator[ast.Module]:
@@ -59,6 +64,10 @@ def codes() -> set[str]:
 
 def test_every_code_is_listed() -> None:
     assert codes() - listed() == set()
+
+
+def test_each_code_has_one_row() -> None:
+    assert sorted(rows()) == sorted(listed())
 
 
 def test_every_listed_code_exists() -> None:

@@ -1,4 +1,4 @@
-"""Fuzzing, a little of it; CONTRIBUTING.md tells how to do more."""
+"""Fuzzing, a little of it; docs/testing.md tells how to do more."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_restore_gives_every_thread_all_cpus(found: Found) -> None:
         ("unique_interleaved", ("8-9,12-13", "0-1,4-5", "2-3,6-7", "10-11,14-15")),
         ("single", ("8-9", "0-1", "0-1", "8-9")),
         # Each has one of the L3 domains.
-        pytest.param("core_complex", ("8-11", "0-3", "4-7", "12-15")),
+        ("core_complex", ("8-11", "0-3", "4-7", "12-15")),
     ],
 )
 def test_other_options(found: Found, options: str, cpus: tuple[str, ...]) -> None:

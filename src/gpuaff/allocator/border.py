@@ -89,8 +89,8 @@ def _nearest(topology: Topology, number: int | None) -> CpuSet:
     reach: dict[int, list[CpuSet]] = {}
     for origin in (node for node in nodes if node.id == number):
         for node, distance in zip(nodes, origin.distances or (), strict=False):
-            if node.cpus:
-                reach.setdefault(distance, []).append(node.cpus & topology.cpus)
+            if online := node.cpus & topology.cpus:
+                reach.setdefault(distance, []).append(online)
     return _NONE.union(*reach[min(reach)]) if reach else _NONE
 
 

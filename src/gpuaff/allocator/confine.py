@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuaff.allocator.border import borders
+from gpuaff.allocator.border import BORDER_RULE, borders
 from gpuaff.allocator.reach import union
 from gpuaff.allocator.sites import Seat
 from gpuaff.cpuset import CpuSet, format_cpulist
@@ -16,7 +16,7 @@ from gpuaff.topology.model import Topology
 
 def confined(
     topology: Topology, seats: Sequence[Seat], granted: Sequence[CpuSet]
-) -> tuple[tuple[Seat, ...], Notice | None]:
+) -> tuple[tuple[Seat, ...], int | None, list[Notice]]:
     """The same seats, each inside the border of its GPU; for all of them or for none.
 
     A border counts only where a rank was granted the whole of it: in a part of it that somebody
@@ -28,7 +28,8 @@ def confined(
         granted: what each rank was granted, by rank.
 
     Returns:
-        The seats, and what to say when they are as they were.
+        The seats, the version of the rule that their borders are from (None where they are as
+        they were), and what to say then.
 
     Raises:
         GPUAffinityError: ``cpus=`` leaves a rank nothing of its GPU's border.
@@ -38,7 +39,7 @@ def confined(
         seat for seat in seats if not _holds(granted[seat.rank], found.get(seat.gpu, frozenset()))
     ]
     if lacking:
-        return tuple(seats), _border_unused(lacking, found, granted)
+        return tuple(seats), None, [_border_unused(lacking, found, granted)]
     inside = tuple(replace(seat, allowed=seat.allowed & found[seat.gpu]) for seat in seats)
     for seat, whole in zip(inside, seats, strict=True):
         if not seat.allowed:
@@ -47,7 +48,7 @@ def confined(
                 f"CPUs {format_cpulist(found[seat.gpu])}, but cpus= names only "
                 f"{format_cpulist(whole.allowed)}; name some of it, or leave one of them out"
             )
-    return inside, None
+    return inside, BORDER_RULE, []
 
 
 def _holds(granted: CpuSet, border: CpuSet) -> bool:

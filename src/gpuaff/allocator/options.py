@@ -94,7 +94,7 @@ class Options:
             max_physical_cores=most,
             partition=check_word("partition", partition, Partition),
             cpus=None if cpus is None else check_cpus("cpus", cpus),
-            reserve=_check_reserve(reserve),
+            reserve=check_reserve("reserve", reserve),
             rank_allowed=_check_rank_allowed(rank_allowed, ranks),
         )
 
@@ -184,10 +184,15 @@ def _ids(value: object) -> CpuSet:
     return found
 
 
-def _check_reserve(value: object) -> int:
+def check_reserve(name: str, value: object) -> int:
+    """A number of cores to keep free, which may be 0.
+
+    Raises:
+        InvalidOptionError: it is no whole number from 0 to :data:`MOST`.
+    """
     number = _whole(value)
     if number is None or not 0 <= number <= MOST:
-        raise InvalidOptionError("reserve", value, f"a whole number of cores from 0 to {MOST}")
+        raise InvalidOptionError(name, value, f"a whole number of cores from 0 to {MOST}")
     return number
 
 

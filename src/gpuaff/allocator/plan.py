@@ -60,6 +60,7 @@ class Plan:
         multithreading: which CPUs of a core are used.
         balanced: whether all shares have the same number of cores (unique modes).
         partition: among whom the CPUs were cut in the end, ``job`` or ``machine``.
+        border_rule: the version of the rule that the borders are from; None for ``job``.
         shares: one share per rank, by rank; only the own one where the others' cannot be known.
         warnings: what was not as hoped.
     """
@@ -70,6 +71,7 @@ class Plan:
     balanced: bool
     shares: tuple[Share, ...]
     partition: Partition = Partition.JOB
+    border_rule: int | None = None
     warnings: tuple[Notice, ...] = ()
 
     def share_of(self, rank: int) -> Share:
@@ -90,6 +92,7 @@ class Plan:
             "mode": str(self.mode),
             "scope": str(self.scope),
             "partition": str(self.partition),
+            "border_rule": self.border_rule,
             "ranks": [share.to_dict() for share in self.shares],
             "warnings": [warning.to_dict() for warning in self.warnings],
         }

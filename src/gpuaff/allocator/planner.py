@@ -107,9 +107,9 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     if not topology.visible:
         return _uncut(topology, options, allowed)
     seats: Sequence[Seat] = take_seats(topology, allowed)
-    unused = None
+    rule, warnings = None, list[Notice]()
     if options.partition is Partition.MACHINE:
-        seats, unused = _confined(topology, seats, granted)
+        seats, rule, warnings = _confined(topology, seats, granted)
     around = Surroundings(topology, seats)
     cores = _cores(topology, options, seats, around)
     sites = find_sites(seats, options.scope, around, cores)
@@ -119,20 +119,18 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     _check_least(sites, drafts, options, cores, seats)
     if options.most is not None:
         drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
-    warnings = [] if unused is None else [unused]
     warnings += remarks.of_plan(
         topology, options, sites, drafts, seats, around, granted=reach.union(granted)
     )
     build = ShareBuilder(topology, cores, options.multithreading)
     shares = [build.share(rank, site, drafts[rank]) for site in sites for rank in site.ranks]
     plan = _plan(topology, options, shares, tuple(warnings))
-    machine_wide = options.partition is Partition.MACHINE and unused is None
-    return replace(plan, partition=Partition.MACHINE) if machine_wide else plan
+    return plan if rule is None else replace(plan, partition=Partition.MACHINE, border_rule=rule)
 
 
 def _confined(
     topology: Topology, seats: Sequence[Seat], granted: Sequence[CpuSet]
-) -> tuple[Sequence[Seat], Notice | None]:
+) -> tuple[Sequence[Seat], int | None, list[Notice]]:
     from gpuaff.allocator.confine import confined  # most plans need none of it
 
     return confined(topology, seats, granted)

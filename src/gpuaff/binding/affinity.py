@@ -72,7 +72,8 @@ class Affinity(frozenset[int]):
         """Give the process the CPUs back that it had before gpuaff was first called.
 
         Every thread that still has what gpuaff has set goes back, also when that was done by a
-        later call; those that somebody has bound elsewhere since stay. May be called again, and
+        later call; those that somebody has bound elsewhere since stay. The main thread also goes
+        back from a part of the share: a runtime or a cpuset has cut it. May be called again, and
         from any thread. In a forked child (a DataLoader worker) it moves the child's threads, if
         they have what was set here.
 
@@ -176,8 +177,9 @@ def set_affinity(
         balanced: whether every rank gets equally many cores (default), for the unique modes.
         min_physical_cores: a demand: fewer cores for any rank are an error.
         max_physical_cores: the most cores that a rank gets.
-        partition: ``job``: the CPUs are cut among the ranks of this job (default). ``machine``:
-            each rank stays inside the border of its GPU, which is the same for every job.
+        partition: ``auto`` (default) and ``job``: the CPUs are cut among the ranks of this job.
+            ``machine``: each rank stays inside the border of its GPU, which is the same for every
+            job.
         cpus: the only CPUs that are shared out; they must be allowed.
         reserve: how many cores of each rank's part stay out of its share, for helpers.
         rank_allowed: the CPUs that each rank may use, by rank, where ranks have masks of their
@@ -192,7 +194,8 @@ def set_affinity(
             pinned.
         openmp: set OMP_NUM_THREADS to the number of cores in the share, unless it is set. It
             counts for OpenMP runtimes that are loaded later.
-        strict: raise where best effort would warn.
+        strict: raise what would leave the process elsewhere than planned, or likely to share
+            its CPUs; the documentation of the warnings marks those that count.
 
     Returns:
         The CPUs of the calling thread, read back from the kernel.
@@ -200,9 +203,10 @@ def set_affinity(
     Raises:
         TypeError: only one of ``local_rank`` and ``nproc_per_node`` is given.
         InvalidOptionError: an argument or a ``GPUAFF_`` variable cannot be meant.
-        GPUAffinityError: ``min_physical_cores`` cannot be had, or ``memory`` names a NUMA node
-            that this machine does not have; with ``strict`` also whatever
-            kept the process from being pinned as planned.
+        GPUAffinityError: a demand cannot be met (``min_physical_cores``, ``reserve``; ``cpus`` or
+            ``rank_allowed`` name CPUs that cannot be had; ``memory`` names a NUMA node that this
+            machine does not have), also when a variable made it; with ``strict`` also what kept
+            the process from being pinned as planned.
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
     from gpuaff.system.environ import wants_driver

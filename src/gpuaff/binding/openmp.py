@@ -8,70 +8,44 @@ from __future__ import annotations
 
 from gpuaff.binding.process import Exported
 from gpuaff.notices import Notice
+from gpuaff.runtimes import KMP, MAIN_FREE, OPENMP, loaded, spares_the_main_thread, that_bind
 from gpuaff.system import environ, kernel
 
 _NUMBER = "OMP_NUM_THREADS"
 
-_BINDING = frozenset({"true", "primary", "master", "close", "spread"})
-"""The words of OMP_PROC_BIND that bind; a list has one for each level of nesting."""
-
-_KMP_BINDING = frozenset({"compact", "scatter", "balanced", "explicit", "physical", "logical"})
-"""The types of KMP_AFFINITY that bind; the others are ``none`` and ``disabled``."""
-
-_FREE = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")
-
-_RUNTIMES = ("/libgomp", "/libiomp5", "/libomp")
-
 
 def remarks() -> list[Notice]:
     """One remark that names the variables that will move threads, with the remedies."""
-    found = [*_openmp(), *_intel(), *_blas()]
+    found = [*_told(), *_blas()]
     if not found:
         return []
     text = (
         f"{'; '.join(found)}: when the library is loaded it binds threads by itself, and the main "
-        "thread loses most of the share; set_affinity() once more, after the import, gets it back"
+        "thread loses most of the share; Affinity.reapply(), after the import, gets it back"
     )
     return [Notice("omp-binding", text)]
 
 
-def _openmp() -> list[str]:
-    bind = _words("OMP_PROC_BIND")
-    # With OMP_PROC_BIND=false places are not used. Intel's runtime heeds GOMP_CPU_AFFINITY first.
-    names = ["OMP_PROC_BIND"] if _BINDING & bind else []
-    names += ["OMP_PLACES"] if _words("OMP_PLACES") - {""} and bind != {"false"} else []
-    names += ["GOMP_CPU_AFFINITY"] if _words("GOMP_CPU_AFFINITY") - {""} else []
-    return [f"{name}={environ.get(name)} (unset it)" for name in names]
+def _told() -> list[str]:
+    """The variables that make some runtime bind, each with its remedy."""
+    return [f"{name}={environ.get(name)} ({_remedy(name)})" for name in that_bind(environ.get)]
 
 
-def _intel() -> list[str]:
-    if not _KMP_BINDING & _words("KMP_AFFINITY"):
-        return []
-    value = environ.get("KMP_AFFINITY")
-    remedy = "set it to disabled, which also keeps masks through a fork"
-    return [f"KMP_AFFINITY={value} ({remedy})"]
+def _remedy(name: str) -> str:
+    if name == KMP:
+        return "set it to disabled, which also keeps masks through a fork"
+    return "unset it"
 
 
 def _blas() -> list[str]:
-    values = {name: environ.get(name) for name in _FREE}
-    if any(value is not None and _number(value) for value in values.values()):
+    if spares_the_main_thread(environ.get):
         return []
+    values = {name: environ.get(name) for name in MAIN_FREE}
     return [
-        f"{name}={value} (OPENBLAS_MAIN_FREE=1 leaves the main thread alone)"
+        f"{name}={value} ({MAIN_FREE[0]}=1 leaves the main thread alone)"
         for name, value in values.items()
         if value is not None and value.strip()
     ]
-
-
-def _number(text: str) -> int:
-    """As C's ``atoi`` reads it, which OpenBLAS uses: the digits at the beginning."""
-    text = text.strip()
-    digits = text[: len(text) - len(text.lstrip("0123456789"))]
-    return int(digits or 0)
-
-
-def _words(name: str) -> set[str]:
-    return {word.strip().lower() for word in (environ.get(name) or "").split(",")}
 
 
 def export(cores: int) -> tuple[Exported | None, list[Notice]]:
@@ -89,8 +63,8 @@ def export(cores: int) -> tuple[Exported | None, list[Notice]]:
 
 
 def _late() -> list[Notice]:
-    loaded = kernel.Tree().read("proc/self/maps") or ""
-    if not any(runtime in loaded for runtime in _RUNTIMES):
+    files = kernel.mapped_files(kernel.process_id())
+    if not any(loaded(runtime.prefixes, files) for runtime in OPENMP):
         return []
     text = (
         f"an OpenMP runtime is loaded already and has read {_NUMBER} before it was set: call "

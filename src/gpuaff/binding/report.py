@@ -19,6 +19,7 @@ _OF_THE_JOB = frozenset({"scope-hint", "cores-unknown", "complex-unknown"})
 _BROKEN = frozenset(
     {
         "bad-rank",
+        "border-unused",
         "complex-unknown",
         "cpus-unknown",
         "gpus-unknown",

@@ -10,7 +10,7 @@ from gpuaff.notices import Notice
 from gpuaff.system import environ
 
 if TYPE_CHECKING:
-    from gpuaff.binding.check import Check
+    from gpuaff.checking.check import Check
     from gpuaff.cli.parser import Parser
 
 CHECK_SCHEMA_VERSION = 1
@@ -62,12 +62,13 @@ def _with_gpus(checks: list[Check]) -> tuple[list[Check], tuple[Notice, ...]]:
 
 
 def _show(checks: list[Check], notices: tuple[Notice, ...], *, json: bool) -> None:
-    from gpuaff.cli import findings, render
+    from gpuaff.checking.findings import lines
+    from gpuaff.cli import render
 
     if json:
         render.show_json(_as_json(checks, notices))
         return
-    render.show_lines(findings.lines(checks, width=render.terminal_width()))
+    render.show_lines(lines(checks, width=render.terminal_width()))
     render.show_notes(notices)
 
 

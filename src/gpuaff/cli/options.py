@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gpuaff.cpuset import CpuSet, parse_cpulist
+from gpuaff.digits import natural
 from gpuaff.errors import InvalidOptionError
 
 T = TypeVar("T")
@@ -26,8 +27,8 @@ def cpus(name: str, text: str) -> CpuSet:
 
 def process_id(name: str, text: str) -> int:
     """Read the id of a process or thread."""
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
-    if number < 1:
+    number = natural(text)
+    if not number:
         raise InvalidOptionError(name, text, "the number of a process")
     return number
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 from gpuaff.allocator.modes import Mode, Multithreading, Partition
 from gpuaff.allocator.plan import Plan, Share
 from gpuaff.cli import seats
-from gpuaff.cli.text import GAP, Line, Span, counted, cpulist, line, plain, table
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.text import GAP, Line, Span, counted, cpulist, line, plain, table
 from gpuaff.topology.model import Topology
 
 _Owners = dict[int, set[int]]

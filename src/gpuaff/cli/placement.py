@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from gpuaff.allocator.modes import Scope
 from gpuaff.allocator.near import Neighbourhood
-from gpuaff.binding.check import Check
+from gpuaff.checking.check import Check
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice

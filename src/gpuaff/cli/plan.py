@@ -11,7 +11,7 @@ from gpuaff.cpuset import CpuSet
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import Notice, one_reason
 from gpuaff.records import replace
-from gpuaff.settings import READERS, number_or_none, whole_number, with_environment
+from gpuaff.settings import READERS, reserve, whole_number, with_environment
 
 if TYPE_CHECKING:
     from gpuaff.allocator.plan import Plan
@@ -65,7 +65,7 @@ def _add_planner_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reserve",
         metavar="N",
-        type=options.argument(number_or_none),
+        type=options.argument(reserve),
         help="keep N physical cores of each rank's part free, for helpers",
     )
 

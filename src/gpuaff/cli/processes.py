@@ -1,12 +1,13 @@
-"""Which processes ``gpuaff check`` looks at. The only module that imports psutil, late."""
+"""Which processes ``gpuaff check`` looks at."""
 
 from __future__ import annotations
 
-from gpuaff.binding.check import Check
-from gpuaff.binding.judge import judge
-from gpuaff.binding.seen import process_seen
+from gpuaff.checking.check import Check
+from gpuaff.checking.judge import judge
+from gpuaff.checking.seen import process_seen
 from gpuaff.errors import GpuaffError
 from gpuaff.system import kernel
+from gpuaff.system.processes import caller_and_descendants
 
 
 def one(pid: int) -> list[Check]:
@@ -34,7 +35,7 @@ def family() -> list[Check]:
         GpuaffError: it cannot be seen.
     """
     _refuse_blindness()
-    found = (process_seen(pid) for pid in _family())
+    found = (process_seen(pid) for pid in caller_and_descendants())
     return [judge(seen) for seen in found if seen is not None]  # None has ended meanwhile
 
 
@@ -43,23 +44,3 @@ def _refuse_blindness() -> None:
         raise GpuaffError("this system does not tell which CPUs a process may use (Linux does)")
     if kernel.thread_ids() is None:
         raise GpuaffError("/proc is not mounted, or is another PID namespace's: mount this one's")
-
-
-def _family() -> list[int]:
-    import psutil
-
-    try:
-        me = psutil.Process()
-        parent = me.parent()
-        if parent is None:
-            raise GpuaffError(
-                "the process that called gpuaff cannot be seen (it may be outside of this "
-                "container): name one with --pid"
-            )
-        mine = {me.pid, *(child.pid for child in me.children(recursive=True))}
-        children = parent.children(recursive=True)
-    except psutil.Error as error:
-        raise GpuaffError(
-            f"the processes around this one cannot be seen ({error}): name one with --pid"
-        ) from None
-    return sorted({parent.pid, *(child.pid for child in children)} - mine)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from gpuaff.cli.text import Line, Span, plain
 from gpuaff.notices import Notice
+from gpuaff.text import Line, Span, plain
 
 
 def terminal_width() -> int | None:

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _save(topology: Topology, file: str) -> None:
     from gpuaff.cli import render
-    from gpuaff.cli.text import counted
+    from gpuaff.text import counted
 
     if Path(file).is_dir():
         raise TopologyError(file, "is a folder; name the file to write")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpuaff.cli import seats
-from gpuaff.cli.text import Line, Span, counted, cpulist, line, listed, table
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.text import Line, Span, counted, cpulist, line, listed, table
 from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
 
 Row = tuple[Line, Line, Line]

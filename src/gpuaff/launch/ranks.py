@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuaff.cpuset import MAX_CPU_ID
+from gpuaff.launch.variables import number
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass
 from gpuaff.system import environ
@@ -31,21 +31,18 @@ def from_environment() -> tuple[Ranks | None, Notice | None]:
         The ranks, or None when the variables contradict themselves; and what to say about it.
         When neither is set the process is taken to be alone.
     """
-    rank, size = environ.get("LOCAL_RANK"), environ.get("LOCAL_WORLD_SIZE")
-    if not rank and not size:
+    said, told = environ.get("LOCAL_RANK"), environ.get("LOCAL_WORLD_SIZE")
+    if not said and not told:
         return ALONE, Notice(
             "no-rank",
             "neither LOCAL_RANK nor LOCAL_WORLD_SIZE is set: taking this to be rank 0 of 1; "
             "start under torchrun or call set_affinity(local_rank, nproc_per_node)",
         )
-    if _is_number(rank) and _is_number(size) and int(rank or 0) < int(size or 0) <= MAX_CPU_ID:
-        return Ranks(local_rank=int(rank or 0), local_size=int(size or 0)), None
+    rank, size = number(said), number(told)
+    if rank is not None and size is not None and rank < size:
+        return Ranks(local_rank=rank, local_size=size), None
     return None, Notice(
         "bad-rank",
-        f"LOCAL_RANK={rank!r} and LOCAL_WORLD_SIZE={size!r} name no rank of this node; "
+        f"LOCAL_RANK={said!r} and LOCAL_WORLD_SIZE={told!r} name no rank of this node; "
         "call set_affinity(local_rank, nproc_per_node)",
     )
-
-
-def _is_number(text: str | None) -> bool:
-    return text is not None and text.isascii() and text.isdecimal() and len(text) < 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuaff.cpuset import MAX_CPU_ID
+from gpuaff.digits import natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ Get: TypeAlias = Callable[[str], "str | None"]
 
 
 def number(text: str | None) -> int | None:
-    """A number as launchers write it: decimal digits and nothing else, of a size that is meant."""
-    if text is None or not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        return None
-    return int(text) if int(text) <= MAX_CPU_ID else None
+    """A number of ranks or devices as launchers write it; None when it cannot be one."""
+    found = natural(text)
+    return None if found is None or found > MAX_CPU_ID else found

@@ -30,7 +30,7 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
     if not tree.is_live:
         return _described(tree, machine)
     here = _observe_here(tree, machine, links, _mask() if allowed is None else allowed)
-    return _with_accelerators(here, tree, machine) if accelerators else here
+    return with_accelerators(here, tree, machine) if accelerators else here
 
 
 def gpus_of_the_machine() -> tuple[Gpu, ...]:
@@ -54,7 +54,7 @@ def _described(tree: Tree, machine: Cpus) -> Topology:
         hint = f"; --allowed {shown} plans for it" if shown else ""
         notes.append(Notice("cpuset", message + hint))
     topology = _topology(machine, machine.cpus, gpus, notes)
-    return _with_accelerators(topology, tree, machine)
+    return with_accelerators(topology, tree, machine)
 
 
 def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topology:
@@ -70,7 +70,8 @@ def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topol
     )
 
 
-def _with_accelerators(topology: Topology, tree: Tree, machine: Cpus) -> Topology:
+def with_accelerators(topology: Topology, tree: Tree, machine: Cpus) -> Topology:
+    """The same machine with the accelerators on its PCI bus."""
     from gpuaff.topology.accelerators import on_the_bus  # most calls need none of it
 
     # Where the CPUs are not those of sysfs, only this process's mask is known: no ground on which

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpuaff.binding.check import Check, ThreadCheck
-from gpuaff.cli.text import Line, Span, counted, cpulist, line, listed, table
+from gpuaff.checking.check import Check, ThreadCheck
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.text import Line, Span, counted, cpulist, line, listed, table
 
 _MOST_NAMES = 8
 """The most names of threads that are listed where nothing is wrong with them."""

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.binding.check import State
-from gpuaff.binding.culprits import Culprit, culprits
-from gpuaff.binding.judge import judge, usual
-from gpuaff.binding.seen import Seen, Thread
+from gpuaff.checking.check import State
+from gpuaff.checking.culprits import Culprit, culprits
+from gpuaff.checking.judge import judge, usual
+from gpuaff.checking.seen import Seen, Thread
 from gpuaff.cpuset import CpuSet, parse_cpulist
 
 

@@ -127,8 +127,8 @@ class Check:
 
     def __str__(self) -> str:
         """As ``gpuaff check`` shows it: there is one layout."""
-        from gpuaff.cli.findings import lines
-        from gpuaff.cli.text import plain
+        from gpuaff.checking.findings import lines
+        from gpuaff.text import plain
 
         return "\n".join(plain(line) for line in lines([self]))
 
@@ -149,7 +149,7 @@ def check() -> Check:
     Returns:
         What was found. Print it, or ask it whether it is ``ok``.
     """
-    from gpuaff.binding.judge import judge
-    from gpuaff.binding.seen import this_process_seen
+    from gpuaff.checking.judge import judge
+    from gpuaff.checking.seen import this_process_seen
 
     return judge(this_process_seen())

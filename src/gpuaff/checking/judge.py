@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 
-from gpuaff.binding.check import Check, State, ThreadCheck
-from gpuaff.binding.seen import Seen, Thread
+from gpuaff.checking.check import Check, State, ThreadCheck
+from gpuaff.checking.seen import Seen, Thread
 from gpuaff.cpuset import CpuSet, format_cpulist
 
 _NONE: CpuSet = frozenset()

@@ -1,15 +1,16 @@
-"""A process as :mod:`gpuaff.binding.judge` needs it: its threads, and what speaks of causes."""
+"""A process as :mod:`gpuaff.checking.judge` needs it: its threads, and what speaks of causes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from gpuaff.binding.culprits import Culprit, culprits
 from gpuaff.binding.process import expected, remembered
+from gpuaff.checking.culprits import Culprit, culprits
 from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass
+from gpuaff.runtimes import VARIABLES
 from gpuaff.system import environ, kernel
 from gpuaff.topology.cpusets import cpuset_of
 
@@ -66,11 +67,6 @@ _NOT_LINUX = Notice(
     "not-linux", "this system does not tell which CPUs a thread may use (Linux does)"
 )
 
-_VARIABLES = (
-    *("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "GOMP_CPU_AFFINITY"),
-    "OPENBLAS_MAIN_FREE",
-)
-
 
 def this_process_seen() -> Seen:
     """This process, with what gpuaff remembers of it."""
@@ -90,7 +86,7 @@ def this_process_seen() -> Seen:
 
 def _own_variables() -> dict[str, str]:
     """As they are now: a program may set them before it imports."""
-    values = {name: environ.get(name) for name in _VARIABLES}
+    values = {name: environ.get(name) for name in VARIABLES}
     return {name: value for name, value in values.items() if value is not None}
 
 
