@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpuaff.allocator.border import BORDER_RULE, borders
 from gpuaff.allocator.reach import union
@@ -48,7 +48,20 @@ def confined(
                 f"CPUs {format_cpulist(found[seat.gpu])}, but cpus= names only "
                 f"{format_cpulist(whole.allowed)}; name some of it, or leave one of them out"
             )
-    return inside, BORDER_RULE, []
+    return inside, BORDER_RULE, _shared_borders(topology, seats)
+
+
+def _shared_borders(topology: Topology, seats: Iterable[Seat]) -> list[Notice]:
+    """MIG instances of a GPU sit where it sits: whoever has another one has the same border."""
+    cut = sorted({seat.gpu for seat in seats if topology.gpu_by_index[seat.gpu].mig})
+    if not cut:
+        return []
+    named = f"GPU{'s' if len(cut) > 1 else ''} {format_cpulist(cut)}"
+    text = (
+        f"{named} has MIG instances, which share its border: a job on another instance gets the "
+        "same CPUs; give each job CPUs of its own (cpus=)"
+    )
+    return [Notice("border-shared", text)]
 
 
 def _holds(granted: CpuSet, border: CpuSet) -> bool:

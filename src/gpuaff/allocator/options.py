@@ -7,8 +7,9 @@ end as a silently different plan.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from enum import Enum
+from itertools import islice
 
 from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
@@ -174,7 +175,7 @@ def check_cpus(name: str, value: object) -> CpuSet:
 
 
 def _ids(value: object) -> CpuSet:
-    if not isinstance(value, Iterable):
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, memoryview)):
         raise ValueError("it is no list")  # noqa: TRY004 - one error for all that is no CPU set
     given = tuple(value)
     plain = set(map(type, given)) <= {int}  # asked once for all: there may be thousands
@@ -200,12 +201,14 @@ def _check_rank_allowed(value: object, nproc: int) -> tuple[CpuSet, ...] | None:
     if value is None:
         return None
     expected = f"a list of CPU sets, one for each of the {nproc} ranks"
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    # A set has no order, or in each process another one: ranks would take each other's.
+    if isinstance(value, (str, bytes, Set, Mapping)) or not isinstance(value, Iterable):
         raise InvalidOptionError("rank_allowed", value, expected)
-    sets = tuple(check_cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(value))
-    if len(sets) != nproc:
-        raise InvalidOptionError("rank_allowed", value, f"{expected}; found {len(sets)}")
-    return sets
+    given = tuple(islice(value, nproc + 1))
+    if len(given) != nproc:
+        found = f"more than {nproc}" if len(given) > nproc else len(given)
+        raise InvalidOptionError("rank_allowed", value, f"{expected}; found {found}")
+    return tuple(check_cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(given))
 
 
 def _optional_count(name: str, value: object) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 
 from gpuaff.allocator.cores import Cores
@@ -31,15 +33,22 @@ def pick_single(sites: Sequence[Site], cores: Cores) -> dict[int, Draft]:
 
 
 def pick_single_unique(sites: Sequence[Site], cores: Cores) -> dict[int, Draft]:
-    """Ranks in order take their first core not yet taken; who finds none shares its first."""
+    """Ranks in order take their first core not yet taken; who finds none shares one.
+
+    Those who share begin at another core each, as in the other unique modes.
+    """
     node_cores = node_cores_of(sites)
     taken: set[int] = set()
+    turns: Counter[tuple[int, ...]] = Counter()
     drafts: dict[int, Draft] = {}
     for rank, site in sorted(_seats(sites), key=itemgetter(0)):
         order = partial(_nearest_first, site, node_cores)
         free = _first_free(order, taken, cores)
         if free is None:
-            drafts[rank] = Draft(_whole(next(order()), site.cores, cores), own=False)
+            turn = turns[site.cores] % len(site.cores)
+            turns[site.cores] += 1
+            shared = next(islice(order(), turn, None))
+            drafts[rank] = Draft(_whole(shared, site.cores, cores), own=False)
         else:
             drafts[rank] = Draft(_whole(free, set(site.cores) - taken, cores))
             taken.update(drafts[rank].cores)

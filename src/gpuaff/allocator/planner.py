@@ -120,7 +120,14 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     if options.most is not None:
         drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
     warnings += remarks.of_plan(
-        topology, options, sites, drafts, seats, around, granted=reach.union(granted)
+        topology,
+        options,
+        sites,
+        drafts,
+        seats,
+        around,
+        granted=reach.union(granted),
+        confined=rule is not None,
     )
     build = ShareBuilder(topology, cores, options.multithreading)
     shares = [build.share(rank, site, drafts[rank]) for site in sites for rank in site.ranks]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpuaff.allocator.modes import Mode, Partition, Scope
+from gpuaff.allocator.modes import Mode, Scope
 from gpuaff.allocator.near import Near
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.reach import union
@@ -52,6 +52,7 @@ def of_plan(
     around: Surroundings,
     *,
     granted: CpuSet,
+    confined: bool,
 ) -> Iterator[Notice]:
     """All warnings about a plan that pins to GPUs.
 
@@ -63,9 +64,10 @@ def of_plan(
         seats: what each rank may use.
         around: which of it is near.
         granted: what any rank may use by its mask, also where ``cpus`` leaves it out.
+        confined: whether each rank stays inside the border of its GPU.
     """
     yield from _near_unknown(topology, sites)
-    yield from _near_not_allowed(sites, options)
+    yield from _near_not_allowed(sites, options, confined=confined)
     yield from _mask_narrow(topology.cpus, sites, granted)
     if topology.cores is None:
         yield Notice(
@@ -96,7 +98,9 @@ def _near_unknown(topology: Topology, sites: Iterable[Site]) -> Iterator[Notice]
         )
 
 
-def _near_not_allowed(sites: Iterable[Site], options: Options) -> Iterator[Notice]:
+def _near_not_allowed(
+    sites: Iterable[Site], options: Options, *, confined: bool
+) -> Iterator[Notice]:
     for source, instead in (
         (Source.NEAREST, "the nearest allowed ones are taken"),
         (Source.ALL, "all allowed CPUs count as near"),
@@ -107,15 +111,15 @@ def _near_not_allowed(sites: Iterable[Site], options: Options) -> Iterator[Notic
             yield Notice(
                 "near-not-allowed",
                 f"no local CPU available: of the CPUs near {gpus(lost)} ({told}) none is "
-                f"{_by_whom(lost, options)}, so {instead}",
+                f"{_by_whom(lost, options, confined=confined)}, so {instead}",
                 rank=_only_rank(lost),
             )
 
 
-def _by_whom(sites: Iterable[Site], options: Options) -> str:
+def _by_whom(sites: Iterable[Site], options: Options, *, confined: bool) -> str:
     if options.cpus is not None:
         return f"among cpus={format_cpulist(options.cpus)}"
-    if options.partition is Partition.MACHINE:
+    if confined:
         return "inside the GPU's border"
     if options.rank_allowed is not None:
         return f"allowed to {_named('rank', [rank for site in sites for rank in site.ranks])}"

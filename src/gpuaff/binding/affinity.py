@@ -95,7 +95,8 @@ class Affinity(frozenset[int]):
 
         The calling thread goes there, the main thread, every thread that is not inside, and those
         that have what was left to a narrowed main thread. Threads that are bound to a part of the
-        share stay. Never wider than the share; what a cpuset denies by now is cut, with a warning.
+        share, or to reserved CPUs, stay; so do those that were bound elsewhere when
+        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is cut, with a warning.
         Only CPUs are set. May be called again, from any thread, after ``restore()``, and in a
         forked child: ``DataLoader(worker_init_fn=lambda _: affinity.reapply())`` (cases C8, C10).
 
@@ -107,7 +108,7 @@ class Affinity(frozenset[int]):
         if self.pinned and self._before is not None:
             from gpuaff.binding.reapply import put_into_force
 
-            put_into_force(frozenset(self), rank=self.rank)
+            put_into_force(frozenset(self), reserved=self.reserved, rank=self.rank)
         return current()
 
     def __enter__(self) -> Self:

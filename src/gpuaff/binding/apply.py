@@ -145,6 +145,7 @@ class Attempt:
         except OSError as error:
             extras.put_back(self.process, before.extras)
             raise _RefusedError(plan, share.cpus, warnings, error) from error
+        self.process.reserved = share.reserved
         warnings += self._move_others(share.cpus, got, ours, bound)
         return self._outcome(got, plan, before, warnings, pinned=True)
 
@@ -198,7 +199,9 @@ class Attempt:
         self.process.share, self.process.bound = got, {**bound, **kept}
         # When a cpuset grows the kernel gives back what was asked for last: what the others have.
         cut = [] if got == asked else [_cut(asked, move_caller(got))]
-        return [*cut, *move_all(got, ours=ours).notices()]
+        moved = move_all(got, ours=ours)
+        self.process.apart = moved.left
+        return [*cut, *moved.notices()]
 
     def _leave(self, before: Before, ours: set[CpuSet]) -> list[Notice]:
         """Nothing to pin to: what earlier calls had set is taken back."""

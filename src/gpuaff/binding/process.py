@@ -66,6 +66,8 @@ class Process:
         share: what gpuaff has set since; None when nothing is set.
         bound: the masks of threads that somebody had bound on purpose and that gpuaff has moved
             all the same, or can't tell from its own by their mask, by id.
+        apart: the masks of threads that somebody had bound, and that stayed where they were, by id.
+        reserved: the CPUs that are kept out of the share for helpers.
         extras: what is set besides.
         lock: held while threads are moved.
     """
@@ -74,6 +76,8 @@ class Process:
     original: CpuSet
     share: CpuSet | None = None
     bound: dict[int, CpuSet] = field(default_factory=dict)
+    apart: Mapping[int, CpuSet] = field(default_factory=dict)
+    reserved: CpuSet = frozenset()
     extras: Extras = NOTHING
     lock: threading.RLock = field(default_factory=threading.RLock)
 

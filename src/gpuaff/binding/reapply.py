@@ -12,16 +12,18 @@ from gpuaff.notices import Notice
 from gpuaff.system import kernel
 
 
-def put_into_force(share: CpuSet, *, rank: int | None) -> None:
+def put_into_force(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     """Move the threads of this process that are not where they should be.
 
     Args:
         share: where they go.
+        reserved: where helpers may be.
         rank: whose share it is, for what is said.
     """
     # A forked child that has called nothing yet started with its parent's share.
     process = this_process(border=share)
     with process.lock:
+        process.reserved = reserved
         notices = _put(process, share)
     say(notices, rank=rank)
 
@@ -38,9 +40,11 @@ def _put(process: Process, share: CpuSet) -> list[Notice]:
         # When a cpuset grows the kernel gives back what was asked for last: what the others have.
         notices.append(_cut(share, move_caller(got)))
     strays = _Strays(process, got, before.get(process.pid, got))
-    process.bound = {**strays.bound(before, caller), **_alive(process.bound, before)}
+    apart = {tid for tid, mask in process.apart.items() if before.get(tid) == mask}
+    bound = strays.bound({tid: before[tid] for tid in before if tid not in apart}, caller)
+    process.bound = {**bound, **_alive(process.bound, before)}
     process.share = got
-    return [*notices, *move_all(got, ours=strays).notices()]
+    return [*notices, *move_all(got, ours=strays, spare=apart).notices()]
 
 
 def _masks() -> dict[int, CpuSet]:
@@ -74,7 +78,8 @@ class _Strays:
         return mask == self._main or mask in self._ours or not self._is_inside(mask)
 
     def _is_inside(self, mask: object) -> bool:
-        return isinstance(mask, frozenset) and mask <= self._share
+        inside = (self._share, self._process.reserved)
+        return isinstance(mask, frozenset) and any(mask <= cpus for cpus in inside)
 
     def bound(self, masks: dict[int, CpuSet], caller: CpuSet) -> dict[int, CpuSet]:
         """Where threads were that somebody had bound and that move all the same.

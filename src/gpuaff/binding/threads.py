@@ -8,12 +8,12 @@ nothing to do: whoever was made meanwhile by a thread that had not moved yet is 
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import suppress
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass
+from gpuaff.records import dataclass, field
 from gpuaff.system import kernel
 
 MOST_PASSES = 20
@@ -27,11 +27,13 @@ class Moved:
         settled: whether the last pass found nothing to do.
         refused: the ids of threads that the kernel would not move.
         seen: whether /proc shows the threads; else only the main thread and the caller moved.
+        left: the masks of the threads that somebody has bound, and that stayed, by id.
     """
 
     settled: bool
     refused: frozenset[int]
     seen: bool = True
+    left: Mapping[int, CpuSet] = field(default_factory=dict)
 
     def notices(self) -> Iterator[Notice]:
         """What is to be said about it."""
@@ -85,7 +87,7 @@ def move_all(cpus: CpuSet, *, ours: Container[CpuSet], spare: Collection[int] = 
     sweep = _Sweep(cpus, ours, spare)
     settled = any(sweep.is_quiet() for _ in range(MOST_PASSES))
     seen = kernel.thread_ids() is not None
-    return Moved(settled=settled, refused=frozenset(sweep.refused), seen=seen)
+    return Moved(settled=settled, refused=frozenset(sweep.refused), seen=seen, left=sweep.left)
 
 
 class _Sweep:
@@ -96,6 +98,7 @@ class _Sweep:
         self._ours = ours
         self._done = set(spare)
         self.refused: set[int] = set()
+        self.left: dict[int, CpuSet] = {}
 
     def is_quiet(self) -> bool:
         """Go over all threads once; whether none had to be moved, or may have been missed."""
@@ -123,4 +126,8 @@ class _Sweep:
             self.refused.add(tid)
             mask = self._cpus
         self._done.add(tid)
-        return mask == self._cpus or mask not in self._ours
+        if mask == self._cpus:
+            return True
+        if mask not in self._ours:
+            self.left[tid] = mask
+        return mask not in self._ours

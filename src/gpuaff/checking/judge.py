@@ -74,11 +74,20 @@ class _Judge:
             return State.OK
         if not thread.movable:
             return State.FIXED
+        if self._is_a_helper(thread):
+            return State.BOUND
         if thread.cpus == self._left:
             return State.CUT
         if thread.cpus < self._should:
             return State.NARROWED if thread.cpus == self._narrowed else State.BOUND
         return State.WIDENED if thread.cpus > self._should else State.MOVED
+
+    def _is_a_helper(self, thread: Thread) -> bool:
+        """Whether it is on reserved CPUs, or where it was bound before gpuaff was called."""
+        seen = self._seen
+        if seen.expected is None:
+            return False
+        return thread.cpus <= seen.reserved or seen.apart.get(thread.tid) == thread.cpus
 
     @cached_property
     def _left(self) -> CpuSet | None:
@@ -132,10 +141,7 @@ class _Judge:
     def _why_elsewhere(self) -> str:
         if self._seen.expected is None:
             return "somebody has bound it (taskset, psutil, a framework)"
-        return (
-            "somebody has moved it (taskset, psutil, os.sched_setaffinity, a framework), or had "
-            "bound it before gpuaff was called, which leaves such threads alone"
-        )
+        return "somebody has moved it (taskset, psutil, os.sched_setaffinity, a framework)"
 
     def _why_widened(self, thread: Thread) -> str:
         if thread.cpus == self._seen.original:

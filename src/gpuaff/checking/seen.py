@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from gpuaff.binding.process import expected, remembered
 from gpuaff.checking.culprits import Culprit, culprits
 from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass
+from gpuaff.records import dataclass, field
 from gpuaff.runtimes import VARIABLES
 from gpuaff.system import environ, kernel
 from gpuaff.topology.cpusets import cpuset_of
@@ -42,6 +42,8 @@ class Seen:
         ours: whether it is this process.
         expected: what gpuaff has set; None when that is nothing, or unknown.
         original: its CPUs before; None when unknown.
+        reserved: the CPUs that are kept out of that for helpers.
+        apart: the masks of threads that were bound elsewhere then, by id.
         cpuset: the CPUs of its cpuset; None when unknown.
         culprits: who may have bound its main thread.
         warnings: what could not be looked at.
@@ -52,6 +54,8 @@ class Seen:
     ours: bool
     expected: CpuSet | None = None
     original: CpuSet | None = None
+    reserved: CpuSet = frozenset()
+    apart: Mapping[int, CpuSet] = field(default_factory=dict)
     cpuset: CpuSet | None = None
     culprits: tuple[Culprit, ...] = ()
     warnings: tuple[Notice, ...] = ()
@@ -78,6 +82,8 @@ def this_process_seen() -> Seen:
         ours=True,
         expected=expected(),
         original=None if process is None else process.original,
+        reserved=frozenset() if process is None else process.reserved,
+        apart={} if process is None else process.apart,
         cpuset=None if ids is None else cpuset_of(kernel.Tree()),
         culprits=culprits(kernel.mapped_files(pid), _own_variables()) if ids else (),
         warnings=tuple(_warnings(unseen=ids is None)),

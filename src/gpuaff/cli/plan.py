@@ -81,6 +81,7 @@ def _add_allowed(parser: argparse.ArgumentParser) -> None:
     whose.add_argument(
         "--rank-allowed",
         nargs="+",
+        action="extend",
         metavar="CPULIST",
         type=options.argument(options.cpus),
         help="plan as if rank 0 may use only the first of these lists of CPUs, rank 1 only the "
