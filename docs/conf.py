@@ -40,3 +40,35 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = "gpuaff"
 html_show_sourcelink = False
+
+# What docs/partition.md draws with.
+doctest_global_setup = """
+from gpuaff.cpuset import parse_cpulist
+from gpuaff.topology.model import Gpu, Source, Topology
+import gpuaff
+
+
+def machine(online, *near, l3=None):
+    cpus = parse_cpulist(online)
+    gpus = tuple(
+        Gpu(index=number, node_cpus=parse_cpulist(text), source=Source.GIVEN)
+        for number, text in enumerate(near)
+    )
+    return Topology(
+        cpus=cpus,
+        allowed=cpus,
+        cores=tuple(frozenset((cpu,)) for cpu in sorted(cpus)),
+        l3=l3 and tuple(parse_cpulist(text) for text in l3),
+        gpus=gpus,
+        visible=tuple(range(len(gpus))),
+    )
+
+
+def draw(machine, nproc, **options):
+    owners = {}
+    for share in gpuaff.plan(machine, nproc, **options).shares:
+        for cpu in share.cpus:
+            owners[cpu] = "*" if cpu in owners else str(share.rank)
+        owners.update(dict.fromkeys(share.reserved, "+"))
+    print("|" + "".join(owners.get(cpu, ".") for cpu in sorted(machine.cpus)) + "|")
+"""

@@ -14,7 +14,7 @@ from gpuaff.allocator.planner import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.records import replace
-from gpuaff.topology.model import Accelerator, Topology
+from gpuaff.topology.model import Accelerator, MigInstance, Topology
 
 from allocator.described import box, codes, cpus, dgx_a100, shown, spread_cores
 from allocator.random_machines import MODES, SCOPES, regular
@@ -90,6 +90,27 @@ class TestNotTheWholeBorder:
         found = stranger(replace(dgx_a100(), gpus=()), "", 1)
         assert "border-unused" not in codes(found)
         assert found.partition == "job"
+
+
+def test_a_far_gpu_without_its_border_is_told_why() -> None:
+    """Not the border but the mask leaves nothing near GPU 0."""
+    found = stranger(dgx_a100().with_allowed(cpus("0-15")), "0", 1)
+    (note,) = (note for note in found.warnings if note.code == "near-not-allowed")
+    assert "none is allowed here, so" in note.message
+
+
+def test_mig_instances_share_a_border() -> None:
+    """Strangers on two instances of GPU 0 have the same border, and that is said."""
+    instances = tuple(
+        MigInstance(uuid=f"MIG-{letter}", gpu_instance=at, compute_instance=0)
+        for at, letter in enumerate("ab", 1)
+    )
+    first, *others = dgx_a100().gpus
+    machine = replace(dgx_a100(), gpus=(replace(first, mig=instances), *others))
+    found = plan(replace(machine, visible=(0,)), 1, partition="machine")
+    assert codes(found)[0] == "border-shared"
+    assert "GPU 0 has MIG instances" in found.warnings[0].message
+    assert codes(plan(replace(machine, visible=(1,)), 1, partition="machine")) == ["scope-hint"]
 
 
 class TestChosenCpus:

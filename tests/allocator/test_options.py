@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -114,3 +115,35 @@ def test_words_and_members_mean_the_same() -> None:
     assert by_word == by_member
     assert (by_word.mode, by_word.scope) == (Mode.SINGLE, Scope.SOCKET)
     assert by_word.multithreading is Multithreading.SINGLE_LOGICAL
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0-3",
+        b"0-3",
+        {"0-1", "2-3"},
+        frozenset({frozenset({0}), frozenset({1})}),
+        {"0-1": 0, "2-3": 1},
+        5,
+    ],
+)
+def test_rank_allowed_is_a_list(value: object) -> None:
+    """A set has no order, or another one in each process: ranks would take each other's CPUs."""
+    with pytest.raises(InvalidOptionError, match=r"^rank_allowed=.*: expected a list of CPU sets"):
+        Options.of(2, rank_allowed=value)
+
+
+def test_rank_allowed_has_a_set_for_each_rank() -> None:
+    with pytest.raises(InvalidOptionError, match=r"one for each of the 3 ranks; found 2$"):
+        Options.of(3, rank_allowed=["0", "1"])
+    with pytest.raises(InvalidOptionError, match=r"the 2 ranks; found more than 2$"):
+        Options.of(2, rank_allowed=repeat("0-3"))
+    with pytest.raises(InvalidOptionError, match=r"^rank_allowed\[1\]=.*at least one"):
+        Options.of(2, rank_allowed=["0", ""])
+
+
+@pytest.mark.parametrize("value", [b"0-3", bytearray(b"0"), memoryview(b"0"), 3, [True], [-1], []])
+def test_what_is_no_set_of_cpus(value: object) -> None:
+    with pytest.raises(InvalidOptionError, match=r"^cpus="):
+        Options.of(1, cpus=value)

@@ -110,6 +110,11 @@ class TestFewerCoresThanRanks:
         assert shown(found) == ["0", "1", "0"]
         assert codes(found) == ["too-few-cores"]
 
+    def test_those_who_share_in_single_unique_begin_at_another_core_each(self) -> None:
+        """Two cores; ranks 2, 3, 4 find none: they share core 0, core 1, core 0."""
+        found = plan(one_node(spread_cores(2, smt=1), gpus=5), 5, mode="single_unique")
+        assert shown(found) == ["0", "1", "0", "1", "0"]
+
     def test_single_unique_shares_the_first_core(self) -> None:
         found = plan(one_node(spread_cores(2, smt=1), gpus=3), 3, mode="single_unique")
         assert shown(found) == ["0", "1", "0"]

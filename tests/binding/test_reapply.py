@@ -355,7 +355,7 @@ for _ in range(20):
     for _ in range(3):
         threading.Thread(target=link).start()
     time.sleep(0.002)
-    put_into_force(share, rank=0)
+    put_into_force(share, reserved=frozenset(), rank=0)
     for tid in os.listdir("/proc/self/task"):
         try:
             lost += os.sched_getaffinity(int(tid)) == before
@@ -372,3 +372,30 @@ print(lost)
 @pytest.mark.case("A13")
 def test_threads_that_are_born_meanwhile_come_too(driver: FakeDriver) -> None:
     assert said(driver, STORM) == ["0"]
+
+
+@pytest.mark.case("B10")
+def test_a_helper_on_reserved_cpus_stays(driver: FakeDriver) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 1, reserve=1)
+helper = bound_to(affinity.reserved)
+print(len(affinity.reserved) > 0, affinity.isdisjoint(affinity.reserved), gpuaff.check().ok)
+affinity.reapply()
+gpuaff.set_affinity(0, 1, reserve=1)
+print(helper() == affinity.reserved)
+"""
+    assert said(driver, script) == ["True"] * 4
+
+
+def test_a_thread_that_was_bound_before_stays(driver: FakeDriver) -> None:
+    """An OpenMP runtime was loaded first: it has narrowed the main thread and bound its worker."""
+    script = """
+worker = bound_to({max(before)})
+os.sched_setaffinity(0, {min(before)})
+affinity = gpuaff.set_affinity(0, 1)
+checked = gpuaff.check()
+print([str(thread.state) for thread in checked.threads] == ["ok", "bound"], checked.ok)
+affinity.reapply()
+print(worker() == {max(before)}, affinity == {min(before)})
+"""
+    assert said(driver, script) == ["True"] * 4

@@ -11,6 +11,7 @@ from gpuaff.checking.culprits import Culprit, culprits
 from gpuaff.checking.judge import judge, usual
 from gpuaff.checking.seen import Seen, Thread
 from gpuaff.cpuset import CpuSet, parse_cpulist
+from gpuaff.records import replace
 
 
 def cpus(text: str) -> CpuSet:
@@ -82,6 +83,16 @@ def test_against_what_gpuaff_has_set(masks: list[str], cpuset: str | None, found
 def test_against_each_other(masks: list[str], most: str, found: str) -> None:
     assert states(seen(*masks)) == found.split()
     assert judge(seen(*masks)).usual == cpus(most)
+
+
+def test_helper_threads_are_where_they_belong() -> None:
+    """On reserved CPUs; and where somebody had bound it before, as long as it is there."""
+    process = replace(
+        seen("0-5", "6", "6-7", "12", "13", expected="0-5"),
+        reserved=cpus("6-7"),
+        apart={103: cpus("12"), 104: cpus("14")},
+    )
+    assert states(process) == ["ok", "bound", "bound", "bound", "moved"]
 
 
 def test_helpers_of_the_kernel_are_left_alone() -> None:

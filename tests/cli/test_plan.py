@@ -178,6 +178,10 @@ class TestExact:
         assert [share["rank"] for share in found["ranks"]] == [0, 1, 2]
         assert cpus(found) == ["8-11", "4-7", "0-3"]
 
+    def test_the_option_may_be_repeated(self, plan: Planner) -> None:
+        lists = ("--rank-allowed", "8-11", "--rank-allowed", "4-7", "0-3")
+        assert cpus(plan("--from", "dgx-h100", *lists)) == ["8-11", "4-7", "0-3"]
+
     def test_cores_for_helpers(self, plan: Planner) -> None:
         """A rank's part is 14 cores, 0-13 with siblings 112-125; two of them are kept."""
         found = plan("--from", "dgx-h100", "--reserve", "2")["ranks"][0]

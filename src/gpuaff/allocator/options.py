@@ -7,7 +7,8 @@ end as a silently different plan.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from itertools import islice
 
@@ -202,7 +203,7 @@ def _check_rank_allowed(value: object, nproc: int) -> tuple[CpuSet, ...] | None:
         return None
     expected = f"a list of CPU sets, one for each of the {nproc} ranks"
     # A set has no order, or in each process another one: ranks would take each other's.
-    if isinstance(value, (str, bytes, Set, Mapping)) or not isinstance(value, Iterable):
+    if isinstance(value, (str, bytes, AbstractSet, Mapping)) or not isinstance(value, Iterable):
         raise InvalidOptionError("rank_allowed", value, expected)
     given = tuple(islice(value, nproc + 1))
     if len(given) != nproc:

@@ -96,9 +96,9 @@ class Affinity(frozenset[int]):
         The calling thread goes there, the main thread, every thread that is not inside, and those
         that have what was left to a narrowed main thread. Threads that are bound to a part of the
         share, or to reserved CPUs, stay; so do those that were bound elsewhere when
-        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is cut, with a warning.
-        Only CPUs are set. May be called again, from any thread, after ``restore()``, and in a
-        forked child: ``DataLoader(worker_init_fn=lambda _: affinity.reapply())`` (cases C8, C10).
+        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is
+        cut, with a warning. Only CPUs are set. May be called again, from any thread, after
+        ``restore()``, and in a forked child, such as a DataLoader worker (cases C8, C10).
 
         Returns:
             The calling thread's CPUs afterwards.
@@ -165,8 +165,8 @@ def set_affinity(
     that the process was allowed before. A second call plans anew from the CPUs that the process
     had at the first.
 
-    An option that is None is taken from ``GPUAFF_<OPTION>`` (``GPUAFF_MODE=all``), else its
-    default. ``GPUAFF=off`` turns pinning off.
+    An option that is None is taken from ``GPUAFF_<OPTION>`` (``GPUAFF_MODE=all``; but for
+    ``rank_allowed``), else its default. ``GPUAFF=off`` turns pinning off.
 
     Args:
         local_rank: this process's number on this node, 0 … nproc_per_node − 1. Without both
