@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from random import Random
 from typing import Any
 
+from gpuaff.allocator.border import borders
+from gpuaff.allocator.modes import Partition
 from gpuaff.allocator.plan import Plan
 from gpuaff.allocator.planner import plan
 from gpuaff.cpuset import (
@@ -301,18 +301,11 @@ def _check_refusal(error: ValueError) -> None:
 # --- the planner ---------------------------------------------------------------------------
 
 
-_PAIR = Topology(
-    cpus=frozenset((0, 1)), allowed=frozenset((0, 1)), gpus=(Gpu(index=0),), visible=(0,)
-)
-_EXACT = plan(_PAIR, 1, cpus="1").shares[0].cpus == {1}
-"""Whether the planner heeds ``cpus`` and its like yet."""
-
-
 def make_plan(random: Random) -> tuple[Topology, dict[str, Any]]:
     """A machine, and what is asked about it."""
     found = machines.machine(random)
     asked = machines.question(random, found)
-    if _EXACT and isinstance(asked["nproc"], int) and 0 < asked["nproc"] < 100:
+    if isinstance(asked["nproc"], int) and 0 < asked["nproc"] < 100:
         asked.update(machines.exact(random, found, asked["nproc"]))
     return found, asked
 
@@ -326,6 +319,9 @@ def check_plan(given: tuple[Topology, dict[str, Any]]) -> str:
         raise _refused(error) from None
     assert [share.rank for share in made.shares] == list(range(int(asked["nproc"])))
     _check_inside(found, asked, made)
+    if made.partition is Partition.MACHINE:
+        cut = borders(found)
+        assert all(share.cpus | share.reserved <= cut[share.gpu or 0] for share in made.shares)
     if asked["mode"] in machines.UNIQUE:
         _check_apart(made)
     assert plan(_shuffled(found), **asked) == made
@@ -374,7 +370,7 @@ def _shuffled(found: Topology) -> Topology:
 
 def check_borders(found: Topology) -> str:
     """Every online CPU in at most one border, and the cores whole."""
-    cut: dict[int, CpuSet] = dict(import_module("gpuaff.allocator.border").borders(found))
+    cut: dict[int, CpuSet] = dict(borders(found))
     given_out = [cpu for border in cut.values() for cpu in border]
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= found.cpus
@@ -382,7 +378,7 @@ def check_borders(found: Topology) -> str:
     for core in found.cores or ():
         assert all(core <= border or core.isdisjoint(border) for border in cut.values())
     mine = replace(found, allowed=frozenset(sorted(found.allowed)[:1]), visible=found.visible[:1])
-    assert import_module("gpuaff.allocator.border").borders(mine) == cut
+    assert borders(mine) == cut
     return repr({index: format_cpulist(border) for index, border in cut.items()})
 
 
@@ -392,8 +388,6 @@ TARGETS = {
     "visible": Target(15, make_visible, check_visible),
     "cpuset": Target(10, make_cpuset, check_cpuset),
     "plan": Target(25, make_plan, check_plan),
+    "borders": Target(10, machines.machine, check_borders),
 }
 """All targets by name."""
-
-if find_spec("gpuaff.allocator.border"):
-    TARGETS["borders"] = Target(10, machines.machine, check_borders)
