@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from gpuaff.allocator.border import borders
+from gpuaff.allocator.modes import Partition
 from gpuaff.allocator.plan import Plan
 from gpuaff.allocator.planner import plan
 from gpuaff.cpuset import (
@@ -318,6 +319,9 @@ def check_plan(given: tuple[Topology, dict[str, Any]]) -> str:
         raise _refused(error) from None
     assert [share.rank for share in made.shares] == list(range(int(asked["nproc"])))
     _check_inside(found, asked, made)
+    if made.partition is Partition.MACHINE:
+        cut = borders(found)
+        assert all(share.cpus | share.reserved <= cut[share.gpu or 0] for share in made.shares)
     if asked["mode"] in machines.UNIQUE:
         _check_apart(made)
     assert plan(_shuffled(found), **asked) == made
