@@ -66,6 +66,41 @@ def check_ranks(nproc: int) -> None:
         assert process.wait(timeout=60) == 0
 
 
+def check_strangers(out: Path, count: int) -> None:
+    """Jobs that know nothing of each other, one on each GPU, each with a mode of its own."""
+    modes = ("unique_contiguous", "all", "unique_interleaved", "core_complex")
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "stranger.py"), modes[gpu % len(modes)]],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for gpu in range(count)
+    ]
+    said = []
+    for job in jobs:
+        assert job.stdout is not None
+        said.append(json.loads(job.stdout.readline()))
+        print(json.dumps({key: said[-1][key] for key in said[-1] if key != "checked"}))
+    print(said[0]["checked"])
+    for gpu, (job, one) in enumerate(zip(jobs, said, strict=True)):
+        assert one["gpu"] == gpu
+        assert set(masks(job.pid).values()) <= {frozenset(one["cpus"])}, "each thread, from outside"
+        command = [sys.executable, "-m", "gpuaff", "check", "--json", "--pid", str(job.pid)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        (out / f"check{gpu}.json").write_text(found.stdout + found.stderr)
+        print("gpuaff check:", found.returncode, json.loads(found.stdout)["processes"][0]["gpus"])
+    if all(one["partition"] == "machine" for one in said):
+        assert sum(len(one["cpus"]) for one in said) == len(
+            {c for one in said for c in one["cpus"]}
+        )
+        print(f"{count} strangers, no CPU in two of them")
+    for job in jobs:
+        job.communicate("")
+
+
 def show(out: Path, name: str, command: list[str]) -> None:
     """Run a command, keep what it printed, and print it."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -88,6 +123,7 @@ def main() -> None:
     show(args.out, "nvidia-smi", ["nvidia-smi", "topo", "-m"])
     show(args.out, "pin", [*TORCHRUN, "--nproc-per-node", nproc, "examples/pin.py"])
     check_ranks(args.nproc)
+    check_strangers(args.out, args.nproc)
 
 
 if __name__ == "__main__":
