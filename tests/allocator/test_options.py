@@ -182,8 +182,8 @@ def test_the_largest_that_can_be_meant() -> None:
         MOST, min_physical_cores=MOST, max_physical_cores=MOST, reserve=MOST, cpus=[MOST]
     )
     assert (most.nproc, most.least, most.most, most.reserve) == (65535,) * 4
-    assert most.cpus == {65535}
-    assert Options.of(1, cpus="65535").cpus == {65535}
+    assert most.cpus == frozenset((65535,))
+    assert Options.of(1, cpus="65535").cpus == frozenset((65535,))
 
 
 def test_what_is_not_asked_is_the_same_everywhere() -> None:

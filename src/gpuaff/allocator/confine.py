@@ -34,9 +34,7 @@ def confined(
         GPUAffinityError: ``cpus=`` leaves a rank nothing of its GPU's border.
     """
     found = borders(topology)
-    lacking = [
-        seat for seat in seats if not _holds(granted[seat.rank], found.get(seat.gpu, frozenset()))
-    ]
+    lacking = [seat for seat in seats if not _holds(granted[seat.rank], found.get(seat.gpu))]
     if lacking:
         return tuple(seats), _border_unused(lacking, found, granted)
     inside = tuple(replace(seat, allowed=seat.allowed & found[seat.gpu]) for seat in seats)
@@ -50,8 +48,8 @@ def confined(
     return inside, None
 
 
-def _holds(granted: CpuSet, border: CpuSet) -> bool:
-    return bool(border) and border <= granted
+def _holds(granted: CpuSet, border: CpuSet | None) -> bool:
+    return bool(border and border <= granted)
 
 
 def _border_unused(
