@@ -124,6 +124,11 @@ class TestAtHome:
         shared = replace(on_the_bus(one_node(spread_cores(4), 2)), cores=(cpus("0,4"),))
         assert lists(shared) == ["0-4", "5-7"]
 
+    def test_cores_are_in_the_order_of_their_lowest_cpu(self) -> None:
+        """Only the core (5,6) is known; the seven are 0, 1, 2, 3 and 4, (5,6), 7."""
+        shared = replace(on_the_bus(one_node(spread_cores(4), 2)), cores=(cpus("5-6"),))
+        assert lists(shared) == ["0-3", "4-7"]
+
     def test_offline_siblings_are_not_there(self) -> None:
         shared = on_the_bus(one_node(spread_cores(4), 2))
         assert lists(replace(shared, cpus=cpus("0-5"))) == ["0-1,4-5", "2-3"]

@@ -207,6 +207,12 @@ def test_balanced_trims_an_overlapping_share_by_domain() -> None:
     assert shown(plan(machine, 3, mode="core_complex", balanced=False))[0] == "0-5"
 
 
+def test_balanced_may_leave_out_the_lowest_domain() -> None:
+    """C has two cores, and so A keeps two of 0-5: the whole domain 4-5."""
+    machine = overlapping("0-6", "6-11", "12-13", online="0-13", l3=("0-3", "4-5", "6-11", "12-13"))
+    assert shown(plan(machine, 3, mode="core_complex")) == ["4-5", "6-7", "12-13"]
+
+
 @pytest.mark.parametrize("l3", [None, ()])
 def test_without_l3_it_is_contiguous_and_that_is_said(l3: tuple[()] | None) -> None:
     machine = replace(epyc(5), l3=l3)
@@ -225,6 +231,33 @@ def test_strict_does_not_accept_that() -> None:
 def test_a_core_in_no_domain_is_one_of_its_own() -> None:
     machine = replace(one_node(spread_cores(6, smt=1), gpus=2), l3=(cpus("0-1"), cpus("4-5")))
     assert shown(plan(machine, 2, mode="core_complex")) == ["0-2", "3-5"]
+    assert shown(plan(machine.with_visible_devices("0"), 3, mode="core_complex")) == [
+        "0-1",
+        "2-3",
+        "4-5",
+    ]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_other_modes_do_not_look_at_domains(scope: str) -> None:
+    assert shown(plan(epyc(3), 3, scope=scope)) == ["0-20", "21-41", "42-62"]
+    found = plan(epyc(5), 5, mode="unique_interleaved", scope=scope)
+    assert found.shares[1].cpus == frozenset(range(1, 60, 5))
+
+
+def test_by_socket_a_large_node_keeps_whole_domains_at_the_balanced_size() -> None:
+    """GPU 0's node has 0-5, with the L3 domains 0-3 and 4-5; GPU 1's has 6-7, so both keep two
+    node cores: GPU 0 a whole domain. Of the others, 8-15, each node core has one dealt to it; GPU
+    0 has those that come to two cores of a block, 0 and 1."""
+    machine = box(
+        spread_cores(16, smt=1),
+        nodes=[range(6), range(6, 8), range(8, 16)],
+        sockets=[[0, 1, 2]],
+        gpus=[0, 1],
+    )
+    machine = replace(machine, l3=(cpus("0-3"), cpus("4-5"), cpus("6-7"), cpus("8-15")))
+    found = plan(machine, 2, mode="core_complex", scope="socket")
+    assert shown(found) == ["4-5,8-9", "6-7,14-15"]
 
 
 @st.composite

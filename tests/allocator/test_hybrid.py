@@ -75,6 +75,12 @@ def test_nobody_is_left_with_slow_cores_only() -> None:
     assert shown(plan(machine, 4)) == ["0-1", "2-3", "4-5", "6-7"]
 
 
+def test_just_enough_fast_cores() -> None:
+    """Four fast and four slow cores for four ranks: one of each kind for everybody."""
+    found = plan(big_little(*["0-7"] * 4), 4)
+    assert shown(found) == ["0,4", "1,5", "2,6", "3,7"]
+
+
 def test_too_few_fast_cores_for_all_make_one_list() -> None:
     """Six P and eight E cores for eight ranks: one core each, the P cores first."""
     found = plan(core_i9(8), 8)
@@ -94,6 +100,13 @@ def test_without_allowed_slow_cores_nothing_is_special() -> None:
 def test_overlapping_near_sets_share_each_kind_fairly() -> None:
     """Fast: 4-5 for both, 6-7 for the second. Slow: 0-1 for the first, 2-3 for both."""
     assert shown(plan(big_little("0-5", "2-7"), 2)) == ["0-1,4-5", "2-3,6-7"]
+
+
+def test_overlapping_near_sets_with_one_slow_core() -> None:
+    """Fast: 4-5 for the first only, 6-7 for both, so two each. The slow core is the first's; cut
+    as one list, the first would have 4-6 and the second 7 and 0."""
+    found = plan(big_little("0,4-7", "0,6-7"), 2, balanced=False)
+    assert shown(found) == ["0,4-5", "6-7"]
 
 
 def test_overlapping_near_sets_with_too_few_fast_cores() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpuaff.allocator.modes import Mode, Multithreading, Scope
-from gpuaff.allocator.options import Options, check_rank
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.options import MOST, Options, check_rank
+from gpuaff.allocator.planner import plan, plan_with
 from gpuaff.errors import InvalidOptionError
 
 from allocator.described import one_node, spread_cores
@@ -147,3 +147,83 @@ def test_rank_allowed_has_a_set_for_each_rank() -> None:
 def test_what_is_no_set_of_cpus(value: object) -> None:
     with pytest.raises(InvalidOptionError, match=r"^cpus="):
         Options.of(1, cpus=value)
+
+
+AN_ID = "an id is a whole number from 0 to 65535"
+CPUS = 'CPUs, as a list such as "0-3,8" or as their ids, at least one'
+COUNT = "a whole number from 1 to 65535"
+MASKS = "a list of CPU sets, one for each of the 2 ranks"
+MODES = "all, single, single_unique, unique_interleaved, unique_contiguous, core_complex"
+RESERVE = "a whole number of cores from 0 to 65535"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mode", "numa", f"mode='numa': expected one of {MODES}"),
+        ("scope", 3, "scope=3: expected one of node, socket"),
+        (
+            "multithreading",
+            "all",
+            "multithreading='all': expected one of all_logical, single_logical",
+        ),
+        (
+            "partition",
+            "machin",
+            "partition='machin': expected one of auto, job, machine; did you mean machine?",
+        ),
+        ("balanced", "no", "balanced='no': expected True or False"),
+        ("min_physical_cores", 0, f"min_physical_cores=0: expected {COUNT}"),
+        ("max_physical_cores", 65536, f"max_physical_cores=65536: expected {COUNT}"),
+        ("reserve", -1, f"reserve=-1: expected {RESERVE}"),
+        ("reserve", 65536, f"reserve=65536: expected {RESERVE}"),
+        ("reserve", None, f"reserve=None: expected {RESERVE}"),
+        ("reserve", True, f"reserve=True: expected {RESERVE}"),
+        ("reserve", "1", f"reserve='1': expected {RESERVE}"),
+        ("cpus", "", f"cpus='': expected {CPUS}"),
+        ("cpus", [], f"cpus=[]: expected {CPUS}"),
+        ("cpus", 3, f"cpus=3: expected {CPUS} (it is no list)"),
+        ("cpus", [-1], f"cpus=[-1]: expected {CPUS} ({AN_ID})"),
+        ("cpus", [65536], f"cpus=[65536]: expected {CPUS} ({AN_ID})"),
+        ("cpus", [0, "1"], f"cpus=[0, '1']: expected {CPUS} ({AN_ID})"),
+        (
+            "cpus",
+            "x",
+            f"cpus='x': expected {CPUS} ('x' is not a CPU id or a range such as 0-3)",
+        ),
+        ("rank_allowed", 5, f"rank_allowed=5: expected {MASKS}"),
+        ("rank_allowed", "0-3", f"rank_allowed='0-3': expected {MASKS}"),
+        ("rank_allowed", ["0-3"], f"rank_allowed=['0-3']: expected {MASKS}; found 1"),
+        ("rank_allowed", ["0-3", ""], f"rank_allowed[1]='': expected {CPUS}"),
+    ],
+)
+def test_the_whole_message(name: str, value: object, message: str) -> None:
+    asked: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidOptionError) as caught:
+        plan(MACHINE, 2, **asked)
+    assert str(caught.value) == message
+
+
+def test_the_whole_message_about_nproc() -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        plan(MACHINE, 65536)
+    assert str(caught.value) == f"nproc=65536: expected {COUNT}"
+
+
+def test_the_largest_that_can_be_meant() -> None:
+    most = Options.of(
+        MOST, min_physical_cores=MOST, max_physical_cores=MOST, reserve=MOST, cpus=[MOST]
+    )
+    assert (most.nproc, most.least, most.most, most.reserve) == (65535,) * 4
+    assert most.cpus == frozenset((65535,))
+    assert Options.of(1, cpus="65535").cpus == frozenset((65535,))
+
+
+def test_what_is_not_asked_is_the_same_everywhere() -> None:
+    assert Options.of(2) == Options(nproc=2)
+    assert plan(MACHINE, 2) == plan_with(MACHINE, Options(nproc=2))
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_the_plan_tells_whether_it_is_balanced(balanced: bool) -> None:
+    assert plan(MACHINE, 2, balanced=balanced).balanced is balanced

@@ -1,8 +1,10 @@
-"""A plan as JSON has it."""
+"""A plan as a record, and as JSON has it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
 
 from gpuaff.allocator.planner import plan
 
@@ -34,3 +36,24 @@ def test_no_gpu_is_null() -> None:
     found = plan(replace(dgx_a100(), visible=()), 1).to_dict()
     assert found["ranks"][0]["gpu"] is None
     assert found["ranks"][0]["source"] == "all"
+
+
+def test_the_share_of_a_rank() -> None:
+    found = plan(dgx_a100(), 8)
+    assert [found.share_of(rank) for rank in range(8)] == list(found.shares)
+
+
+def test_the_own_share_only() -> None:
+    """Where the others' cannot be known; it may be any rank's, and stands first."""
+    full = plan(dgx_a100(), 8)
+    own = replace(full, shares=(full.shares[5],))
+    assert own.share_of(5) is full.shares[5]
+    some = replace(full, shares=(full.shares[5], full.shares[0]))
+    assert some.share_of(0) is full.shares[0]
+
+
+@pytest.mark.parametrize("rank", [0, 4, 8])
+def test_a_rank_of_which_nothing_is_known(rank: int) -> None:
+    full = plan(dgx_a100(), 8)
+    with pytest.raises(KeyError, match=f"^{rank}$"):
+        replace(full, shares=(full.shares[5],)).share_of(rank)

@@ -77,6 +77,10 @@ class TestEachStaysInItsOwn:
     def test_masks_may_name_cpus_that_are_not_online(self) -> None:
         assert shares(EIGHT, "0-3,64", "4-31") == ["0-3", "4-7"]
 
+    def test_nor_need_anybody_know_what_is_online(self) -> None:
+        unknown = replace(EIGHT, cpus=frozenset())
+        assert shares(unknown, "0-3", "4-7") == ["0-3", "4-7"]
+
     def test_sets_of_ids_do_as_well(self) -> None:
         found = plan(EIGHT, 2, rank_allowed=[{0, 1}, range(2, 4)])
         assert shown(found) == ["0-1", "2-3"]
@@ -154,6 +158,12 @@ class TestSiblings:
         """Rank 0 has CPU 0; rank 1 passes its sibling over; rank 2 has no other."""
         assert shares(HYPER, "0", "0-1,8-9", "0,8", mode="single_unique") == ["0", "1,9", "8"]
 
+    def test_single_unique_shares_a_core_whole(self) -> None:
+        """Both siblings are taken; rank 2 shares both, not only the first."""
+        found = plan(HYPER, 3, rank_allowed=["0", "8", "0,8"], mode="single_unique")
+        assert shown(found) == ["0", "8", "0,8"]
+        assert codes(found)[-1] == "too-few-cores"
+
     def test_max_counts_cores(self) -> None:
         """Rank 0 has (0,8) in two pieces, and (1,9)."""
         found = plan(
@@ -178,6 +188,14 @@ class TestPieces:
         assert found.cpus == (cpus("0"), cpus("8"), cpus("1"), cpus("9"), cpus("2,10"))
         assert found.core_of == (0, 0, 1, 1, 2)
         assert found.slow_from == 4
+
+    def test_pieces_come_by_their_lowest_cpu(self) -> None:
+        """Whichever of them it is that has a mask of its own."""
+        whole = cpus("0-2,8-10")
+        for half in (cpus("0"), cpus("8")):
+            found = split(self.CORES, [(half, half), (whole, whole)])
+            assert found.cpus == (cpus("0"), cpus("8"), cpus("1,9"), cpus("2,10"))
+            assert (found.core_of, found.slow_from) == ((0, 0, 1, 2), 3)
 
     def test_who_does_not_want_it_does_not_split_it(self) -> None:
         masks = [(cpus("0-1,8"), cpus("0,8")), (cpus("0-2,8-10"), cpus("1,9"))]

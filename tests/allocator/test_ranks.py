@@ -44,6 +44,11 @@ class TestSeveralRanksOnAGpu:
         """GPU 0 has two ranks, GPU 1 one; each GPU's part is four cores."""
         assert shown(plan(EIGHT, 3)) == ["0-1", "4-5", "2-3"]
 
+    def test_balanced_blocks_of_a_gpu_with_fewer_ranks_follow_each_other(self) -> None:
+        """Six cores for each GPU. The ranks 0, 2 and 4 have two each, and so have 1 and 3."""
+        machine = one_node(spread_cores(12, smt=1), gpus=2)
+        assert shown(plan(machine, 5)) == ["0-1", "6-7", "2-3", "8-9", "4-5"]
+
     def test_unbalanced_cuts_only_where_there_are_several(self) -> None:
         assert shown(plan(EIGHT, 3, balanced=False)) == ["0-1", "4-7", "2-3"]
 

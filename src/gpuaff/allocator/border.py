@@ -25,12 +25,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpuaff.allocator.fair import fair_shares
 from gpuaff.cpuset import CpuSet
-from gpuaff.topology.model import Accelerator, Topology
+from gpuaff.topology.model import Topology
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    Beside: TypeAlias = tuple[CpuSet | None, int | None]  # a device's CPUs and node, if told
     Claims: TypeAlias = Sequence[frozenset[int]]
 
 BORDER_RULE = 1
@@ -52,34 +53,30 @@ def borders(topology: Topology) -> Mapping[int, CpuSet]:
         homes = _homes(topology, _described(topology))
         indices: Iterable[int | None] = sorted(topology.gpu_by_index)
     else:
-        homes = _homes(topology, topology.accelerators)
+        beside = ((device.local_cpus, device.numa_node) for device in topology.accelerators)
+        homes = _homes(topology, beside)
         index_at = {gpu.pci_bus_id: gpu.index for gpu in topology.gpus if gpu.pci_bus_id}
         indices = (index_at.get(device.pci_bus_id) for device in topology.accelerators)
     pairs = zip(indices, _cut(topology, homes), strict=True)
     return {index: cpus for index, cpus in pairs if index is not None}
 
 
-def _described(topology: Topology) -> list[Accelerator]:
-    """The GPUs as accelerators, by their indices: those are in the order of PCI addresses."""
-    return [
-        Accelerator(
-            pci_bus_id=gpu.pci_bus_id or "",
-            vendor="",
-            local_cpus=gpu.local_cpus or gpu.node_cpus,
-            numa_node=gpu.numa_node,
-        )
-        for _, gpu in sorted(topology.gpu_by_index.items())
-    ]
+def _described(topology: Topology) -> list[Beside]:
+    """What is told of the GPUs, by their indices: those are in the order of PCI addresses."""
+    gpus = sorted(topology.gpu_by_index.items())
+    return [(gpu.local_cpus or gpu.node_cpus, gpu.numa_node) for _, gpu in gpus]
 
 
-def _homes(topology: Topology, devices: Iterable[Accelerator]) -> list[CpuSet]:
-    node_cpus = {node.id: node.cpus & topology.cpus for node in topology.numa_nodes or ()}
+def _homes(topology: Topology, told: Iterable[Beside]) -> list[CpuSet]:
+    node_cpus: dict[int | None, CpuSet] = {
+        node.id: node.cpus & topology.cpus for node in topology.numa_nodes or ()
+    }
     return [
-        (device.local_cpus or _NONE) & topology.cpus
-        or node_cpus.get(-1 if device.numa_node is None else device.numa_node, _NONE)
-        or _nearest(topology, device.numa_node)
+        (near or _NONE) & topology.cpus
+        or node_cpus.get(node)
+        or _nearest(topology, node)
         or topology.cpus
-        for device in devices
+        for near, node in told
     ]
 
 

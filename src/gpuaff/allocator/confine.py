@@ -35,9 +35,7 @@ def confined(
         GPUAffinityError: ``cpus=`` leaves a rank nothing of its GPU's border.
     """
     found = borders(topology)
-    lacking = [
-        seat for seat in seats if not _holds(granted[seat.rank], found.get(seat.gpu, frozenset()))
-    ]
+    lacking = [seat for seat in seats if not _holds(granted[seat.rank], found.get(seat.gpu))]
     if lacking:
         return tuple(seats), None, [_border_unused(lacking, found, granted)]
     inside = tuple(replace(seat, allowed=seat.allowed & found[seat.gpu]) for seat in seats)
@@ -64,8 +62,8 @@ def _shared_borders(topology: Topology, seats: Iterable[Seat]) -> list[Notice]:
     return [Notice("border-shared", text)]
 
 
-def _holds(granted: CpuSet, border: CpuSet) -> bool:
-    return bool(border) and border <= granted
+def _holds(granted: CpuSet, border: CpuSet | None) -> bool:
+    return bool(border and border <= granted)
 
 
 def _border_unused(

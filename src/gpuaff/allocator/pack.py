@@ -38,9 +38,10 @@ def pack(cores: Sequence[int], sizes: Sequence[int], domains: Domains) -> list[t
         return [tuple(cores[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
     free = _by_domain(cores, domains)
     shares: list[list[int]] = [[] for _ in sizes]
-    for share, size in zip(shares, sizes, strict=True):
+    wanted = list(zip(shares, sizes, strict=True))
+    for share, size in wanted:
         _take_whole(share, size, free)
-    for share, size in zip(shares, sizes, strict=True):
+    for share, size in wanted:
         _fill_up(share, size, free)
     return [tuple(share) for share in shares]
 

@@ -64,11 +64,7 @@ def _without_last(draft: Draft, count: int, cores: Cores) -> Draft:
 
 
 def _without(site: Site, taken: frozenset[int]) -> Site:
-    cores, node_cores = (
-        tuple(place for place in places if place not in taken)
-        for places in (site.cores, site.node_cores)
-    )
-    return replace(site, cores=cores, node_cores=node_cores)
+    return replace(site, cores=tuple(place for place in site.cores if place not in taken))
 
 
 def _all_taken(site: Site, cores: Cores) -> str:

@@ -181,12 +181,10 @@ class _Mixed:
         return [self._cutter.cores.count(share) for share in self._shares]
 
     def cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
-        """Each rank's share, of this size at most; None: as large as it gets."""
+        """Each rank's share; first the cores that it keeps when it is trimmed to this size."""
         for (rank, cores), share in zip(self._wanted.items(), self._shares, strict=True):
             if share:
-                ordered = self._cutter.dearest_first(share, size)
-                kept = ordered if size is None else self._cutter.cores.divide(ordered, size)[0]
-                yield rank, Draft(kept)
+                yield rank, Draft(self._cutter.dearest_first(share, size))
             else:
                 yield from _shared([rank], cores)
 
