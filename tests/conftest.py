@@ -20,7 +20,8 @@ from fakedriver.driver import FakeDriver, MakeDriver
 from numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
-settings.register_profile("gpuaff", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gpuaff", settings.get_profile("thorough"), max_examples=30)
 # Mutation tests ask only whether anything fails, thousands of times.
 settings.register_profile(
     "mutation",
@@ -36,6 +37,12 @@ settings.load_profile("gpuaff")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--slow``."""
     parser.addoption("--slow", action="store_true", help="run the slow tests as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With ``--slow`` properties are tried on more examples."""
+    if config.getoption("--slow"):
+        settings.load_profile("thorough")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -70,7 +70,7 @@ def test_binary(data: bytes) -> None:
     survives(data.decode("utf-8", "surrogateescape"))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.sampled_from(WORDS.split(" ")), st.sampled_from([" ", "\t", "\n", "", "  "])),
@@ -136,7 +136,7 @@ MUTATIONS: list[Mutation] = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3),
     st.lists(st.tuples(st.sampled_from(MUTATIONS), st.integers(0, 10_000)), max_size=8),
