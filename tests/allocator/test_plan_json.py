@@ -52,7 +52,7 @@ def test_the_own_share_only() -> None:
     assert some.share_of(0) is full.shares[0]
 
 
-@pytest.mark.parametrize("rank", [0, 4, 8])
+@pytest.mark.parametrize("rank", [0, 1, 4, 8])
 def test_a_rank_of_which_nothing_is_known(rank: int) -> None:
     full = plan(dgx_a100(), 8)
     with pytest.raises(KeyError, match=f"^{rank}$"):
