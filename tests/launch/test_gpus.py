@@ -26,7 +26,7 @@ OWN = {
     "map-gpu": [OwnGpus(own=(1,), on_node=2), OwnGpus(own=(0,), on_node=2)],
     "job-gpus": [OwnGpus(named=(0, 1), own=(r,), on_node=2) for r in (0, 1)],
     "job-map-gpu": [OwnGpus(named=(0, 1), own=(r,), on_node=2) for r in (1, 0)],
-    "two-tasks-a-gpu": [OwnGpus(own=(r // 2,), on_node=2) for r in range(4)],
+    "two-tasks-a-gpu": [OwnGpus(own=(r // 2,), on_node=2, shared=True) for r in range(4)],
     "tres-per-task": [OwnGpus(named=(8, 9)), OwnGpus(named=(8, 9))],
 }
 
@@ -77,7 +77,7 @@ def test_a_step_that_names_all_its_gpus() -> None:
     [
         {"SLURM_GPUS_PER_TASK": "1"},
         {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:h100=1"},
-        {"SLURM_GPU_BIND": "verbose,closest"},
+        {"SLURM_GPU_BIND": "verbose,map_gpu:1,0"},
         {"SLURM_GPU_BIND": "mask_gpu:0x1,0x2"},
         {"SLURM_TRES_BIND": "gres/gpu:single:1"},
     ],

@@ -58,7 +58,7 @@ def test_srun_names_one_mask_for_all(name: str) -> None:
 def test_srun_says_that_it_has_bound_nobody() -> None:
     for rank in started("slurm", "job-gpus"):
         assert found(rank).whose is Whose.COMMON
-        assert found(rank, parent=frozenset(range(4))).whose is Whose.COMMON, "slurmstepd's mask"
+        assert found(rank, starter=frozenset(range(4))).whose is Whose.COMMON, "slurmstepd's mask"
 
 
 def test_srun_has_bound_by_another_rule() -> None:
@@ -71,7 +71,7 @@ def test_srun_has_bound_by_another_rule() -> None:
 def test_without_the_plugin_nobody_binds() -> None:
     for rank in started("slurm", "no-plugin"):
         assert found(rank).whose is Whose.COMMON
-        assert found(rank, parent=frozenset(range(4))).whose is Whose.UNKNOWN
+        assert found(rank, starter=frozenset(range(4))).whose is Whose.UNKNOWN
 
 
 @pytest.mark.parametrize("own", [{1}, {0, 1}, {2}])
@@ -198,8 +198,8 @@ def test_a_shell_that_srun_started() -> None:
     shell = with_variables(
         started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1", SLURM_CPU_BIND_LIST="0x3"
     )
-    assert found(shell, own=WIDE, parent=WIDE).whose is Whose.COMMON
-    assert found(shell, own=NARROW, parent=WIDE).whose is Whose.UNKNOWN
+    assert found(shell, own=WIDE, starter=WIDE).whose is Whose.COMMON
+    assert found(shell, own=NARROW, starter=WIDE).whose is Whose.UNKNOWN
 
 
 @pytest.mark.parametrize("outside", ["gres", "job-gpus", "batch-script"])
@@ -214,7 +214,7 @@ def test_torchrun_inside_slurm(outside: str) -> None:
 def test_local_rank_alone_is_not_torchrun() -> None:
     """Job scripts set LOCAL_RANK from SLURM_LOCALID, in a shell that has the rank's mask."""
     rank = with_variables(started("slurm", "gres")[1], LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
-    assert found(rank, parent=rank.own, parent_name="bash").whose is Whose.NAMED
+    assert found(rank, starter=rank.own, starter_name="bash").whose is Whose.NAMED
 
 
 @pytest.mark.parametrize("name", ["bound", "5-bound"])
@@ -222,7 +222,7 @@ def test_local_rank_alone_is_not_torchrun() -> None:
 def test_mpirun_has_bound_the_ranks(name: str, wrapped: bool) -> None:
     """Also when a shell stands between mpirun and the rank: it has the rank's mask."""
     for rank in started("openmpi", name):
-        masks = found(rank, parent=rank.own, parent_name="sh") if wrapped else found(rank)
+        masks = found(rank, starter=rank.own, starter_name="sh") if wrapped else found(rank)
         assert masks.whose is Whose.UNKNOWN
 
 
@@ -235,8 +235,8 @@ def test_mpirun_has_bound_nobody(name: str) -> None:
 
 def test_open_mpi_5_behind_a_shell_does_not_tell() -> None:
     for rank in started("openmpi", "5-unbound"):
-        assert found(rank, parent_name="sh").whose is Whose.UNKNOWN
-        assert found(rank, parent_name="sh", online=rank.own).whose is Whose.COMMON
+        assert found(rank, starter_name="sh").whose is Whose.UNKNOWN
+        assert found(rank, starter_name="sh", online=rank.own).whose is Whose.COMMON
 
 
 def test_mpirun_inside_slurm() -> None:
@@ -251,8 +251,8 @@ def test_mpirun_inside_slurm() -> None:
 def by_hand(**seen: object) -> Masks:
     values: dict[str, object] = {
         "own": WIDE,
-        "parent": WIDE,
-        "parent_name": "sh",
+        "starter": WIDE,
+        "starter_name": "sh",
         "online": frozenset(range(4)),
     }
     ranks = Ranks(local_rank=1, local_size=2)
@@ -264,17 +264,17 @@ def test_an_unknown_launcher_is_judged_by_its_mask() -> None:
     assert by_hand().whose is Whose.COMMON
     narrowed = by_hand(own=NARROW)
     assert narrowed.whose is Whose.UNKNOWN
-    assert "its parent may use CPUs 0-1" in narrowed.source
-    assert by_hand(parent=NARROW).whose is Whose.UNKNOWN
+    assert "what started it may use CPUs 0-1" in narrowed.source
+    assert by_hand(starter=NARROW).whose is Whose.UNKNOWN
 
 
 def test_a_parent_out_of_sight() -> None:
     """The first process of a container: every rank may be in a cpuset of its own."""
-    assert by_hand(parent=None).whose is Whose.UNKNOWN
-    assert by_hand(parent=None, own=frozenset(range(4))).whose is Whose.COMMON
+    assert by_hand(starter=None).whose is Whose.UNKNOWN
+    assert by_hand(starter=None, own=frozenset(range(4))).whose is Whose.COMMON
 
 
 @pytest.mark.parametrize("launcher", ["bound", "unbound"])
 def test_one_rank_has_its_mask(launcher: str) -> None:
     rank = replace(started("openmpi", launcher)[0], ranks=Ranks(local_rank=0, local_size=1))
-    assert found(rank, own=NARROW, parent=None).whose is Whose.COMMON
+    assert found(rank, own=NARROW, starter=None).whose is Whose.COMMON
