@@ -61,6 +61,23 @@ def test_srun_says_that_it_has_bound_nobody() -> None:
         assert found(rank, starter=frozenset(range(4))).whose is Whose.COMMON, "slurmstepd's mask"
 
 
+def test_a_wrapper_has_bound_what_srun_has_not() -> None:
+    for rank in started("slurm", "job-gpus"):
+        wrapped = found(rank, own=NARROW, starter=WIDE, cpuset=frozenset({0, 1, 9}))
+        assert wrapped.whose is Whose.UNKNOWN
+        assert "its cpuset has the CPUs 0-1" in wrapped.source
+        unseen = found(rank, own=NARROW, starter=frozenset(range(4)), cpuset=None)
+        assert unseen.whose is Whose.COMMON
+
+
+def test_the_system_has_narrowed_what_starts_srun_s_tasks() -> None:
+    """CPUAffinity= of systemd: the step's daemon lacks CPUs of its cpuset, and so does everyone."""
+    for rank in started("slurm", "job-gpus"):
+        assert found(rank, cpuset=frozenset(range(4))).whose is Whose.COMMON
+        daemon = frozenset(range(4))
+        assert found(rank, starter=daemon, cpuset=frozenset({0, 1, 9})).whose is Whose.COMMON
+
+
 def test_srun_has_bound_by_another_rule() -> None:
     for masks in masks_of("slurm", "cores"):
         assert masks.whose is Whose.UNKNOWN
@@ -91,6 +108,23 @@ def test_less_than_the_list_says_is_right_where_nobody_else_may_be() -> None:
     assert found(overlapping, own=NARROW).whose is Whose.UNKNOWN
     same = with_variables(wide, SLURM_CPU_BIND_LIST="0x3,0x3")
     assert found(same, own=NARROW).whose is Whose.UNKNOWN
+
+
+@pytest.mark.case("A18")
+@pytest.mark.parametrize(
+    ("bound", "own", "whose"),
+    [
+        ("0x7,0x7", {0, 1}, Whose.COMMON),
+        ("0x7,0x38", {0, 1}, Whose.NAMED),
+        ("0x7,0xf", {0, 1}, Whose.NAMED),
+        ("0x7,0x7", {0}, Whose.UNKNOWN),
+        ("0x7,0x4", {0, 1}, Whose.UNKNOWN),
+    ],
+)
+def test_a_cpu_of_the_list_is_offline(bound: str, own: set[int], whose: Whose) -> None:
+    rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST=bound)
+    masks = found(rank, own=frozenset(own), online=frozenset({0, 1, 3}))
+    assert masks.whose is whose
 
 
 LISTS = {
@@ -272,6 +306,37 @@ def test_a_parent_out_of_sight() -> None:
     """The first process of a container: every rank may be in a cpuset of its own."""
     assert by_hand(starter=None).whose is Whose.UNKNOWN
     assert by_hand(starter=None, own=frozenset(range(4))).whose is Whose.COMMON
+
+
+def alone(launcher: str, name: str, **changes: str | None) -> Started:
+    """A process that its launcher takes for rank 1 of 2, and that says it is the only one."""
+    rank = with_variables(started(launcher, name)[1], **changes)
+    return replace(rank, ranks=Ranks(local_rank=0, local_size=1))
+
+
+def test_a_launcher_has_bound_a_rank_that_is_alone() -> None:
+    """So nobody need suspect OpenMP of it."""
+    assert found(alone("openmpi", "bound")).bound
+    assert not found(alone("openmpi", "unbound")).bound
+    for name in ("gres", "map-cpu"):
+        assert found(alone("slurm", name)).bound
+    assert not found(alone("slurm", "job-gpus")).bound
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_CPU_BIND_LIST": "0x1,0x3"},
+        {"SLURM_CPU_BIND_LIST": "?"},
+        {"SLURM_LOCALID": None},
+        {"SLURM_LOCALID": "2"},
+        {"SLURM_STEP_TASKS_PER_NODE": None},
+    ],
+)
+def test_less_than_srun_has_bound_it_to_is_somebody_elses_doing(
+    changes: dict[str, str | None],
+) -> None:
+    assert not found(alone("slurm", "gres", **changes)).bound
 
 
 @pytest.mark.parametrize("launcher", ["bound", "unbound"])

@@ -78,8 +78,8 @@ def one_for_all(ranks: Ranks) -> Notice:
     return Notice(
         "one-gpu",
         f"{ranks.local_size} ranks see one GPU and share its cores; if a wrapper gave each rank a "
-        "GPU of its own through CUDA_VISIBLE_DEVICES, their shares collide: show all of the job's "
-        "GPUs to every rank",
+        "GPU of its own through CUDA_VISIBLE_DEVICES, the shares are too small and may overlap: "
+        "show all of the job's GPUs to every rank",
     )
 
 
