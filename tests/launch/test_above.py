@@ -104,6 +104,7 @@ def test_what_cannot_be_read_is_no_wrapper() -> None:
 
 def test_an_unknown_launcher_is_the_parent() -> None:
     assert look(bound(*STAY), {"RANK": "0", "SLURM_LOCALID": "0"})[1:] == [ONE, "sh"]
-    assert look(bound(*STAY), TORCHRUN, size=1)[1:] == [ONE, "sh"], "alone"
+    single = {**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}
+    assert look(bound(*STAY), single, size=1)[1:] == [ONE, "sh"], "nobody else to agree with"
     lacking = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     assert look(bound(*STAY), lacking)[1:] == [ONE, "sh"]
