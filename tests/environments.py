@@ -33,8 +33,8 @@ class Started:
         """What it sees of masks, on a machine of CPUs 0-3."""
         values: dict[str, object] = {
             "own": self.own,
-            "parent": self.parent,
-            "parent_name": self.parent_name,
+            "starter": self.parent,
+            "starter_name": self.parent_name,
             "online": frozenset(range(4)),
         }
         return Seen(**{**values, **changes})  # type: ignore[arg-type]

@@ -75,6 +75,21 @@ def test_unknown_masks_heed_the_other_options() -> None:
         decide(A100, Options.of(2, min_physical_cores=17), ranks(0, 2), UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        ({"min_physical_cores": 17}, "rank 3 on GPU 3 can have 16"),
+        ({"reserve": 16}, "leaves rank 3 on GPU 3 no core"),
+        ({"reserve": 16, "mode": "single"}, "leaves rank 3 on GPU 3 no core"),
+    ],
+)
+def test_what_cannot_be_had_is_said_of_the_rank_itself(
+    asked: dict[str, object], refused: str
+) -> None:
+    with pytest.raises(GPUAffinityError, match=refused):
+        decide(A100, Options.of(8, **asked), ranks(3, 8), UNKNOWN)
+
+
 def test_more_ranks_than_gpus_go_round() -> None:
     plan = decide(A100, Options.of(20), ranks(10, 20), UNKNOWN)
     assert only_share(plan, 10).gpu == 2
@@ -318,6 +333,19 @@ def test_several_ranks_on_each_own_gpu_keep_its_part() -> None:
         assert codes(plan)[-1] == "gpus-unknown"
 
 
+@pytest.mark.case("D10")
+@pytest.mark.parametrize("partition", ["job", "machine"])
+def test_fewer_ranks_than_gpus_may_all_be_on_one(partition: str) -> None:
+    """``--gpu-bind=map_gpu:2,2`` in a job that has GPU 2 and 3."""
+    own = OwnGpus(named=(2, 3), own=(2,), on_node=2, shared=True)
+    mine = shown_one(A100, 2, hidden=False)
+    for rank in (0, 1):
+        options = Options.of(2, partition=partition)
+        plan = decide(mine, options, ranks(rank, 2), COMMON, own, bus(A100))
+        assert only_share(plan, rank).cpus == parse_cpulist("16-23,144-151")
+        assert codes(plan).count("gpus-unknown") == 1
+
+
 def test_unknown_masks_and_an_own_gpu() -> None:
     own = OwnGpus(named=(2, 3), own=(3,), on_node=2)
     mine = shown_one(A100.with_allowed(parse_cpulist("24-27")), 3, hidden=True)
@@ -333,6 +361,28 @@ def test_one_gpu_that_is_nobodys_own_is_shared() -> None:
         decide(mine, Options.of(2), ranks(rank, 2), COMMON).share_of(rank).cpus for rank in (0, 1)
     ]
     assert shares == [parse_cpulist("16-23,144-151"), parse_cpulist("24-31,152-159")]
+
+
+def test_one_gpu_of_a_machine_with_more_may_be_a_wrappers_work() -> None:
+    everywhere = named("0-255", "0-255")
+    for masks in (COMMON, everywhere):
+        plan = decide(shown_one(A100, 3, hidden=False), Options.of(2), ranks(1, 2), masks)
+        (said,) = (notice for notice in plan.warnings if notice.code == "one-gpu")
+        assert (said.rank, said.message[:23]) == (None, "2 ranks see one GPU and")
+
+
+def test_one_gpu_is_nothing_to_speak_of() -> None:
+    plans = {
+        "the others are hidden from the driver": decide(
+            shown_one(A100, 3, hidden=True), Options.of(2), ranks(1, 2), COMMON
+        ),
+        "one rank": decide(shown_one(A100, 3, hidden=False), Options.of(1), ranks(0, 1), COMMON),
+        "two GPUs": decide(replace(A100, visible=(2, 3)), Options.of(4), ranks(0, 4), COMMON),
+        "nothing is cut": decide(
+            shown_one(A100, 3, hidden=False), Options.of(2), ranks(1, 2), UNKNOWN
+        ),
+    }
+    assert [why for why, plan in plans.items() if "one-gpu" in codes(plan)] == []
 
 
 # partition="machine": what is inside the border of one's GPU is one's own, whoever the others are.
@@ -366,6 +416,9 @@ def test_ranks_on_one_gpu_cut_its_border() -> None:
         for rank in (1, 9)
     ]
     assert shares == [parse_cpulist("56-59,184-187"), parse_cpulist("60-63,188-191")]
+    too_many = Options.of(16, partition="machine", min_physical_cores=7)
+    with pytest.raises(GPUAffinityError, match="rank 1 on GPU 1"):
+        decide(A100, too_many, ranks(9, 16), UNKNOWN)
 
 
 @pytest.mark.case("D10")

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from gpuaff.system.kernel import Tree
+from gpuaff.topology.cpusets import cpuset_of
+
 from fakedriver.driver import FakeDriver
 from processes import CPUS, environment, printed, run
 
@@ -140,6 +143,65 @@ def test_workers_pin_themselves(driver: FakeDriver, tmp_path: Path) -> None:
     assert "masks-unknown" not in first_codes + second_codes
 
 
+def torchruns(rank: int) -> dict[str, str]:
+    """A rank of two, as torchrun starts it; whoever runs the tests is its agent."""
+    mine = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    return {**mine, "LOCAL": str(rank), "SIZE": "2"}
+
+
+@pytest.mark.case("A23")
+@pytest.mark.parametrize("way", ["a shell binds itself", "a shell is bound", "a tool is bound"])
+def test_wrappers_of_torchruns_ranks(driver: FakeDriver, way: str) -> None:
+    """Each is bound as its rank is, and makes the mask look common."""
+    for rank, cpu in enumerate(CPUS[:2]):
+        stay = ["sh", "-c", '"$0" "$@"; exit $?']
+        wrapper = {
+            "a shell binds itself": [*stay[:2], f"taskset -cp {cpu} $$ >/dev/null; {stay[2]}"],
+            "a shell is bound": ["taskset", "-c", str(cpu), *stay],
+            "a tool is bound": ["taskset", "-c", str(cpu), "timeout", "30"],
+        }[way]
+        found = pinned(driver, torchruns(rank), wrapper, ("LOCAL", "SIZE"))
+        assert (found["gpu"], found["cpus"], found["shares"]) == (rank, [cpu], 1)
+        assert "masks-unknown" in found["codes"]
+
+
+def test_wrappers_that_bind_nobody(driver: FakeDriver) -> None:
+    for rank in (0, 1):
+        wrapper = ["sh", "-c", 'timeout 30 "$0" "$@"; exit $?']
+        found = pinned(driver, torchruns(rank), wrapper, ("LOCAL", "SIZE"))
+        assert found["shares"] == 2
+        assert "masks-unknown" not in found["codes"]
+
+
+def test_a_wrapper_of_a_task_that_srun_has_not_bound(driver: FakeDriver) -> None:
+    for rank, cpu in enumerate(CPUS[:2]):
+        step = {**in_step(rank, SLURM_CPU_BIND_TYPE="none"), "SLURM_PROCID": str(rank)}
+        assert pinned(driver, step)["shares"] == 2
+        bound = pinned(driver, step, ["taskset", "-c", str(cpu), "timeout", "30"])
+        if _cpuset_is_told():
+            assert (bound["cpus"], bound["shares"]) == ([cpu], 1)
+
+
+def _cpuset_is_told() -> bool:
+    return cpuset_of(Tree()) is not None
+
+
+@pytest.mark.case("D10")
+def test_workers_of_a_task_are_on_its_gpus(driver: FakeDriver) -> None:
+    """``srun -n2 --gpus-per-task=2``, and task 0 starts two workers."""
+    step = in_step(
+        0,
+        SLURM_CPU_BIND_TYPE="none",
+        SLURM_STEP_GPUS="0,1",
+        SLURM_GPUS_ON_NODE="4",
+        SLURM_JOB_GPUS="0-3",
+        SLURM_JOB_NUM_NODES="1",
+    )
+    worker = {**step, "LOCAL": "1", "SIZE": "2"}
+    found = pinned(driver, worker, names=("LOCAL", "SIZE"))
+    assert (found["gpu"], "gpus-unknown" in found["codes"]) == (1, False)
+
+
 @pytest.mark.case("D12")
 def test_no_gpu_is_hidden(driver: FakeDriver) -> None:
     """Peer access and NCCL need all GPUs visible: pinning leaves the variables alone."""
@@ -155,10 +217,12 @@ def test_no_gpu_is_hidden(driver: FakeDriver) -> None:
     assert printed(script, env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1,0"}) == "0 True"
 
 
-def under_mpirun(driver: FakeDriver, *options: str, shell: bool = False) -> list[dict[str, Any]]:
-    """What two ranks under the real mpirun say, by rank."""
+def under_mpirun(
+    driver: FakeDriver, *options: str, shell: bool = False, first: str = ""
+) -> list[dict[str, Any]]:
+    """What two ranks under the real mpirun say, by rank; the shell does something first."""
     command = [sys.executable, "-c", textwrap.dedent(PIN), *MPI]
-    wrapper = ["sh", "-c", '"$0" "$@"; exit $?'] if shell else []
+    wrapper = ["sh", "-c", f'{first} "$0" "$@"; exit $?'] if shell else []
     mpirun = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     done = subprocess.run(
         [*mpirun, *options, *wrapper, *command],
@@ -195,3 +259,13 @@ def test_ranks_that_mpirun_has_not_bound(driver: FakeDriver, shell: bool) -> Non
     assert second["cpus"]
     assert not set(first["cpus"]) & set(second["cpus"])
     assert not {"masks-unknown"} & {*first["codes"], *second["codes"]}
+
+
+@pytest.mark.needs("mpirun.openmpi")
+def test_shells_of_mpiruns_ranks_that_bind_themselves(driver: FakeDriver) -> None:
+    cpus = " ".join(map(str, CPUS[:2]))
+    choose = f"set -- $OMPI_COMM_WORLD_LOCAL_RANK {cpus}; shift $(($1 + 1)); echo $1"
+    bind = f"taskset -cp $({choose}) $$ >/dev/null;"
+    found = under_mpirun(driver, "--bind-to", "none", shell=True, first=bind)
+    assert [rank["cpus"] for rank in found] == [[cpu] for cpu in CPUS[:2]]
+    assert all("masks-unknown" in rank["codes"] for rank in found)

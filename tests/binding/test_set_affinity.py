@@ -144,6 +144,46 @@ def test_neither_is_rank_0_of_1_said_once(driver: FakeDriver) -> None:
     done = run(script, env=driver.env())
     assert done.returncode == 0
     assert done.stderr.count("rank 0 of 1") == 1
+    assert "call set_affinity(local_rank, nproc_per_node)" in done.stderr
+
+
+NUMBERS = {
+    "mpirun": (
+        {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+        ", ".join(f"int(os.environ['OMPI_COMM_WORLD_LOCAL_{name}'])" for name in ("RANK", "SIZE")),
+    ),
+    "srun": (
+        {"SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2,4"},
+        "int(os.environ['SLURM_LOCALID']), 4",
+    ),
+    "a batch script": (
+        {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "2"},
+        "local_rank, nproc_per_node",
+    ),
+}
+
+
+@pytest.mark.parametrize(("env", "numbers"), NUMBERS.values(), ids=NUMBERS)
+def test_neither_tells_whose_numbers_to_pass(
+    driver: FakeDriver, env: dict[str, str], numbers: str
+) -> None:
+    script = "import gpuaff; print([w.code for w in gpuaff.set_affinity().warnings])"
+    done = run(script, env={**driver.env(), **env})
+    assert f"call set_affinity({numbers}) [no-rank]" in done.stderr
+    assert "ranks-beside" not in done.stdout, "one remark is enough"
+
+
+def test_numbers_that_the_launcher_contradicts_count(driver: FakeDriver) -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    found = called(driver, "1, 2", **torchrun)
+    assert (found["rank"], found["gpu"]) == (1, 1)
+    script = """
+        import gpuaff
+        for call in ((1, 2), (0, 1)):
+            print([w.code for w in gpuaff.set_affinity(*call, strict=True).warnings])
+    """
+    said = printed(script, env={**driver.env(), **torchrun}).splitlines()
+    assert ("rank-differs" in said[0], "ranks-beside" in said[1]) == (True, True)
 
 
 @pytest.mark.parametrize(

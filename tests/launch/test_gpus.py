@@ -26,7 +26,7 @@ OWN = {
     "map-gpu": [OwnGpus(own=(1,), on_node=2), OwnGpus(own=(0,), on_node=2)],
     "job-gpus": [OwnGpus(named=(0, 1), own=(r,), on_node=2) for r in (0, 1)],
     "job-map-gpu": [OwnGpus(named=(0, 1), own=(r,), on_node=2) for r in (1, 0)],
-    "two-tasks-a-gpu": [OwnGpus(own=(r // 2,), on_node=2) for r in range(4)],
+    "two-tasks-a-gpu": [OwnGpus(own=(r // 2,), on_node=2, shared=True) for r in range(4)],
     "tres-per-task": [OwnGpus(named=(8, 9)), OwnGpus(named=(8, 9))],
 }
 
@@ -77,7 +77,7 @@ def test_a_step_that_names_all_its_gpus() -> None:
     [
         {"SLURM_GPUS_PER_TASK": "1"},
         {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:h100=1"},
-        {"SLURM_GPU_BIND": "verbose,closest"},
+        {"SLURM_GPU_BIND": "verbose,map_gpu:1,0"},
         {"SLURM_GPU_BIND": "mask_gpu:0x1,0x2"},
         {"SLURM_TRES_BIND": "gres/gpu:single:1"},
     ],
@@ -93,6 +93,51 @@ def test_what_was_asked_of_sbatch(variables: dict[str, str]) -> None:
 )
 def test_what_tells_nothing_of_gpus(variables: dict[str, str]) -> None:
     assert found(started("slurm", "gres")[0], variables) is None
+
+
+SHARED = {
+    "map_gpu:0,0": True,
+    "map_gpu:0,1": False,
+    "map_gpu:0*2,1*2": True,
+    "map_gpu:0": True,  # used again
+    "map_gpu:0x1,1": True,
+    "map_gpu:?": True,
+    "mask_gpu:0x1,0x2": False,
+    "verbose,mask_gpu:0x3,0x6": True,
+    "q,single:1": False,
+    "single:2": True,
+    "closest": True,
+    "per_task:2": False,
+}
+
+
+@pytest.mark.case("D10")
+@pytest.mark.parametrize(("text", "shared"), SHARED.items())
+def test_several_tasks_may_be_on_one_gpu(text: str, shared: bool) -> None:
+    rank = started("slurm", "gres")[0]
+    word, _, rest = text.replace("_gpu", "").partition(",")
+    tres = f"gres/gpu:{word},{rest}" if rest else f"gres/gpu:{word}"
+    for variables in ({"SLURM_GPU_BIND": text}, {"SLURM_TRES_BIND": f"{tres}+gres/nic:single:2"}):
+        own = found(rank, variables)
+        assert own is not None
+        assert own.shared is shared
+
+
+def test_tasks_per_gpu() -> None:
+    rank = started("slurm", "gpus-per-task")[0]
+    for name in ("SLURM_NTASKS_PER_TRES", "SLURM_NTASKS_PER_GPU"):
+        for count, shared in (("1", False), ("2", True)):
+            assert found(rank, {name: count}) == OwnGpus(own=(0,), on_node=2, shared=shared)
+
+
+@pytest.mark.parametrize("name", ["gpus-per-task", "job-gpus"])
+def test_a_worker_that_a_task_has_started_is_no_task(name: str) -> None:
+    """Two workers in each of two tasks with two GPUs: worker 1 of task 0 is on the second."""
+    task = started("slurm", name)[0]
+    worker = replace(task, ranks=Ranks(local_rank=1, local_size=2))
+    two = {"SLURM_STEP_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "0-3"}
+    assert found(worker, two, visible=2) is None
+    assert found(task, two, visible=2) is not None
 
 
 def test_other_launchers_do_not_tell() -> None:

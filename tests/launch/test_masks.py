@@ -58,7 +58,24 @@ def test_srun_names_one_mask_for_all(name: str) -> None:
 def test_srun_says_that_it_has_bound_nobody() -> None:
     for rank in started("slurm", "job-gpus"):
         assert found(rank).whose is Whose.COMMON
-        assert found(rank, parent=frozenset(range(4))).whose is Whose.COMMON, "slurmstepd's mask"
+        assert found(rank, starter=frozenset(range(4))).whose is Whose.COMMON, "slurmstepd's mask"
+
+
+def test_a_wrapper_has_bound_what_srun_has_not() -> None:
+    for rank in started("slurm", "job-gpus"):
+        wrapped = found(rank, own=NARROW, starter=WIDE, cpuset=frozenset({0, 1, 9}))
+        assert wrapped.whose is Whose.UNKNOWN
+        assert "its cpuset has the CPUs 0-1" in wrapped.source
+        unseen = found(rank, own=NARROW, starter=frozenset(range(4)), cpuset=None)
+        assert unseen.whose is Whose.COMMON
+
+
+def test_the_system_has_narrowed_what_starts_srun_s_tasks() -> None:
+    """CPUAffinity= of systemd: the step's daemon lacks CPUs of its cpuset, and so does everyone."""
+    for rank in started("slurm", "job-gpus"):
+        assert found(rank, cpuset=frozenset(range(4))).whose is Whose.COMMON
+        daemon = frozenset(range(4))
+        assert found(rank, starter=daemon, cpuset=frozenset({0, 1, 9})).whose is Whose.COMMON
 
 
 def test_srun_has_bound_by_another_rule() -> None:
@@ -71,7 +88,7 @@ def test_srun_has_bound_by_another_rule() -> None:
 def test_without_the_plugin_nobody_binds() -> None:
     for rank in started("slurm", "no-plugin"):
         assert found(rank).whose is Whose.COMMON
-        assert found(rank, parent=frozenset(range(4))).whose is Whose.UNKNOWN
+        assert found(rank, starter=frozenset(range(4))).whose is Whose.UNKNOWN
 
 
 @pytest.mark.parametrize("own", [{1}, {0, 1}, {2}])
@@ -91,6 +108,23 @@ def test_less_than_the_list_says_is_right_where_nobody_else_may_be() -> None:
     assert found(overlapping, own=NARROW).whose is Whose.UNKNOWN
     same = with_variables(wide, SLURM_CPU_BIND_LIST="0x3,0x3")
     assert found(same, own=NARROW).whose is Whose.UNKNOWN
+
+
+@pytest.mark.case("A18")
+@pytest.mark.parametrize(
+    ("bound", "own", "whose"),
+    [
+        ("0x7,0x7", {0, 1}, Whose.COMMON),
+        ("0x7,0x38", {0, 1}, Whose.NAMED),
+        ("0x7,0xf", {0, 1}, Whose.NAMED),
+        ("0x7,0x7", {0}, Whose.UNKNOWN),
+        ("0x7,0x4", {0, 1}, Whose.UNKNOWN),
+    ],
+)
+def test_a_cpu_of_the_list_is_offline(bound: str, own: set[int], whose: Whose) -> None:
+    rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST=bound)
+    masks = found(rank, own=frozenset(own), online=frozenset({0, 1, 3}))
+    assert masks.whose is whose
 
 
 LISTS = {
@@ -198,8 +232,8 @@ def test_a_shell_that_srun_started() -> None:
     shell = with_variables(
         started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1", SLURM_CPU_BIND_LIST="0x3"
     )
-    assert found(shell, own=WIDE, parent=WIDE).whose is Whose.COMMON
-    assert found(shell, own=NARROW, parent=WIDE).whose is Whose.UNKNOWN
+    assert found(shell, own=WIDE, starter=WIDE).whose is Whose.COMMON
+    assert found(shell, own=NARROW, starter=WIDE).whose is Whose.UNKNOWN
 
 
 @pytest.mark.parametrize("outside", ["gres", "job-gpus", "batch-script"])
@@ -214,7 +248,7 @@ def test_torchrun_inside_slurm(outside: str) -> None:
 def test_local_rank_alone_is_not_torchrun() -> None:
     """Job scripts set LOCAL_RANK from SLURM_LOCALID, in a shell that has the rank's mask."""
     rank = with_variables(started("slurm", "gres")[1], LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
-    assert found(rank, parent=rank.own, parent_name="bash").whose is Whose.NAMED
+    assert found(rank, starter=rank.own, starter_name="bash").whose is Whose.NAMED
 
 
 @pytest.mark.parametrize("name", ["bound", "5-bound"])
@@ -222,7 +256,7 @@ def test_local_rank_alone_is_not_torchrun() -> None:
 def test_mpirun_has_bound_the_ranks(name: str, wrapped: bool) -> None:
     """Also when a shell stands between mpirun and the rank: it has the rank's mask."""
     for rank in started("openmpi", name):
-        masks = found(rank, parent=rank.own, parent_name="sh") if wrapped else found(rank)
+        masks = found(rank, starter=rank.own, starter_name="sh") if wrapped else found(rank)
         assert masks.whose is Whose.UNKNOWN
 
 
@@ -235,8 +269,8 @@ def test_mpirun_has_bound_nobody(name: str) -> None:
 
 def test_open_mpi_5_behind_a_shell_does_not_tell() -> None:
     for rank in started("openmpi", "5-unbound"):
-        assert found(rank, parent_name="sh").whose is Whose.UNKNOWN
-        assert found(rank, parent_name="sh", online=rank.own).whose is Whose.COMMON
+        assert found(rank, starter_name="sh").whose is Whose.UNKNOWN
+        assert found(rank, starter_name="sh", online=rank.own).whose is Whose.COMMON
 
 
 def test_mpirun_inside_slurm() -> None:
@@ -251,8 +285,8 @@ def test_mpirun_inside_slurm() -> None:
 def by_hand(**seen: object) -> Masks:
     values: dict[str, object] = {
         "own": WIDE,
-        "parent": WIDE,
-        "parent_name": "sh",
+        "starter": WIDE,
+        "starter_name": "sh",
         "online": frozenset(range(4)),
     }
     ranks = Ranks(local_rank=1, local_size=2)
@@ -264,17 +298,48 @@ def test_an_unknown_launcher_is_judged_by_its_mask() -> None:
     assert by_hand().whose is Whose.COMMON
     narrowed = by_hand(own=NARROW)
     assert narrowed.whose is Whose.UNKNOWN
-    assert "its parent may use CPUs 0-1" in narrowed.source
-    assert by_hand(parent=NARROW).whose is Whose.UNKNOWN
+    assert "what started it may use CPUs 0-1" in narrowed.source
+    assert by_hand(starter=NARROW).whose is Whose.UNKNOWN
 
 
 def test_a_parent_out_of_sight() -> None:
     """The first process of a container: every rank may be in a cpuset of its own."""
-    assert by_hand(parent=None).whose is Whose.UNKNOWN
-    assert by_hand(parent=None, own=frozenset(range(4))).whose is Whose.COMMON
+    assert by_hand(starter=None).whose is Whose.UNKNOWN
+    assert by_hand(starter=None, own=frozenset(range(4))).whose is Whose.COMMON
+
+
+def alone(launcher: str, name: str, **changes: str | None) -> Started:
+    """A process that its launcher takes for rank 1 of 2, and that says it is the only one."""
+    rank = with_variables(started(launcher, name)[1], **changes)
+    return replace(rank, ranks=Ranks(local_rank=0, local_size=1))
+
+
+def test_a_launcher_has_bound_a_rank_that_is_alone() -> None:
+    """So nobody need suspect OpenMP of it."""
+    assert found(alone("openmpi", "bound")).bound
+    assert not found(alone("openmpi", "unbound")).bound
+    for name in ("gres", "map-cpu"):
+        assert found(alone("slurm", name)).bound
+    assert not found(alone("slurm", "job-gpus")).bound
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_CPU_BIND_LIST": "0x1,0x3"},
+        {"SLURM_CPU_BIND_LIST": "?"},
+        {"SLURM_LOCALID": None},
+        {"SLURM_LOCALID": "2"},
+        {"SLURM_STEP_TASKS_PER_NODE": None},
+    ],
+)
+def test_less_than_srun_has_bound_it_to_is_somebody_elses_doing(
+    changes: dict[str, str | None],
+) -> None:
+    assert not found(alone("slurm", "gres", **changes)).bound
 
 
 @pytest.mark.parametrize("launcher", ["bound", "unbound"])
 def test_one_rank_has_its_mask(launcher: str) -> None:
     rank = replace(started("openmpi", launcher)[0], ranks=Ranks(local_rank=0, local_size=1))
-    assert found(rank, own=NARROW, parent=None).whose is Whose.COMMON
+    assert found(rank, own=NARROW, starter=None).whose is Whose.COMMON

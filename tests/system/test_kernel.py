@@ -31,6 +31,25 @@ def test_a_thread_and_its_process() -> None:
     assert kernel.thread_facts(os.getpid(), 2**22) is None
 
 
+def test_another_process() -> None:
+    with stopped("import sys; print(); sys.stdin.readline()") as process:
+        process.heard()
+        assert kernel.parent_of(process.pid) == os.getpid()
+        seen = os.sched_getaffinity(process.pid)
+        assert kernel.affinity_of(process.pid) == frozenset(seen)
+        assert kernel.name_of(process.pid) == Path(f"/proc/{process.pid}/comm").read_text().strip()
+    assert kernel.parent_of(os.getpid()) == kernel.parent_id() == os.getppid()
+
+
+def test_a_process_that_is_not_there() -> None:
+    assert kernel.parent_of(1) is None, "nobody has started the first one"
+    assert kernel.parent_of(2**22) is None
+    assert kernel.affinity_of(2**22) is None
+    assert kernel.affinity_of(None) is None
+    assert kernel.name_of(2**22) is None
+    assert kernel.name_of(None) is None
+
+
 def test_what_is_mapped_and_what_was_set() -> None:
     script = """
 import os, sys

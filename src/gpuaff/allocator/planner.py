@@ -94,8 +94,15 @@ def plan(
     return plan_with(topology, options)
 
 
-def plan_with(topology: Topology, options: Options) -> Plan:
+def plan_with(
+    topology: Topology, options: Options, *, numbers: Sequence[int] | None = None
+) -> Plan:
     """:func:`plan` for options that are validated already.
+
+    Args:
+        topology: as there.
+        options: the options.
+        numbers: what errors call the ranks, where these are some of a job's; None: 0, 1, ….
 
     Raises:
         GPUAffinityError: as :func:`plan` does.
@@ -115,8 +122,9 @@ def plan_with(topology: Topology, options: Options) -> Plan:
     sites = find_sites(seats, options.scope, around, cores)
     if not cores.cpus:
         return _unknown(topology, options, sites)
-    drafts = _draft(sites, options, _cutter(topology, options, cores))
-    _check_least(sites, drafts, options, cores, seats)
+    names = range(options.nproc) if numbers is None else numbers
+    drafts = _draft(sites, options, _cutter(topology, options, cores), names)
+    _check_least(sites, drafts, options, cores, seats, names)
     if options.most is not None:
         drafts = {rank: _trimmed(draft, options.most, cores) for rank, draft in drafts.items()}
     warnings += remarks.of_plan(
@@ -164,7 +172,9 @@ def _cutter(topology: Topology, options: Options, cores: Cores) -> Cutter:
     )
 
 
-def _draft(sites: Sequence[Site], options: Options, cutter: Cutter) -> dict[int, Draft]:
+def _draft(
+    sites: Sequence[Site], options: Options, cutter: Cutter, names: Sequence[int]
+) -> dict[int, Draft]:
     cores, count = cutter.cores, options.reserve
     picks: Mapping[Mode, _Pick] = {
         Mode.ALL: pick_all,
@@ -177,8 +187,8 @@ def _draft(sites: Sequence[Site], options: Options, cutter: Cutter) -> dict[int,
     from gpuaff.allocator import reserve
 
     if options.mode in picks:
-        return reserve.set_aside(sites, picks[options.mode], count, cores)
-    return reserve.cut_off(sites, unique(sites), count, cores)
+        return reserve.set_aside(sites, picks[options.mode], count, cores, names)
+    return reserve.cut_off(sites, unique(sites), count, cores, names)
 
 
 def _trimmed(draft: Draft, most: int, cores: Cores) -> Draft:
@@ -191,6 +201,7 @@ def _check_least(
     options: Options,
     cores: Cores,
     seats: Sequence[Seat],
+    names: Sequence[int],
 ) -> None:
     """A demand that was spelled out is kept or refused, for all ranks alike."""
     for site in sites:
@@ -198,7 +209,7 @@ def _check_least(
             found = cores.count(drafts[rank].cores) if drafts[rank].own else 0
             if found < options.least:
                 near = cores.count(site.cores)
-                raise _too_few(rank, site.gpu, found, near, options, seats[rank].allowed)
+                raise _too_few(names[rank], site.gpu, found, near, options, seats[rank].allowed)
 
 
 def _too_few(

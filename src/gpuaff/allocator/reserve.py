@@ -12,7 +12,11 @@ from gpuaff.records import replace
 
 
 def cut_off(
-    sites: Sequence[Site], drafts: Mapping[int, Draft], count: int, cores: Cores
+    sites: Sequence[Site],
+    drafts: Mapping[int, Draft],
+    count: int,
+    cores: Cores,
+    names: Sequence[int],
 ) -> dict[int, Draft]:
     """Reserve the last cores of each rank's own part: those that it misses least.
 
@@ -25,7 +29,7 @@ def cut_off(
             if found <= count:
                 near = cores.count(site.cores)
                 part = f"its part is {found} of the {near} cores near its GPU"
-                raise _none_left(rank, site, count, part)
+                raise _none_left(names[rank], site, count, part)
     return {rank: _without_last(draft, count, cores) for rank, draft in drafts.items()}
 
 
@@ -34,6 +38,7 @@ def set_aside(
     pick: Callable[[Sequence[Site]], dict[int, Draft]],
     count: int,
     cores: Cores,
+    names: Sequence[int],
 ) -> dict[int, Draft]:
     """Reserve the last cores of each distinct near list, and let ranks pick from the rest.
 
@@ -48,12 +53,12 @@ def set_aside(
     rest = [_without(site, taken) for site in sites]
     for site, left in zip(sites, rest, strict=True):
         if not left.cores:
-            raise _none_left(site.ranks[0], site, count, _all_taken(site, cores))
+            raise _none_left(names[site.ranks[0]], site, count, _all_taken(site, cores))
     drafts = pick(rest)
     for site in sites:
         for rank in site.ranks:
             if not drafts[rank].own:
-                raise _none_left(rank, site, count, _all_taken(site, cores))
+                raise _none_left(names[rank], site, count, _all_taken(site, cores))
             drafts[rank] = replace(drafts[rank], reserved=cut[site.cores].reserved)
     return drafts
 

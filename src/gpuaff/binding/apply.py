@@ -16,7 +16,7 @@ from gpuaff.binding.report import concerning, refuse_if_broken
 from gpuaff.binding.threads import move_all, move_caller, threads_with
 from gpuaff.binding.undo import Before, rewind
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.launch import gpus, masks
+from gpuaff.launch import above, gpus, masks
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.records import dataclass
@@ -118,17 +118,17 @@ class Attempt:
             return kernel.get_affinity()
 
     def _try(self, granted: CpuSet) -> Outcome:
-        parent = kernel.parent_affinity()
+        over = above.observe(self.ranks)
         machine_wide = self.options.partition is Partition.MACHINE
         topology = observe(links=False, accelerators=machine_wide, allowed=granted)
         self.let_rest()
-        whose = masks.observe(self.ranks, own=granted, parent=parent, online=topology.cpus)
+        whose = masks.observe(self.ranks, own=granted, above=over, online=topology.cpus)
         plan = self._plan(topology, whose)
         warnings = one_reason(
             [
                 *suspicion.of_observation(topology),
                 *concerning(plan.warnings, self.rank),
-                *([] if whose.bound else suspicion.of_mask(topology, parent)),
+                *([] if whose.bound else suspicion.of_mask(topology, over.parent)),
             ]
         )
         if self.strict:

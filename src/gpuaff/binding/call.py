@@ -11,6 +11,7 @@ from gpuaff.binding.extras import Asked
 from gpuaff.binding.process import this_process
 from gpuaff.binding.report import refuse_if_broken, say, say_where
 from gpuaff.binding.undo import current
+from gpuaff.launch import beside
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment
 from gpuaff.notices import Notice
 from gpuaff.settings import is_strict, pinning_is_off, plan_options
@@ -75,7 +76,7 @@ def bind(
             let_rest=let_rest,
         )
         outcome = attempt.pin()
-    return _pinned(ranks.local_rank, outcome, remarks)
+    return _pinned(ranks.local_rank, outcome, remarks or beside.observe(ranks))
 
 
 def _untold(error: OSError) -> Notice:

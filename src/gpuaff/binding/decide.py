@@ -58,7 +58,7 @@ def decide(
         plan = _alone(topology, options, ranks, gpus)
         return _with(plan, _masks_unknown(plan.shares[0], masks))
     if gpus is None:
-        return plan_with(topology, options)
+        return _of_all(topology, options, ranks)
     return _by_own_gpu(topology, options, ranks, gpus, on_the_bus)
 
 
@@ -84,6 +84,12 @@ def inputs_of_all(
     return topology.with_allowed(frozenset().union(*cut)), replace(options, rank_allowed=cut)
 
 
+def _of_all(topology: Topology, options: Options, ranks: Ranks) -> Plan:
+    plan = plan_with(topology, options)
+    hidden = len(topology.visible) == 1 < min(ranks.local_size, len(topology.gpus))
+    return _with(plan, own_gpu.one_for_all(ranks)) if hidden else plan
+
+
 def _each_in_its_own(
     topology: Topology,
     options: Options,
@@ -95,7 +101,7 @@ def _each_in_its_own(
     for_all, all_options = inputs_of_all(topology, options, rank, sets)
     own = sets[rank] & topology.allowed
     if gpus is None:
-        plan = plan_with(for_all, all_options)
+        plan = _of_all(for_all, all_options, ranks)
     else:
         # Only the rank itself knows which GPU it has: nobody can plan for the others.
         plan = _alone(topology.with_allowed(own), options, ranks, gpus)
@@ -120,7 +126,7 @@ def _by_own_gpu(
     machine, place = found
     plan = plan_with(machine, replace(options, nproc=len(machine.visible)))
     plan = _only(plan, place, ranks.local_rank, gpu=topology.visible[0])
-    if ranks.local_size > len(machine.visible):
+    if gpus.shared or ranks.local_size > len(machine.visible):
         return _with(plan, own_gpu.shared(plan.shares[0], ranks, len(machine.visible)))
     return plan
 
@@ -130,7 +136,8 @@ def _alone(topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | N
     place = ranks.local_rank % len(topology.visible) if gpus is None else 0
     gpu = topology.visible[place]
     mine = replace(options, nproc=1, rank_allowed=None)
-    return _only(plan_with(replace(topology, visible=(gpu,)), mine), 0, ranks.local_rank, gpu=gpu)
+    plan = plan_with(replace(topology, visible=(gpu,)), mine, numbers=(ranks.local_rank,))
+    return _only(plan, 0, ranks.local_rank, gpu=gpu)
 
 
 def _inside_its_border(
@@ -139,17 +146,17 @@ def _inside_its_border(
     """The plan for the ranks on this rank's GPU: what others may use does not matter inside.
 
     Where each rank sees GPUs of its own, nobody tells who else is on them: one rank a GPU then,
-    unless there are more ranks than GPUs.
+    unless there are more ranks than GPUs, or the launcher may have put several on one.
     """
     count = len(topology.visible) if gpus is None else gpus.on_node or len(gpus.named or ())
-    if gpus is not None and ranks.local_size > count:
+    if gpus is not None and (gpus.shared or ranks.local_size > count):
         return _alone(topology, replace(options, partition=Partition.JOB), ranks, gpus)
     turn, place = divmod(ranks.local_rank, count)
     gpu = topology.visible[place if gpus is None else 0]
-    there = replace(options, nproc=len(range(place, ranks.local_size, count)))
-    return _only(
-        plan_with(replace(topology, visible=(gpu,)), there), turn, ranks.local_rank, gpu=gpu
-    )
+    numbers = range(place, ranks.local_size, count)
+    there = replace(options, nproc=len(numbers))
+    plan = plan_with(replace(topology, visible=(gpu,)), there, numbers=numbers)
+    return _only(plan, turn, ranks.local_rank, gpu=gpu)
 
 
 def _only(plan: Plan, place: int, rank: int, *, gpu: int) -> Plan:

@@ -73,8 +73,18 @@ def not_told(share: Share) -> Notice:
     )
 
 
+def one_for_all(ranks: Ranks) -> Notice:
+    """The driver knows other GPUs: a wrapper may show each rank another one."""
+    return Notice(
+        "one-gpu",
+        f"{ranks.local_size} ranks see one GPU and share its cores; if a wrapper gave each rank a "
+        "GPU of its own through CUDA_VISIBLE_DEVICES, the shares are too small and may overlap: "
+        "show all of the job's GPUs to every rank",
+    )
+
+
 def shared(share: Share, ranks: Ranks, gpus: int) -> Notice:
-    """Several ranks on each GPU."""
+    """Several ranks on each GPU, or perhaps on this one."""
     return Notice(
         "gpus-unknown",
         f"{ranks.local_size} ranks have {gpus} GPUs, and which of them are on GPU {share.gpu} too "

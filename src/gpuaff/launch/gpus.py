@@ -24,11 +24,13 @@ class OwnGpus:
         named: the GPUs of all ranks; None when they are not told.
         own: those of this rank, as the launcher counts; None when they are not told.
         on_node: how many the job has on this node; None when that is not told.
+        shared: whether it is told that other ranks may be on this rank's too.
     """
 
     named: tuple[int, ...] | None = None
     own: tuple[int, ...] | None = None
     on_node: int | None = None
+    shared: bool = False
 
 
 def observe(ranks: Ranks, *, visible: int) -> OwnGpus | None:
@@ -45,6 +47,8 @@ def classify(get: Get, ranks: Ranks, *, visible: int) -> OwnGpus | None:
     """:func:`observe`, with an environment from anywhere."""
     if ranks.local_size == 1 or not visible or innermost(get, ranks) is not Launcher.SLURM:
         return None
+    if number(get("SLURM_LOCALID")) != ranks.local_rank:
+        return None  # a worker that a task has started, or ranks numbered otherwise
     told = slurm.gpu_indices(get("SLURM_STEP_GPUS"))
     on_node = number(get("SLURM_GPUS_ON_NODE"))
     if on_node is not None and on_node <= visible:
@@ -52,9 +56,10 @@ def classify(get: Get, ranks: Ranks, *, visible: int) -> OwnGpus | None:
     is_part = told is not None and on_node is not None and len(told) < on_node
     if not is_part and not slurm.binds_gpus(get):
         return None
+    shared = slurm.shares_gpus(get, ranks.local_size)
     if told is not None and not is_part and len(told) > visible:
-        return OwnGpus(named=told, on_node=on_node)
-    return OwnGpus(named=_of_job(get, on_node or 0), own=told, on_node=on_node)
+        return OwnGpus(named=told, on_node=on_node, shared=shared)
+    return OwnGpus(named=_of_job(get, on_node or 0), own=told, on_node=on_node, shared=shared)
 
 
 def _of_job(get: Get, on_node: int) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ from enum import Enum
 
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import slurm
+from gpuaff.launch.above import Above
 from gpuaff.launch.launchers import Launcher, innermost
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.variables import Get, number
@@ -54,34 +55,46 @@ class Seen:
 
     Attributes:
         own: the CPUs that it may use.
-        parent: those that its parent may use; None when that cannot be seen.
-        parent_name: the name of the parent's program.
+        starter: those that what started it may use (:class:`gpuaff.launch.above.Above`); None when
+            that cannot be seen.
+        starter_name: the name of that program.
         online: the CPUs of the machine.
+        cpuset: those of this process's cpuset; None when they are not told, or do not matter.
     """
 
     own: CpuSet
-    parent: CpuSet | None
-    parent_name: str | None
+    starter: CpuSet | None
+    starter_name: str | None
     online: CpuSet
+    cpuset: CpuSet | None = None
 
 
-def observe(ranks: Ranks, *, own: CpuSet, parent: CpuSet | None, online: CpuSet) -> Masks:
+def observe(ranks: Ranks, *, own: CpuSet, above: Above, online: CpuSet) -> Masks:
     """The masks of the ranks of this process's job on this node.
 
     Args:
         ranks: the ranks in use.
         own: the CPUs that this process may use, before anything is pinned.
-        parent: those of its parent, read at the same moment: a cpuset that changes, or a CPU that
-            goes offline, changes both.
+        above: what started it, read at the same moment: a cpuset that changes, or a CPU that goes
+            offline, changes the masks of both.
         online: the CPUs of the machine.
     """
     seen = Seen(
         own=own,
-        parent=parent,
-        parent_name=kernel.parent_name(),
+        starter=above.starter,
+        starter_name=above.starter_name,
         online=online,
+        cpuset=None if own == above.starter else _cpuset(environ.get),
     )
     return classify(environ.get, ranks, seen)
+
+
+def _cpuset(get: Get) -> CpuSet | None:
+    if slurm.binding(get) != "none":
+        return None
+    from gpuaff.topology.cpusets import cpuset_of  # nobody else needs it to pin
+
+    return cpuset_of(kernel.machine_tree())
 
 
 def classify(get: Get, ranks: Ranks, seen: Seen) -> Masks:
@@ -93,50 +106,62 @@ def classify(get: Get, ranks: Ranks, seen: Seen) -> Masks:
         seen: the masks that can be seen from here.
     """
     if ranks.local_size == 1:
-        return Masks(whose=Whose.COMMON, source="there is one rank")
+        bound = _is_bound(get, seen)
+        return Masks(whose=Whose.COMMON, source="there is one rank", bound=bound)
     launcher = innermost(get, ranks)
     if launcher is Launcher.OPEN_MPI:
         return _of_open_mpi(get, seen)
     if launcher is Launcher.SLURM:
         return _of_slurm(get, ranks, seen)
-    return _by_parent(seen)
+    return _by_starter(seen)
 
 
-def _by_parent(seen: Seen) -> Masks:
+def _is_bound(get: Get, seen: Seen) -> bool:
+    """Whether a rank that is alone has its mask from a launcher, which may have started others."""
+    if get("OMPI_MCA_orte_bound_at_launch") is not None:
+        return True
+    tasks, task = slurm.tasks_here(get), number(get("SLURM_LOCALID"))
+    if slurm.binding(get) not in ("mask_cpu", "map_cpu") or not tasks or task is None:
+        return False
+    named = slurm.named_masks(get, tasks)
+    return named is not None and task < tasks and named[task] & seen.online == seen.own
+
+
+def _by_starter(seen: Seen) -> Masks:
     """A launcher that binds nobody hands its own mask down.
 
-    Where the parent is out of sight (the first process of a container, whose launcher is outside),
-    each rank may be in a cpuset of its own. A mask of the whole machine is no cpuset's.
+    Where it is out of sight (outside the container that this is the first process of), each rank
+    may be in a cpuset of its own. A mask of the whole machine is no cpuset's.
     """
-    if seen.parent is None:
+    if seen.starter is None:
         if seen.own == seen.online:
             return Masks(whose=Whose.COMMON, source="it may use the whole machine")
-        return _unknown("its parent's mask cannot be seen")
-    if seen.own == seen.parent:
-        return Masks(whose=Whose.COMMON, source="its parent has the same mask")
-    return _unknown(f"its parent may use CPUs {format_cpulist(seen.parent)}")
+        return _unknown("the mask of what started it cannot be seen")
+    if seen.own == seen.starter:
+        return Masks(whose=Whose.COMMON, source="what started it has the same mask")
+    return _unknown(f"what started it may use CPUs {format_cpulist(seen.starter)}")
 
 
 def _of_open_mpi(get: Get, seen: Seen) -> Masks:
     """Up to Open MPI 4 mpirun says when it has bound the ranks.
 
-    Then the parent's mask proves nothing: a shell between mpirun and Python is bound as well.
-    Open MPI 5 (PRRTE) never says, so there only the mask of mpirun itself, or of its daemon, does.
+    Open MPI 5 (PRRTE) never says, so there only the mask of mpirun itself, or of its daemon, does;
+    not that of a shell whose variables cannot be read.
     """
     if get("OMPI_MCA_orte_bound_at_launch") is not None:
         return _unknown("mpirun has bound each rank to CPUs of its own", bound=True)
-    is_told = get("PRTE_LAUNCHED") is None or seen.parent_name in _DAEMONS
+    is_told = get("PRTE_LAUNCHED") is None or seen.starter_name in _DAEMONS
     if is_told or seen.own == seen.online:
-        return _by_parent(seen)
+        return _by_starter(seen)
     return _unknown("mpirun does not tell whether it has bound the ranks")
 
 
 def _of_slurm(get: Get, ranks: Ranks, seen: Seen) -> Masks:
     kind = slurm.binding(get)
     if kind is None:  # no plugin that binds
-        return _by_parent(seen)
+        return _by_starter(seen)
     if kind == "none":
-        return Masks(whose=Whose.COMMON, source="srun says that it has bound nobody")
+        return _of_unbound_task(seen)
     if kind not in ("mask_cpu", "map_cpu"):
         return _unknown(f"srun has bound the ranks by {kind}", bound=True)
     if number(get("SLURM_LOCALID")) != ranks.local_rank:
@@ -147,14 +172,27 @@ def _of_slurm(get: Get, ranks: Ranks, seen: Seen) -> Masks:
     return _named(named, ranks.local_rank, seen)
 
 
+def _of_unbound_task(seen: Seen) -> Masks:
+    """A wrapper may have bound it since: then it lacks CPUs of the job.
+
+    Tasks have the mask of the step's daemon, which is no narrower than its cpuset unless the
+    system has made it so (``CPUAffinity=`` of systemd).
+    """
+    if seen.cpuset is None or seen.own in (seen.starter, seen.cpuset & seen.online):
+        return Masks(whose=Whose.COMMON, source="srun says that it has bound nobody")
+    job = format_cpulist(seen.cpuset & seen.online)
+    return _unknown(f"srun has bound nobody, and its cpuset has the CPUs {job}")
+
+
 def _named(named: tuple[CpuSet, ...], rank: int, seen: Seen) -> Masks:
     """The launcher's list, as far as this rank's own mask bears it out.
 
     Less than the list says is all right where nobody else may use the rest: the others' plans do
     not hang on it.
     """
+    named = tuple(mask & seen.online for mask in named)
     told, own = named[rank], seen.own
-    if any(map(seen.online.isdisjoint, named)):
+    if not all(named):
         return _unknown("SLURM_CPU_BIND_LIST names CPUs that are not there")
     alone = all(told.isdisjoint(mask) for place, mask in enumerate(named) if place != rank)
     if not own <= told or not (own == told or alone):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuaff.launch.variables import number
+from gpuaff.launch.slurm import tasks_here
+from gpuaff.launch.variables import Get, number
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass
 from gpuaff.system import environ
@@ -36,7 +37,7 @@ def from_environment() -> tuple[Ranks | None, Notice | None]:
         return ALONE, Notice(
             "no-rank",
             "neither LOCAL_RANK nor LOCAL_WORLD_SIZE is set: taking this to be rank 0 of 1; "
-            "start under torchrun or call set_affinity(local_rank, nproc_per_node)",
+            f"start under torchrun or call set_affinity({_numbers(environ.get)})",
         )
     rank, size = number(said), number(told)
     if rank is not None and size is not None and rank < size:
@@ -46,3 +47,14 @@ def from_environment() -> tuple[Ranks | None, Notice | None]:
         f"LOCAL_RANK={said!r} and LOCAL_WORLD_SIZE={told!r} name no rank of this node; "
         "call set_affinity(local_rank, nproc_per_node)",
     )
+
+
+def _numbers(get: Get) -> str:
+    """The two numbers as a call has them, where a launcher that we don't ask tells them."""
+    if number(get("OMPI_COMM_WORLD_LOCAL_RANK")) is not None:
+        names = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+        return ", ".join(f"int(os.environ['{name}'])" for name in names)
+    tasks = tasks_here(get)
+    if tasks and number(get("SLURM_LOCALID")) is not None:
+        return f"int(os.environ['SLURM_LOCALID']), {tasks}"
+    return "local_rank, nproc_per_node"

@@ -13,6 +13,8 @@ and what Slurm 22.05 was seen to set (``tests/data/environments``). Seen, and in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
 from gpuaff.launch.variables import Get, number
 
@@ -56,11 +58,17 @@ def named_masks(get: Get, tasks: int) -> tuple[CpuSet, ...] | None:
         get: the environment, where :func:`binding` is ``mask_cpu`` or ``map_cpu``.
         tasks: how many tasks there are. A shorter list is used again from its start.
     """
-    read = _mask if binding(get) == "mask_cpu" else _cpu
+    is_mask = binding(get) == "mask_cpu"
+    return _listed(get("SLURM_CPU_BIND_LIST") or "", tasks, is_mask=is_mask)
+
+
+def _listed(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
+    """The numbers of each task in a list of masks or of numbers; None when it can't be read."""
+    read = _mask if is_mask else _cpu
     masks: list[CpuSet] = []
-    for word in (get("SLURM_CPU_BIND_LIST") or "").split(","):
-        text, _, times = word.strip().partition("*")
-        mask, count = read(text), number(times or "1")
+    for word in text.split(","):
+        one, _, times = word.strip().partition("*")
+        mask, count = read(one), number(times or "1")
         if not mask or not count:
             return None
         masks += [mask] * min(count, tasks)
@@ -75,7 +83,7 @@ def _mask(text: str) -> CpuSet | None:
 
 
 def _cpu(text: str) -> CpuSet | None:
-    """A CPU id, decimal, or hexadecimal after ``0x``."""
+    """An id, decimal, or hexadecimal after ``0x``."""
     if not (text.isascii() and text.isalnum()) or len(text) > 9:
         return None
     try:
@@ -101,6 +109,47 @@ def binds_gpus(get: Get) -> bool:
     """
     if get("SLURM_GPUS_PER_TASK") or "gres/gpu" in (get("SLURM_TRES_PER_TASK") or ""):
         return True
-    words = [get("SLURM_GPU_BIND") or "", get("SLURM_TRES_BIND") or ""]
-    kinds = ("closest", "map_gpu:", "mask_gpu:", "per_task:", "single:")
-    return any(kind in word for word in words for kind in kinds)
+    return any(kind in _KINDS for kind, _ in _gpu_bindings(get))
+
+
+def shares_gpus(get: Get, tasks: int) -> bool:
+    """Whether a variable tells that several tasks of this node may be on one GPU.
+
+    ``closest`` gives each task all GPUs of its NUMA node; lists of numbers and of masks are used
+    again from their start. ``--ntasks-per-gpu`` means ``single``.
+    """
+    for name in ("SLURM_NTASKS_PER_TRES", "SLURM_NTASKS_PER_GPU"):
+        if (number(get(name)) or 1) > 1:
+            return True
+    return any(_is_shared(kind, text, tasks) for kind, text in _gpu_bindings(get))
+
+
+_KINDS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
+
+
+def _gpu_bindings(get: Get) -> Iterator[tuple[str, str]]:
+    """How tasks are bound to GPUs: a kind, and what stands behind its colon.
+
+    ``verbose,map_gpu:0,1``; among other resources ``gres/gpu:verbose,map:0,1+gres/nic:closest``.
+    """
+    yield _kind_of(get("SLURM_GPU_BIND") or "")
+    for part in (get("SLURM_TRES_BIND") or "").split("+"):
+        resource, _, text = part.strip().partition(":")
+        if resource == "gres/gpu":
+            yield _kind_of(text)
+
+
+def _kind_of(text: str) -> tuple[str, str]:
+    for word in ("verbose", "v", "quiet", "q"):
+        text = text.strip().removeprefix(f"{word},")
+    kind, _, rest = text.partition(":")
+    return kind, rest
+
+
+def _is_shared(kind: str, text: str, tasks: int) -> bool:
+    if kind == "single":
+        return number(text) != 1
+    if kind not in ("map", "map_gpu", "mask", "mask_gpu"):
+        return kind == "closest"
+    sets = _listed(text, tasks, is_mask=kind.startswith("mask"))
+    return sets is None or sum(map(len, sets)) > len(frozenset().union(*sets))

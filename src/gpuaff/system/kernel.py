@@ -213,16 +213,25 @@ def in_forked_child(action: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=action)
 
 
-def parent_affinity() -> CpuSet | None:
-    """The CPUs of this process's parent; None when it cannot be seen."""
-    parent = os.getppid()
+def parent_id() -> int | None:
+    """The id of this process's parent; None when that is out of sight, as outside a container."""
+    return os.getppid() or None
+
+
+def parent_of(pid: int) -> int | None:
+    """The id of a process's parent; None when there is none, or it cannot be seen."""
+    fields = (Tree().read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return int(fields[1]) or None if len(fields) > 1 else None
+
+
+def affinity_of(pid: int | None) -> CpuSet | None:
+    """The CPUs of another process; None when it cannot be seen."""
     try:
-        return get_affinity(parent) if parent > 0 else None
+        return None if pid is None else get_affinity(pid)
     except OSError:
         return None
 
 
-def parent_name() -> str | None:
-    """The name of the program that this process's parent runs; None when it cannot be seen."""
-    parent = os.getppid()
-    return Tree().read(f"proc/{parent}/comm") if parent > 0 else None
+def name_of(pid: int | None) -> str | None:
+    """The name of the program that a process runs; None when it cannot be seen."""
+    return None if pid is None else Tree().read(f"proc/{pid}/comm")
