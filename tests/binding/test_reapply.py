@@ -355,7 +355,7 @@ for _ in range(20):
     for _ in range(3):
         threading.Thread(target=link).start()
     time.sleep(0.002)
-    put_into_force(share, rank=0)
+    put_into_force(share, reserved=frozenset(), rank=0)
     for tid in os.listdir("/proc/self/task"):
         try:
             lost += os.sched_getaffinity(int(tid)) == before

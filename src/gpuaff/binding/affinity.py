@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
     from gpuaff.allocator.plan import Plan
-    from gpuaff.binding.process import Extras
-    from gpuaff.binding.undo import Before
+    from gpuaff.binding.process import Before, Extras
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
 
@@ -84,6 +83,8 @@ class Affinity(frozenset[int]):
         Returns:
             The calling thread's CPUs afterwards.
         """
+        if self._is_over():
+            return frozenset()
         from gpuaff.binding.undo import current, put_back
 
         if self.pinned and self._before is not None:
@@ -96,13 +97,16 @@ class Affinity(frozenset[int]):
         The calling thread goes there, the main thread, every thread that is not inside, and those
         that have what was left to a narrowed main thread. Threads that are bound to a part of the
         share, or to reserved CPUs, stay; so do those that were bound elsewhere when
-        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is cut, with a warning.
+        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is
+        cut, with a warning.
         Only CPUs are set. May be called again, from any thread, after ``restore()``, and in a
         forked child: ``DataLoader(worker_init_fn=lambda _: affinity.reapply())`` (cases C8, C10).
 
         Returns:
             The calling thread's CPUs afterwards.
         """
+        if self._is_over():
+            return frozenset()
         from gpuaff.binding.undo import current
 
         if self.pinned and self._before is not None:
@@ -121,10 +125,19 @@ class Affinity(frozenset[int]):
         trace: TracebackType | None,
     ) -> None:
         """Put back what was in force before: an outer block's share, or the first mask."""
-        from gpuaff.binding.undo import put_back
+        if self._before is not None and not self._is_over():
+            from gpuaff.binding.undo import put_back
 
-        if self.pinned and self._before is not None:
-            put_back(frozenset(self), self._before, self._extras)
+            put_back(frozenset(self) if self.pinned else None, self._before, self._extras)
+
+    @staticmethod
+    def _is_over() -> bool:
+        """Whether the interpreter is being taken down, when little can be imported any more."""
+        try:
+            from sys import is_finalizing
+        except ImportError:
+            return True
+        return is_finalizing()
 
     def __repr__(self) -> str:
         from gpuaff.cpuset import format_cpulist

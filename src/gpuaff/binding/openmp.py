@@ -11,7 +11,7 @@ from gpuaff.notices import Notice
 from gpuaff.runtimes import KMP, MAIN_FREE, OPENMP, loaded, spares_the_main_thread, that_bind
 from gpuaff.system import environ, kernel
 
-_NUMBER = "OMP_NUM_THREADS"
+NUMBER = "OMP_NUM_THREADS"
 
 
 def remarks() -> list[Notice]:
@@ -54,11 +54,11 @@ def export(cores: int) -> tuple[Exported | None, list[Notice]]:
     Returns:
         What was set, None when nothing was; and what is to be said.
     """
-    first = environ.get(_NUMBER)
+    first = environ.get(NUMBER)
     if first is not None and first.strip():
-        text = f"{_NUMBER}={first} is kept; the share has {cores} core{'s' if cores != 1 else ''}"
+        text = f"{NUMBER}={first} is kept; the share has {cores} core{'s' if cores != 1 else ''}"
         return None, [Notice("omp-kept", f"{text} (torchrun sets it to 1 where nobody has)")]
-    environ.put(_NUMBER, str(cores))
+    environ.put(NUMBER, str(cores))
     return Exported(first=first, ours=str(cores)), _late()
 
 
@@ -67,7 +67,7 @@ def _late() -> list[Notice]:
     if not any(loaded(runtime.prefixes, files) for runtime in OPENMP):
         return []
     text = (
-        f"an OpenMP runtime is loaded already and has read {_NUMBER} before it was set: call "
+        f"an OpenMP runtime is loaded already and has read {NUMBER} before it was set: call "
         "set_affinity() before importing torch, numpy and the like, or set its number of threads"
     )
     return [Notice("omp-late", text)]
@@ -77,10 +77,10 @@ def swap(now: Exported | None, then: Exported | None) -> None:
     """Put OMP_NUM_THREADS back to what it was then; not where somebody else has set it since."""
     if now is not None and now != then:
         _swap(now.ours, now.first if then is None else then.ours)
-    elif then is not None and now is None:  # a call that failed had taken it away
+    elif then is not None and now is None:  # a call that set none had taken it away
         _swap(then.first, then.ours)
 
 
 def _swap(expected: str | None, wanted: str | None) -> None:
-    if environ.get(_NUMBER) == expected:
-        environ.put(_NUMBER, wanted)
+    if environ.get(NUMBER) == expected:
+        environ.put(NUMBER, wanted)
