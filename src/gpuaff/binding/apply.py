@@ -26,19 +26,17 @@ from gpuaff.topology.model import Topology
 
 
 class RefusedError(Exception):
-    """The kernel refused what was asked for.
+    """The kernel refused a share.
 
     Attributes:
-        plan: the plan, if there was one already.
+        plan: the plan that it is from.
         warnings: what is to be said; the last one is what was refused.
     """
 
-    def __init__(
-        self, notice: Notice, plan: Plan | None = None, warnings: Iterable[Notice] = ()
-    ) -> None:
-        super().__init__(notice, plan, warnings)
+    def __init__(self, plan: Plan, warnings: Iterable[Notice]) -> None:
+        super().__init__(plan, warnings)
         self.plan = plan
-        self.warnings = (*warnings, notice)
+        self.warnings = tuple(warnings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +89,12 @@ class Attempt:
         """Plan for all ranks and put this one's share into force; called by ``whole``.
 
         Raises:
-            RefusedError: the kernel refused it.
+            RefusedError: the kernel refused the share.
+            OSError: it refused anything else.
             GpuaffError: as :func:`gpuaff.set_affinity` has it.
         """
-        try:
-            caller = kernel.get_affinity()
-            outcome = self._pin(caller, ask(self.process, caller))
-        except OSError as error:
-            raise RefusedError(_untold(error)) from error
+        caller = kernel.get_affinity()
+        outcome = self._pin(caller, ask(self.process, caller))
         if self.strict:
             refuse_if_broken(outcome.warnings)
         return outcome
@@ -132,7 +128,7 @@ class Attempt:
         try:
             got = move_caller(share.cpus)
         except OSError as error:
-            raise RefusedError(_refused(share.cpus, error), plan, warnings) from error
+            raise RefusedError(plan, [*warnings, _refused(share.cpus, error)]) from error
         self.process.reserved = share.reserved
         warnings += self._move_others(share.cpus, got, ours, bound)
         return self._outcome(got, plan, before, warnings, pinned=True)
@@ -202,12 +198,4 @@ def _refused(cpus: CpuSet, error: OSError) -> Notice:
         "pin-failed",
         f"the kernel refused CPUs {format_cpulist(cpus)} ({error.strerror}): the mask stays; "
         "a cpuset or a seccomp filter may forbid it",
-    )
-
-
-def _untold(error: OSError) -> Notice:
-    return Notice(
-        "pin-failed",
-        f"the system refused a question or an order about CPUs ({error.strerror}): they stay as "
-        "they are; a seccomp filter may forbid it",
     )

@@ -11,7 +11,7 @@ from gpuaff.binding.apply import Attempt, Outcome, RefusedError
 from gpuaff.binding.extras import Asked
 from gpuaff.binding.process import this_process
 from gpuaff.binding.report import refuse_if_broken, say, say_where
-from gpuaff.binding.undo import current
+from gpuaff.binding.undo import current, refused
 from gpuaff.binding.whole import whole
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment
 from gpuaff.notices import Notice
@@ -65,7 +65,7 @@ def bind(
     try:
         process = this_process()
     except OSError as error:  # a seccomp filter
-        return _unpinned(ranks, (_untold(error),), strict=strict)
+        return _unpinned(ranks, (refused(error),), strict=strict)
     attempt = Attempt(
         process=process,
         ranks=ranks,
@@ -85,19 +85,15 @@ def _twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Affinity:
     with process.lock:
         try:
             return whole(process, work, memory=memory)
-        except RefusedError:  # a cpuset changed meanwhile: plan from what is left
+        except (RefusedError, OSError):  # a cpuset changed meanwhile: plan from what is left
             pass
         try:
             return whole(process, work, memory=memory)
-        except RefusedError as error:
-            refused = error
-    warnings = (*remarks, *refused.warnings)
-    return _unpinned(attempt.ranks, warnings, strict=attempt.strict, plan=refused.plan)
-
-
-def _untold(error: OSError) -> Notice:
-    why = f"the kernel does not tell this process's CPUs ({error.strerror})"
-    return Notice("pin-failed", f"{why}: they stay as they are; a seccomp filter may forbid it")
+        except RefusedError as last:
+            plan, warnings = last.plan, last.warnings
+        except OSError as error:
+            plan, warnings = None, (refused(error),)
+    return _unpinned(attempt.ranks, remarks + warnings, strict=attempt.strict, plan=plan)
 
 
 def _ranks(

@@ -8,22 +8,39 @@ from __future__ import annotations
 
 from gpuaff.binding.process import Exported
 from gpuaff.notices import Notice
-from gpuaff.runtimes import KMP, MAIN_FREE, OPENMP, loaded, spares_the_main_thread, that_bind
+from gpuaff.runtimes import BLAS, KMP, MAIN_FREE, OPENMP, loaded, spares_the_main_thread, that_bind
 from gpuaff.system import environ, kernel
 
 NUMBER = "OMP_NUM_THREADS"
 
 
 def remarks() -> list[Notice]:
-    """One remark that names the variables that will move threads, with the remedies."""
+    """One remark that names the variables that move threads, with the remedies."""
     found = [*_told(), *_blas()]
     if not found:
         return []
-    text = (
-        f"{'; '.join(found)}: when the library is loaded it binds threads by itself, and the main "
-        "thread loses most of the share; Affinity.reapply(), after the import, gets it back"
-    )
-    return [Notice("omp-binding", text)]
+    what = _LOADED if _is_loaded() else _NOT_YET
+    return [Notice("omp-binding", f"{'; '.join(found)}: {what}")]
+
+
+_NOT_YET = (
+    "when the library is loaded it binds threads by itself, and the main thread loses most of the "
+    "share; Affinity.reapply(), after the import, gets it back"
+)
+
+_LOADED = (
+    "the library is loaded already. If it has narrowed this process before gpuaff was first "
+    "called, that counts as a border and is not widened: call gpuaff before importing it; or, "
+    "where no scheduler drew a border, os.sched_setaffinity(0, range(os.cpu_count())) before the "
+    "first call"
+)
+
+
+def _is_loaded() -> bool:
+    """Whether a library that heeds one of the variables is there."""
+    files = kernel.mapped_files(kernel.process_id())
+    heed = (one.prefixes for one in OPENMP if that_bind(environ.get, one.heeds))
+    return any(loaded(prefixes, files) for prefixes in (*heed, *([BLAS] if _blas() else [])))
 
 
 def _told() -> list[str]:

@@ -11,7 +11,7 @@ from gpuaff.binding.process import NOTHING, Before, Extras, Process, expect, rem
 from gpuaff.binding.report import say
 from gpuaff.binding.threads import Moved, move, move_all
 from gpuaff.binding.whole import whole
-from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
 from gpuaff.records import replace
 from gpuaff.system import kernel
@@ -35,7 +35,7 @@ def put_back(share: CpuSet | None, before: Before, extras: Extras | None) -> Non
         else:
             whole(process, lambda: _here(process, share, before, now), memory=bool(now.memory))
     except OSError as error:
-        say([_refused(before.mask, error)], rank=None)
+        say([refused(error)], rank=None)
 
 
 def _here(process: Process, share: CpuSet | None, before: Before, now: Extras) -> None:
@@ -112,9 +112,7 @@ def _say(moved: Moved) -> None:
     say(moved.notices(), rank=None)
 
 
-def _refused(cpus: CpuSet, error: OSError) -> Notice:
-    text = (
-        f"the system refused CPUs {format_cpulist(cpus)}, or a question about CPUs "
-        f"({error.strerror}): they stay as they are; a seccomp filter may forbid it"
-    )
-    return Notice("pin-failed", text)
+def refused(error: OSError) -> Notice:
+    """The kernel refuses questions about CPUs, or orders."""
+    why = f"the system does not tell this process's CPUs, or moves no threads ({error.strerror})"
+    return Notice("pin-failed", f"{why}: all stays as it is; a seccomp filter may forbid it")
