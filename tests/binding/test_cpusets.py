@@ -151,7 +151,7 @@ REFUSED = """
 
 
 SWAPPED = """
-    import sys, threading, time, gpuaff
+    import os, sys, threading, time, gpuaff
     from gpuaff.binding import apply
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     affinity = gpuaff.set_affinity(1, 2)
@@ -165,6 +165,7 @@ SWAPPED = """
 """
 
 FAILS = [
+    "apply.move = lambda *_: os.sched_setaffinity(0, [5000]); gpuaff.set_affinity(0, 2)",
     "gpuaff.set_affinity(0, 2, min_physical_cores=5000)",
     "gpuaff.set_affinity(0, 2, memory='bind:900')",
     "apply.decide = lambda *_: 1 / 0; gpuaff.set_affinity(0, 2, strict=True)",

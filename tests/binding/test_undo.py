@@ -14,6 +14,8 @@ from processes import CPUS, masks, printed, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
+TESTS = str(Path(mempolicies.__file__).parent)
+
 START = """
 import os, threading, time, gpuaff
 before = os.sched_getaffinity(0)
@@ -88,9 +90,7 @@ with gpuaff.set_affinity(0, 2):
     pass
 print(os.sched_getaffinity(0) == {min(before)})
 """
-    script = f"import sys; sys.path.append({str(Path(mempolicies.__file__).parent)!r})\n" + (
-        f"import mempolicies\n{script}"
-    )
+    script = f"import sys; sys.path.append({TESTS!r}); import mempolicies\n{script}"
     assert said(driver, script) == [
         *("False", "True", "True"),
         *("True", "True", "True"),
@@ -107,7 +107,7 @@ def test_a_forked_child_that_leaves_blocks(
 ) -> None:
     """First the inner one, then the outer one."""
     script = f"""
-import sys; sys.path.append({str(Path(mempolicies.__file__).parent)!r})
+import sys; sys.path.append({TESTS!r})
 import mempolicies
 def state():
     cpus, now = os.sched_getaffinity(0), mempolicies.of("self")
@@ -216,17 +216,17 @@ REFUSED = (
     + """
 import json, sys
 from gpuaff.binding import apply
-from gpuaff.binding.threads import move_caller
+from gpuaff.binding.threads import move
 
 first = gpuaff.set_affinity(0, 2)
 other = bound_to(first)
 
-def refuse(cpus):
+def refuse(cpus, *how):
     if cpus in (first, frozenset(before)):
-        return move_caller(cpus)
+        return move(cpus, *how)
     raise OSError(22, "Invalid argument")
 
-apply.move_caller = refuse
+apply.move = refuse
 try:
     second = gpuaff.set_affinity(1, 2, strict=sys.argv[1:] == ["strict"])
 except gpuaff.GPUAffinityError as error:

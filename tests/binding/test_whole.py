@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ pytestmark = [
 START = f"""
 import logging, os, queue, signal, sys, threading
 import gpuaff
-sys.path.append({os.path.dirname(mempolicies.__file__)!r})
+sys.path.append({str(Path(mempolicies.__file__).parent)!r})
 import mempolicies, seccomp
 from gpuaff.binding import apply
 from gpuaff.system import mempolicy
@@ -110,7 +111,7 @@ print(set(map(frozenset, masks().values())) == {{again}}, again.restore() == bef
         ("mempolicy", "set_policy"),
         ("apply.kernel", "set_affinity"),
         ("apply.extras.environ", "put"),
-        ("apply", "move_caller"),
+        ("apply", "move"),
         ("apply", "move_all"),
         ("apply", "refuse_if_broken"),
     ],
@@ -120,6 +121,31 @@ def test_ctrl_c(driver: FakeDriver, first: str, module: str, name: str) -> None:
     env = {"GPUAFF_STRICT": "1"} if name == "refuse_if_broken" else {}
     script = INTERRUPTED.format(first=first, module=module, name=name)
     assert said(driver, script, **env) == ["KeyboardInterrupt", "True", "True", "True"]
+
+
+@pytest.mark.parametrize("what", ["restore()", "reapply()", "__exit__(None, None, None)"])
+@pytest.mark.parametrize("after", [1, 2])
+def test_ctrl_c_on_the_way_back(driver: FakeDriver, what: str, after: int) -> None:
+    """After the first thread was moved, or the second: nothing is half done, and it works later."""
+    script = f"""
+affinity = gpuaff.set_affinity(0, 2, memory="bind", openmp=True)
+if "reapply" in {what!r}:
+    for tid in masks():
+        os.sched_setaffinity(tid, before - affinity)
+then, calls = (masks(), own(), gpuaff.check().expected), []
+real = apply.kernel.set_affinity
+def interrupted(*arguments):
+    real(*arguments)
+    calls.append(1)
+    if len(calls) == {after}:
+        signal.raise_signal(signal.SIGINT)
+apply.kernel.set_affinity = interrupted
+print(raised(lambda: affinity.{what}), (masks(), own(), gpuaff.check().expected) == then)
+affinity.{what}
+wanted = affinity if "reapply" in {what!r} else before
+print(all(mask == wanted for mask in masks().values()))
+"""
+    assert said(driver, script) == ["KeyboardInterrupt", "True", "True"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -177,7 +203,7 @@ print(raised(lambda: gpuaff.set_affinity(0, 2, memory="bind:900", openmp=True)),
 
 
 @pytest.mark.parametrize("what", ["affinity.restore", "affinity.reapply", "call", "leave"])
-@pytest.mark.parametrize("spot", ["decide", "move_caller", "move_all"])
+@pytest.mark.parametrize("spot", ["decide", "move", "move_all"])
 def test_a_signal_handler_may_not_call_into_a_call(
     driver: FakeDriver, what: str, spot: str
 ) -> None:

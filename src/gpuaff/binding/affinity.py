@@ -80,8 +80,14 @@ class Affinity(frozenset[int]):
         has called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set
         here and is still the same.
 
+        While a cpuset denies all of the CPUs that the process had, nothing is given back; call it
+        again when that has changed.
+
         Returns:
-            The calling thread's CPUs afterwards.
+            The calling thread's CPUs afterwards; none while the interpreter is taken down.
+
+        Raises:
+            GPUAffinityError: a signal handler has called it while another call was at work.
         """
         if self._is_over():
             return frozenset()
@@ -103,7 +109,10 @@ class Affinity(frozenset[int]):
         forked child: ``DataLoader(worker_init_fn=lambda _: affinity.reapply())`` (cases C8, C10).
 
         Returns:
-            The calling thread's CPUs afterwards.
+            The calling thread's CPUs afterwards; none while the interpreter is taken down.
+
+        Raises:
+            GPUAffinityError: a signal handler has called it while another call was at work.
         """
         if self._is_over():
             return frozenset()
@@ -220,7 +229,9 @@ def set_affinity(
         GPUAffinityError: a demand cannot be met (``min_physical_cores``, ``reserve``; ``cpus`` or
             ``rank_allowed`` name CPUs that cannot be had; ``memory`` names a NUMA node that this
             machine does not have), also when a variable made it; with ``strict`` also what kept
-            the process from being pinned as planned.
+            the process from being pinned as planned; and always where a signal handler calls it
+            while another call is at work. Every thread, the memory policy and OMP_NUM_THREADS are
+            then as they were.
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
     from gpuaff.system.environ import wants_driver

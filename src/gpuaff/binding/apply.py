@@ -13,7 +13,7 @@ from gpuaff.binding.extras import Asked
 from gpuaff.binding.granted import Granted, ask
 from gpuaff.binding.process import NOTHING, Before, Extras, Process
 from gpuaff.binding.report import concerning, refuse_if_broken
-from gpuaff.binding.threads import move_all, move_caller, put_again, threads_with
+from gpuaff.binding.threads import move, move_all, move_caller, put_again, threads_with
 from gpuaff.binding.undo import rewind
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import gpus, masks
@@ -116,19 +116,19 @@ class Attempt:
         if self.strict:
             refuse_if_broken(warnings)
         share, before = plan.share_of(self.rank), Before.of(self.process)
-        ours = granted.shown(self.process.set_here)
         if share.gpu is None or not share.cpus:
-            warnings += self._leave(caller, before, ours)
+            warnings += self._leave(caller, before, granted)
             return self._outcome(kernel.get_affinity(), plan, before, warnings, pinned=False)
+        ours = granted.shown(self.process.set_here)
         bound = self._bound(share.cpus, caller, ours)
         warnings += extras.put(self.process, self.asked, share, topology)
         if self.strict:
             refuse_if_broken(warnings)
-        self.process.moved.setdefault(kernel.thread_id(), caller)
         try:
-            got = move_caller(share.cpus)
+            move(share.cpus, kernel.thread_id(), caller, self.process.moved)
         except OSError as error:
             raise RefusedError(plan, [*warnings, _refused(share.cpus, error)]) from error
+        got = kernel.get_affinity()
         self.process.reserved = share.reserved
         warnings += self._move_others(share.cpus, got, ours, bound)
         return self._outcome(got, plan, before, warnings, pinned=True)
@@ -176,12 +176,13 @@ class Attempt:
         self.process.apart = moved.left
         return [*cut, *moved.notices()]
 
-    def _leave(self, caller: CpuSet, before: Before, ours: set[CpuSet]) -> list[Notice]:
+    def _leave(self, caller: CpuSet, before: Before, granted: Granted) -> list[Notice]:
         """Nothing to pin to: what earlier calls had set is taken back."""
-        if caller not in ours:
-            put_again(kernel.thread_id(), caller, self.process.set_here)
-        if self.process.share is not None:
-            rewind(self.process, ours - {self.process.original}, before.first)
+        share, set_here = self.process.share, self.process.set_here
+        if caller not in granted.shown(set_here):
+            put_again(kernel.thread_id(), caller, set_here)
+        if share is not None:
+            rewind(self.process, granted.shown([share]), before.first)
         return extras.put_back(self.process, NOTHING)
 
 
