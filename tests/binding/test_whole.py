@@ -25,7 +25,7 @@ import gpuaff
 sys.path.append({str(Path(mempolicies.__file__).parent)!r})
 import mempolicies, seccomp
 from gpuaff.binding import apply
-from gpuaff.system import mempolicy
+from gpuaff.system import mempolicy, nvml_warmup
 
 class Helper(threading.Thread):
     # Does what it is told, in a thread of its own.
@@ -114,6 +114,7 @@ print(set(map(frozenset, masks().values())) == {{again}}, again.restore() == bef
         ("apply", "move"),
         ("apply", "move_all"),
         ("apply", "refuse_if_broken"),
+        ("nvml_warmup.threading.Thread", "join"),
     ],
 )
 def test_ctrl_c(driver: FakeDriver, first: str, module: str, name: str) -> None:

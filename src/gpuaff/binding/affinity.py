@@ -237,26 +237,34 @@ def set_affinity(
     from gpuaff.system.environ import wants_driver
     from gpuaff.system.nvml_warmup import waking_driver
 
-    with waking_driver(wanted=wants_driver()) as let_rest:
-        from gpuaff.binding.call import bind
+    made = None
+    try:
+        with waking_driver(wanted=wants_driver()) as let_rest:
+            from gpuaff.binding.call import bind
 
-        return bind(
-            local_rank,
-            nproc_per_node,
-            strict=strict,
-            memory=memory,
-            openmp=openmp,
-            let_rest=let_rest,
-            arguments={
-                "mode": mode,
-                "scope": scope,
-                "multithreading": multithreading,
-                "balanced": balanced,
-                "min_physical_cores": min_physical_cores,
-                "max_physical_cores": max_physical_cores,
-                "partition": partition,
-                "cpus": cpus,
-                "reserve": reserve,
-                "rank_allowed": rank_allowed,
-            },
-        )
+            made = bind(
+                local_rank,
+                nproc_per_node,
+                strict=strict,
+                memory=memory,
+                openmp=openmp,
+                let_rest=let_rest,
+                arguments={
+                    "mode": mode,
+                    "scope": scope,
+                    "multithreading": multithreading,
+                    "balanced": balanced,
+                    "min_physical_cores": min_physical_cores,
+                    "max_physical_cores": max_physical_cores,
+                    "partition": partition,
+                    "cpus": cpus,
+                    "reserve": reserve,
+                    "rank_allowed": rank_allowed,
+                },
+            )
+    except BaseException:  # Ctrl-C while the driver is shut down: nobody would have what was made
+        if made is not None:
+            made.__exit__(None, None, None)
+        raise
+    else:
+        return made

@@ -70,8 +70,7 @@ class Process:
         reserved: the CPUs that are kept out of the share for helpers.
         extras: what is set besides.
         moved: what each thread had that the call that is at work has moved, by id.
-        busy: whether a call is at work.
-        lock: held while one is.
+        lock: held while one is at work.
     """
 
     pid: int
@@ -82,7 +81,6 @@ class Process:
     reserved: CpuSet = frozenset()
     extras: Extras = NOTHING
     moved: dict[int, CpuSet] = field(default_factory=dict)
-    busy: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property

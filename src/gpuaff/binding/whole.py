@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from gpuaff.binding import extras
@@ -11,6 +12,7 @@ from gpuaff.errors import GPUAffinityError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import TypeVar
 
     _T = TypeVar("_T")
@@ -27,17 +29,24 @@ def whole(process: Process, work: Callable[[], _T], *, memory: bool = False) -> 
     Raises:
         GPUAffinityError: it was called by a signal handler, or the like, while a change is made.
     """
+    if _is_at_work():
+        raise GPUAffinityError(
+            "set_affinity, reapply or restore was called while another such call was at work in "
+            "the same thread (from a signal handler?): call it when that one has returned"
+        )
     with process.lock:
-        if process.busy:
-            raise GPUAffinityError(
-                "set_affinity, reapply or restore was called while another such call was at work "
-                "in the same thread (from a signal handler?): call it when that one has returned"
-            )
-        process.busy = True
-        try:
-            return _all_or_nothing(process, work, memory=memory)
-        finally:
-            process.busy = False
+        return _all_or_nothing(process, work, memory=memory)
+
+
+def _is_at_work() -> bool:
+    """Whether this thread is in :func:`_all_or_nothing`.
+
+    Its frames tell, since a flag would stay set if Ctrl-C came just as it is to be taken away.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - nothing public tells
+    while frame is not None and frame.f_code is not _all_or_nothing.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _all_or_nothing(process: Process, work: Callable[[], _T], *, memory: bool) -> _T:
