@@ -26,6 +26,11 @@ class Notice:
         return {"code": self.code, "message": self.message}
 
 
+def printable(text: str) -> str:
+    """Text on one line without what a terminal would obey: it may quote what somebody wrote."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def one_reason(notices: Iterable[Notice]) -> list[Notice]:
     """Without ``no-gpu`` where another remark says why there is none."""
     said = list(notices)

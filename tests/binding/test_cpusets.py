@@ -150,6 +150,82 @@ REFUSED = """
 """
 
 
+SWAPPED = """
+    import os, sys, threading, time, gpuaff
+    from gpuaff.binding import apply
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    affinity = gpuaff.set_affinity(1, 2)
+    print(sorted(affinity))
+    for line in sys.stdin:
+        try:
+            exec(line)
+        except (gpuaff.GPUAffinityError, ZeroDivisionError):
+            pass
+        print("done")
+"""
+
+FAILS = [
+    "apply.move = lambda *_: os.sched_setaffinity(0, [5000]); gpuaff.set_affinity(0, 2)",
+    "gpuaff.set_affinity(0, 2, min_physical_cores=5000)",
+    "gpuaff.set_affinity(0, 2, memory='bind:900')",
+    "apply.decide = lambda *_: 1 / 0; gpuaff.set_affinity(0, 2, strict=True)",
+]
+
+
+@pytest.mark.parametrize("order", FAILS)
+@pytest.mark.case("A17", "G4")
+def test_a_call_that_fails_while_a_cpuset_has_taken_the_share_away(
+    driver: FakeDriver, order: str
+) -> None:
+    """Every thread has then asked for what it had asked for before."""
+    with (
+        cpusets.cpuset(CPUS) as inside,
+        stopped(SWAPPED, env=driver.env(), prefix=inside.join_command()) as process,
+    ):
+        share = json.loads(process.heard())
+        inside.set(sorted(set(CPUS) - set(share)))
+        process.go_on(order)
+        assert process.heard() == "done"
+        inside.set(CPUS)
+        assert set(masks(process.pid).values()) == {frozenset(share)}
+
+
+@pytest.mark.parametrize("grown", [True, False], ids=["grown", "still away"])
+@pytest.mark.parametrize("order", ["affinity.restore()", "affinity.__exit__(None, None, None)"])
+@pytest.mark.case("A17", "G4")
+def test_restore_while_a_cpuset_has_taken_the_share_away(
+    driver: FakeDriver, order: str, grown: bool
+) -> None:
+    with (
+        cpusets.cpuset(CPUS) as inside,
+        stopped(SWAPPED, env=driver.env(), prefix=inside.join_command()) as process,
+    ):
+        share = json.loads(process.heard())
+        inside.set(sorted(set(CPUS) - set(share)))
+        if grown:
+            inside.set(CPUS)
+        process.go_on(order)
+        assert process.heard() == "done"
+        inside.set(CPUS)
+        assert set(masks(process.pid).values()) == {frozenset(CPUS)}
+
+
+def test_restore_that_has_to_wait_for_the_cpuset(driver: FakeDriver) -> None:
+    """While not one CPU of the original mask can be had it is not undone, and can be later."""
+    with (
+        cpusets.cpuset(CPUS[-1:]) as inside,
+        stopped(SWAPPED, env=driver.env(), prefix=inside.join_command()) as process,
+    ):
+        process.heard()
+        inside.set(CPUS[:1])
+        process.go_on("affinity.restore(); assert gpuaff.check().expected == affinity")
+        assert process.heard() == "done"
+        inside.set(CPUS[-1:])
+        process.go_on("affinity.restore(); assert gpuaff.check().expected is None")
+        assert process.heard() == "done"
+        assert set(masks(process.pid).values()) == {frozenset(CPUS[-1:])}
+
+
 @pytest.mark.skipif(not cpusets.V1, reason="threads have cpusets of their own only in version 1")
 def test_a_thread_that_a_cpuset_of_its_own_holds_is_told(driver: FakeDriver) -> None:
     with stopped(REFUSED, env=driver.env()) as process:

@@ -425,17 +425,17 @@ def test_all_or_nothing(driver: FakeDriver) -> None:
     """The policy is in force when the CPUs are moved, and goes back when they can't be."""
     script = """
 from gpuaff.binding import apply
-from gpuaff.binding.threads import move_caller
+from gpuaff.binding.threads import move
 before = os.sched_getaffinity(0)
 seen = []
 
-def refuse(cpus):
+def refuse(cpus, *how):
     if cpus == before:
-        return move_caller(cpus)
+        return move(cpus, *how)
     seen.append(policy())
     raise OSError(22, "Invalid argument")
 
-apply.move_caller = refuse
+apply.move = refuse
 affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 print(*seen)
 print(policy(), affinity.memory, affinity.pinned, os.sched_getaffinity(0) == before)
@@ -443,7 +443,7 @@ try:
     gpuaff.set_affinity(0, 2, memory=BIND_ONE, strict=True)
 except gpuaff.GPUAffinityError:
     print(policy())
-apply.move_caller = move_caller
+apply.move = move
 first = gpuaff.set_affinity(0, 2, memory=PREFERRED_ONE)
 for arguments in ({"memory": "bind:999"}, {"memory": "bind", "min_physical_cores": 5000}):
     try:

@@ -329,6 +329,35 @@ print([n.code for n in affinity.warnings if n.code == "mask-shrunk"])
     assert said(driver, script, **env) == ["1 True ['omp-binding']", "['mask-shrunk']"]
 
 
+@pytest.mark.case("C7")
+def test_called_afterwards_reapply_is_not_promised(driver: FakeDriver, library: Path) -> None:
+    """What a runtime did before the first call counts as a border; somebody else must widen it."""
+    script = f"""
+ctypes.CDLL({str(library)!r}).threads()
+(notice,) = [n for n in gpuaff.set_affinity(0, 1).warnings if n.code == "omp-binding"]
+print("loaded already" in notice.message, "reapply" in notice.message)
+"""
+    env = {"GOMP_CPU_AFFINITY": str(CPUS[0])}
+    assert said(driver, script, **env) == ["True False"]
+    script = """
+os.sched_setaffinity(0, range(os.cpu_count()))
+print(sorted(gpuaff.set_affinity(0, 1)))
+"""
+    script = f"ctypes.CDLL({str(library)!r}).threads()\n{script}"
+    assert said(driver, script, **env) == [str(CPUS)]
+
+
+def test_what_a_terminal_would_obey_is_not_logged(driver: FakeDriver) -> None:
+    script = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+os.environb[b"OMP_PLACES"] = b"\\x1b[31mcores\\n\\xff"
+gpuaff.set_affinity(0, 1)
+"""
+    (line,) = said(driver, script)
+    assert r"OMP_PLACES=\x1b[31mcores\n\udcff (unset it)" in line
+
+
 @pytest.mark.case("C8")
 def test_a_workers_share_outlives_a_parallel_region(driver: FakeDriver, library: Path) -> None:
     script = f"""

@@ -582,8 +582,8 @@ def test_a_thread_bound_just_where_the_share_is_stays(driver: FakeDriver, how: s
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
         if {how!r} == "strict":  # what it refuses here comes up after the threads were moved
-            def unsettled(cpus, *, ours, move=apply.move_all):
-                return replace(move(cpus, ours=ours), settled=False)
+            def unsettled(cpus, *, move=apply.move_all, **how):
+                return replace(move(cpus, **how), settled=False)
             apply.move_all = unsettled
             try:
                 gpuaff.set_affinity(0, len(before), strict=True)

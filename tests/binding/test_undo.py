@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 import cpusets
+import mempolicies
 from fakedriver.driver import FakeDriver
 from processes import CPUS, masks, printed, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
+
+TESTS = str(Path(mempolicies.__file__).parent)
 
 START = """
 import os, threading, time, gpuaff
@@ -66,6 +70,61 @@ with gpuaff.set_affinity(0, 2) as outer:
 print(os.sched_getaffinity(0) == before)
 """
     assert said(driver, script) == ["True"] * 3
+
+
+@pytest.mark.needs("memory-policies")
+def test_a_block_without_a_gpu_gives_the_outer_share_back(driver: FakeDriver) -> None:
+    script = """
+def state():
+    return os.sched_getaffinity(0), mempolicies.of("self"), os.environ.get("OMP_NUM_THREADS")
+first, other = state(), bound_to(before)
+with gpuaff.set_affinity(0, 2, memory="bind", openmp=True) as outer:
+    there = state()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with gpuaff.set_affinity(0, 2) as inner:
+        print(inner.pinned, state() == first, other() == before)
+    print(state() == there, other() == outer, gpuaff.check().expected == outer)
+print(state() == first, other() == before, gpuaff.check().expected)
+os.sched_setaffinity(0, {min(before)})
+with gpuaff.set_affinity(0, 2):
+    pass
+print(os.sched_getaffinity(0) == {min(before)})
+"""
+    script = f"import sys; sys.path.append({TESTS!r}); import mempolicies\n{script}"
+    assert said(driver, script) == [
+        *("False", "True", "True"),
+        *("True", "True", "True"),
+        *("True", "True", "None"),
+        "True",
+    ]
+
+
+@pytest.mark.needs("memory-policies")
+@pytest.mark.parametrize("memory", ["None", "'interleave'"])
+@pytest.mark.parametrize("reapplied", [True, False])
+def test_a_forked_child_that_leaves_blocks(
+    driver: FakeDriver, memory: str, reapplied: bool
+) -> None:
+    """First the inner one, then the outer one."""
+    script = f"""
+import sys; sys.path.append({TESTS!r})
+import mempolicies
+def state():
+    cpus, now = os.sched_getaffinity(0), mempolicies.of("self")
+    return cpus, now, os.environ.get("OMP_NUM_THREADS"), gpuaff.check().expected
+first = state()
+with gpuaff.set_affinity(0, 2, memory="bind", openmp=True):
+    outer = state()
+    with gpuaff.set_affinity(1, 2, memory={memory}) as affinity:
+        child = os.fork()
+        if not child and {reapplied}:
+            affinity.reapply()
+    fine = state() == outer
+if not child:
+    os._exit(0 if fine and state() == first else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), fine, state() == first)
+"""
+    assert said(driver, script) == ["0", "True", "True"]
 
 
 def test_a_worker_bound_inside_the_share_stays_when_it_restores(driver: FakeDriver) -> None:
@@ -157,17 +216,17 @@ REFUSED = (
     + """
 import json, sys
 from gpuaff.binding import apply
-from gpuaff.binding.threads import move_caller
+from gpuaff.binding.threads import move
 
 first = gpuaff.set_affinity(0, 2)
 other = bound_to(first)
 
-def refuse(cpus):
+def refuse(cpus, *how):
     if cpus in (first, frozenset(before)):
-        return move_caller(cpus)
+        return move(cpus, *how)
     raise OSError(22, "Invalid argument")
 
-apply.move_caller = refuse
+apply.move = refuse
 try:
     second = gpuaff.set_affinity(1, 2, strict=sys.argv[1:] == ["strict"])
 except gpuaff.GPUAffinityError as error:

@@ -139,6 +139,21 @@ tell()
     assert not [worker for worker in workers if worker["state"] not in ("bound", "narrowed")]
 
 
+def test_what_a_terminal_would_obey_is_not_in_the_text(
+    driver: FakeDriver, openmp_library: Path
+) -> None:
+    script = """
+import ctypes
+gpuaff.set_affinity(0, 1)
+ctypes.CDLL(sys.argv[1])
+os.environb[b"GOMP_CPU_AFFINITY"] = b"0\\x1b[31m\\n\\xff"
+os.sched_setaffinity(0, {min(before)})
+print(gpuaff.check())
+"""
+    text = printed(START + script, str(openmp_library), env=driver.env())
+    assert r"GOMP_CPU_AFFINITY=0\x1b[31m\n\udcff tells it to" in text
+
+
 @pytest.mark.case("C7")
 def test_a_blas_that_may_have_done_it(driver: FakeDriver, openmp_library: Path) -> None:
     script = """

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
     from gpuaff.allocator.plan import Plan
-    from gpuaff.binding.process import Extras
-    from gpuaff.binding.undo import Before
+    from gpuaff.binding.process import Before, Extras
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
 
@@ -81,9 +80,17 @@ class Affinity(frozenset[int]):
         has called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set
         here and is still the same.
 
+        While a cpuset denies all of the CPUs that the process had, nothing is given back; call it
+        again when that has changed.
+
         Returns:
-            The calling thread's CPUs afterwards.
+            The calling thread's CPUs afterwards; none while the interpreter is taken down.
+
+        Raises:
+            GPUAffinityError: a signal handler has called it while another call was at work.
         """
+        if self._is_over():
+            return frozenset()
         from gpuaff.binding.undo import current, put_back
 
         if self.pinned and self._before is not None:
@@ -101,8 +108,13 @@ class Affinity(frozenset[int]):
         ``restore()``, and in a forked child, such as a DataLoader worker (cases C8, C10).
 
         Returns:
-            The calling thread's CPUs afterwards.
+            The calling thread's CPUs afterwards; none while the interpreter is taken down.
+
+        Raises:
+            GPUAffinityError: a signal handler has called it while another call was at work.
         """
+        if self._is_over():
+            return frozenset()
         from gpuaff.binding.undo import current
 
         if self.pinned and self._before is not None:
@@ -121,10 +133,19 @@ class Affinity(frozenset[int]):
         trace: TracebackType | None,
     ) -> None:
         """Put back what was in force before: an outer block's share, or the first mask."""
-        from gpuaff.binding.undo import put_back
+        if self._before is not None and not self._is_over():
+            from gpuaff.binding.undo import put_back
 
-        if self.pinned and self._before is not None:
-            put_back(frozenset(self), self._before, self._extras)
+            put_back(frozenset(self) if self.pinned else None, self._before, self._extras)
+
+    @staticmethod
+    def _is_over() -> bool:
+        """Whether the interpreter is being taken down, when little can be imported any more."""
+        try:
+            from sys import is_finalizing
+        except ImportError:
+            return True
+        return is_finalizing()
 
     def __repr__(self) -> str:
         from gpuaff.cpuset import format_cpulist
@@ -207,32 +228,42 @@ def set_affinity(
         GPUAffinityError: a demand cannot be met (``min_physical_cores``, ``reserve``; ``cpus`` or
             ``rank_allowed`` name CPUs that cannot be had; ``memory`` names a NUMA node that this
             machine does not have), also when a variable made it; with ``strict`` also what kept
-            the process from being pinned as planned.
+            the process from being pinned as planned; and always where a signal handler calls it
+            while another call is at work. Every thread, the memory policy and OMP_NUM_THREADS are
+            then as they were.
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
     from gpuaff.system.environ import wants_driver
     from gpuaff.system.nvml_warmup import waking_driver
 
-    with waking_driver(wanted=wants_driver()) as let_rest:
-        from gpuaff.binding.call import bind
+    made = None
+    try:
+        with waking_driver(wanted=wants_driver()) as let_rest:
+            from gpuaff.binding.call import bind
 
-        return bind(
-            local_rank,
-            nproc_per_node,
-            strict=strict,
-            memory=memory,
-            openmp=openmp,
-            let_rest=let_rest,
-            arguments={
-                "mode": mode,
-                "scope": scope,
-                "multithreading": multithreading,
-                "balanced": balanced,
-                "min_physical_cores": min_physical_cores,
-                "max_physical_cores": max_physical_cores,
-                "partition": partition,
-                "cpus": cpus,
-                "reserve": reserve,
-                "rank_allowed": rank_allowed,
-            },
-        )
+            made = bind(
+                local_rank,
+                nproc_per_node,
+                strict=strict,
+                memory=memory,
+                openmp=openmp,
+                let_rest=let_rest,
+                arguments={
+                    "mode": mode,
+                    "scope": scope,
+                    "multithreading": multithreading,
+                    "balanced": balanced,
+                    "min_physical_cores": min_physical_cores,
+                    "max_physical_cores": max_physical_cores,
+                    "partition": partition,
+                    "cpus": cpus,
+                    "reserve": reserve,
+                    "rank_allowed": rank_allowed,
+                },
+            )
+    except BaseException:  # Ctrl-C while the driver is shut down: nobody would have what was made
+        if made is not None:
+            made.__exit__(None, None, None)
+        raise
+    else:
+        return made

@@ -1,9 +1,8 @@
-"""Put a plan into force, all or nothing."""
+"""Plan, and put the plan into force."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 
 from gpuaff.allocator.modes import Partition
 from gpuaff.allocator.options import Options
@@ -11,10 +10,11 @@ from gpuaff.allocator.plan import Plan
 from gpuaff.binding import extras, suspicion
 from gpuaff.binding.decide import decide
 from gpuaff.binding.extras import Asked
-from gpuaff.binding.process import NOTHING, Extras, Process
+from gpuaff.binding.granted import Granted, ask
+from gpuaff.binding.process import NOTHING, Before, Extras, Process
 from gpuaff.binding.report import concerning, refuse_if_broken
-from gpuaff.binding.threads import move_all, move_caller, threads_with
-from gpuaff.binding.undo import Before, rewind
+from gpuaff.binding.threads import move, move_all, move_caller, put_again, threads_with
+from gpuaff.binding.undo import rewind
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import above, gpus, masks
 from gpuaff.launch.ranks import Ranks
@@ -23,6 +23,20 @@ from gpuaff.records import dataclass
 from gpuaff.system import kernel
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
+
+
+class RefusedError(Exception):
+    """The kernel refused a share.
+
+    Attributes:
+        plan: the plan that it is from.
+        warnings: what is to be said; the last one is what was refused.
+    """
+
+    def __init__(self, plan: Plan, warnings: Iterable[Notice]) -> None:
+        super().__init__(plan, warnings)
+        self.plan = plan
+        self.warnings = tuple(warnings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +70,6 @@ class Attempt:
         options: the options of the plan.
         asked: what is to be set besides.
         strict: whether best effort is not enough.
-        caller: the calling thread's CPUs before the call.
         let_rest: called when the driver has been asked everything.
     """
 
@@ -65,7 +78,6 @@ class Attempt:
     options: Options
     asked: Asked
     strict: bool
-    caller: CpuSet
     let_rest: Callable[[], None]
 
     @property
@@ -74,55 +86,25 @@ class Attempt:
         return self.ranks.local_rank
 
     def pin(self) -> Outcome:
-        """Plan for all ranks and put this one's share into force.
+        """Plan for all ranks and put this one's share into force; called by ``whole``.
 
         Raises:
-            GpuaffError: as :func:`gpuaff.set_affinity` has it; every thread is then where it was.
+            RefusedError: the kernel refused the share.
+            OSError: it refused anything else.
+            GpuaffError: as :func:`gpuaff.set_affinity` has it.
         """
-        with self._all_or_nothing():
-            try:
-                outcome = self._try(self._granted())
-            except _RefusedError:  # a cpuset changed meanwhile: plan from what is left
-                outcome = self._last_try(self._set_back())
-            if self.strict:
-                refuse_if_broken(outcome.warnings)
-            return outcome
+        caller = kernel.get_affinity()
+        outcome = self._pin(caller, ask(self.process, caller))
+        if self.strict:
+            refuse_if_broken(outcome.warnings)
+        return outcome
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        process, before = self.process, Before.of(self.process)
-        try:
-            yield
-        except BaseException:
-            if process.share is not None and process.share != before.share:
-                rewind(process, {process.share}, before)
-            extras.put_back(process, before.extras)
-            self._put_caller_back()
-            raise
-
-    def _put_caller_back(self) -> None:
-        with suppress(OSError):  # a cpuset may deny it by now
-            if kernel.get_affinity() != self.caller:
-                move_caller(self.caller)
-
-    def _granted(self) -> CpuSet:
-        """What the kernel grants of the original mask; unless the caller has all of it, ask."""
-        original = self.process.original
-        return original if self.caller == original else self._set_back()
-
-    def _set_back(self) -> CpuSet:
-        """Give the caller the original mask; what it gets of it."""
-        try:
-            return move_caller(self.process.original)
-        except OSError:  # a cpuset has taken all of it away, and put other CPUs in its place
-            return kernel.get_affinity()
-
-    def _try(self, granted: CpuSet) -> Outcome:
+    def _pin(self, caller: CpuSet, granted: Granted) -> Outcome:
         over = above.observe(self.ranks)
         machine_wide = self.options.partition is Partition.MACHINE
-        topology = observe(links=False, accelerators=machine_wide, allowed=granted)
+        topology = observe(links=False, accelerators=machine_wide, allowed=granted.cpus)
         self.let_rest()
-        whose = masks.observe(self.ranks, own=granted, above=over, online=topology.cpus)
+        whose = masks.observe(self.ranks, own=granted.cpus, above=over, online=topology.cpus)
         plan = self._plan(topology, whose)
         warnings = one_reason(
             [
@@ -134,17 +116,19 @@ class Attempt:
         if self.strict:
             refuse_if_broken(warnings)
         share, before = plan.share_of(self.rank), Before.of(self.process)
-        ours = self.process.ours(granted)
         if share.gpu is None or not share.cpus:
-            warnings += self._leave(before, ours)
-            return self._unpinned(plan, before, warnings)
-        bound = self._bound(share.cpus, ours)
+            warnings += self._leave(caller, before, granted)
+            return self._outcome(kernel.get_affinity(), plan, before, warnings, pinned=False)
+        ours = granted.shown(self.process.set_here)
+        bound = self._bound(share.cpus, caller, ours)
         warnings += extras.put(self.process, self.asked, share, topology)
+        if self.strict:
+            refuse_if_broken(warnings)
         try:
-            got = move_caller(share.cpus)
+            move(share.cpus, kernel.thread_id(), caller, self.process.moved)
         except OSError as error:
-            extras.put_back(self.process, before.extras)
-            raise _RefusedError(plan, share.cpus, warnings, error) from error
+            raise RefusedError(plan, [*warnings, _refused(share.cpus, error)]) from error
+        got = kernel.get_affinity()
         self.process.reserved = share.reserved
         warnings += self._move_others(share.cpus, got, ours, bound)
         return self._outcome(got, plan, before, warnings, pinned=True)
@@ -161,35 +145,24 @@ class Attempt:
             warnings=tuple(warnings),
         )
 
-    def _unpinned(self, plan: Plan, before: Before, warnings: list[Notice]) -> Outcome:
-        return self._outcome(kernel.get_affinity(), plan, before, warnings, pinned=False)
-
     def _plan(self, topology: Topology, whose: masks.Masks) -> Plan:
         own = gpus.observe(self.ranks, visible=len(topology.visible))
         on_the_bus = () if own is None else gpus_of_the_machine()
         return decide(topology, self.options, self.ranks, whose, own, on_the_bus)
 
-    def _last_try(self, granted: CpuSet) -> Outcome:
-        try:
-            return self._try(granted)
-        except _RefusedError as refused:
-            self._put_caller_back()
-            warnings = [*refused.warnings, refused.notice]
-            return self._unpinned(refused.plan, Before.of(self.process), warnings)
-
-    def _bound(self, cpus: CpuSet, ours: set[CpuSet]) -> dict[int, CpuSet]:
+    def _bound(self, cpus: CpuSet, caller: CpuSet, ours: set[CpuSet]) -> dict[int, CpuSet]:
         """Threads that somebody has bound, and that can't be told from ours when we are through.
 
         That is the caller, which moves wherever it is, and whoever is just where we go.
         """
-        is_ours = self.caller in ours or self._was_narrowed()
-        caller = {} if is_ours else {kernel.thread_id(): self.caller}
-        return caller if cpus in ours else {**dict.fromkeys(threads_with(cpus), cpus), **caller}
+        is_ours = caller in ours or self._was_narrowed(caller)
+        found = {} if is_ours else {kernel.thread_id(): caller}
+        return found if cpus in ours else {**dict.fromkeys(threads_with(cpus), cpus), **found}
 
-    def _was_narrowed(self) -> bool:
+    def _was_narrowed(self, caller: CpuSet) -> bool:
         """Whether the main thread calls, from a part of its share: a runtime did that (case C4)."""
         share = self.process.share
-        return kernel.thread_id() == self.process.pid and share is not None and self.caller < share
+        return kernel.thread_id() == self.process.pid and share is not None and caller < share
 
     def _move_others(
         self, asked: CpuSet, got: CpuSet, ours: set[CpuSet], bound: dict[int, CpuSet]
@@ -199,16 +172,17 @@ class Attempt:
         self.process.share, self.process.bound = got, {**bound, **kept}
         # When a cpuset grows the kernel gives back what was asked for last: what the others have.
         cut = [] if got == asked else [_cut(asked, move_caller(got))]
-        moved = move_all(got, ours=ours)
+        moved = move_all(got, ours=ours, moved=self.process.moved)
         self.process.apart = moved.left
         return [*cut, *moved.notices()]
 
-    def _leave(self, before: Before, ours: set[CpuSet]) -> list[Notice]:
+    def _leave(self, caller: CpuSet, before: Before, granted: Granted) -> list[Notice]:
         """Nothing to pin to: what earlier calls had set is taken back."""
-        if self.process.share is not None:
-            rewind(self.process, {self.process.share}, before.first)
-        if self.caller not in ours:
-            self._put_caller_back()
+        share, set_here = self.process.share, self.process.set_here
+        if caller not in granted.shown(set_here):
+            put_again(kernel.thread_id(), caller, set_here)
+        if share is not None:
+            rewind(self.process, granted.shown([share]), before.first)
         return extras.put_back(self.process, NOTHING)
 
 
@@ -220,15 +194,9 @@ def _cut(asked: CpuSet, got: CpuSet) -> Notice:
     )
 
 
-class _RefusedError(Exception):
-    """The kernel refused a share; nothing has been moved."""
-
-    def __init__(self, plan: Plan, cpus: CpuSet, warnings: list[Notice], error: OSError) -> None:
-        super().__init__(plan, cpus, warnings, error)
-        self.plan = plan
-        self.warnings = warnings
-        self.notice = Notice(
-            "pin-failed",
-            f"the kernel refused CPUs {format_cpulist(cpus)} ({error.strerror}): the mask stays; "
-            "a cpuset or a seccomp filter may forbid it",
-        )
+def _refused(cpus: CpuSet, error: OSError) -> Notice:
+    return Notice(
+        "pin-failed",
+        f"the kernel refused CPUs {format_cpulist(cpus)} ({error.strerror}): the mask stays; "
+        "a cpuset or a seccomp filter may forbid it",
+    )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuaff.allocator.options import check_count, check_rank
+from gpuaff.allocator.plan import Plan
 from gpuaff.binding.affinity import Affinity
-from gpuaff.binding.apply import Attempt, Outcome
+from gpuaff.binding.apply import Attempt, Outcome, RefusedError
 from gpuaff.binding.extras import Asked
 from gpuaff.binding.process import this_process
 from gpuaff.binding.report import refuse_if_broken, say, say_where
-from gpuaff.binding.undo import current
+from gpuaff.binding.undo import current, refused
+from gpuaff.binding.whole import whole
 from gpuaff.launch import beside
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment
 from gpuaff.notices import Notice
@@ -64,24 +66,35 @@ def bind(
     try:
         process = this_process()
     except OSError as error:  # a seccomp filter
-        return _unpinned(ranks, (_untold(error),), strict=strict)
+        return _unpinned(ranks, (refused(error),), strict=strict)
+    attempt = Attempt(
+        process=process,
+        ranks=ranks,
+        options=options,
+        asked=asked,
+        strict=strict,
+        let_rest=let_rest,
+    )
+    return _twice(attempt, remarks or beside.observe(ranks))
+
+
+def _twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Affinity:
+    def work() -> Affinity:
+        return _pinned(attempt.rank, attempt.pin(), remarks)
+
+    process, memory = attempt.process, attempt.asked.memory is not None
     with process.lock:
-        attempt = Attempt(
-            process=process,
-            ranks=ranks,
-            options=options,
-            asked=asked,
-            strict=strict,
-            caller=kernel.get_affinity(),
-            let_rest=let_rest,
-        )
-        outcome = attempt.pin()
-    return _pinned(ranks.local_rank, outcome, remarks or beside.observe(ranks))
-
-
-def _untold(error: OSError) -> Notice:
-    why = f"the kernel does not tell this process's CPUs ({error.strerror})"
-    return Notice("pin-failed", f"{why}: they stay as they are; a seccomp filter may forbid it")
+        try:
+            return whole(process, work, memory=memory)
+        except (RefusedError, OSError):  # a cpuset changed meanwhile: plan from what is left
+            pass
+        try:
+            return whole(process, work, memory=memory)
+        except RefusedError as last:
+            plan, warnings = last.plan, last.warnings
+        except OSError as error:
+            plan, warnings = None, (refused(error),)
+    return _unpinned(attempt.ranks, remarks + warnings, strict=attempt.strict, plan=plan)
 
 
 def _ranks(
@@ -99,14 +112,16 @@ def _ranks(
     return Ranks(local_rank=check_rank(local_rank, size), local_size=size), None
 
 
-def _unpinned(ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool) -> Affinity:
+def _unpinned(
+    ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool, plan: Plan | None = None
+) -> Affinity:
     if strict:
         refuse_if_broken(warnings)
     rank = None if ranks is None else ranks.local_rank
     cpus = current()
     say(warnings, rank=rank)
     say_where(rank, None, cpus)
-    return Affinity(cpus, rank=rank, warnings=warnings)
+    return Affinity(cpus, rank=rank, plan=plan, warnings=warnings)
 
 
 def _pinned(rank: int, outcome: Outcome, remarks: tuple[Notice, ...]) -> Affinity:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpuaff.allocator.plan import Share
 from gpuaff.binding import openmp
 from gpuaff.binding.process import NOTHING, Extras, Process
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.settings import said, yes_or_no
-from gpuaff.system import kernel
+from gpuaff.system import environ, kernel
 from gpuaff.topology.model import Topology
 
 TYPE_CHECKING = False
@@ -92,19 +94,74 @@ def put_back(process: Process, to: Extras) -> list[Notice]:
     return notices
 
 
-def shed(inherited: Extras, process: Process | None) -> list[Notice]:
-    """Put back what this thread, or this forked child, has from its maker.
+def adopt(process: Process) -> None:
+    """Count a policy that this thread has from the one that started it as set for this one too."""
+    placed, own = process.extras.memory, kernel.thread_id()
+    if not placed or own in placed:
+        return
+    from gpuaff.binding.memory import inherited
+
+    found = inherited(placed)
+    if found is not None:
+        process.extras = replace(process.extras, memory={**placed, own: found})
+
+
+def shed(process: Process, now: Extras) -> list[Notice]:
+    """Put back what this thread has from its maker, where that one has put it back already.
 
     Args:
-        inherited: what the call that is undone had set.
-        process: what is remembered of this process, where it is the one that called.
+        process: what is remembered of this process.
+        now: what the call that is undone had set.
     """
-    if process is None:
-        openmp.swap(inherited.openmp, None)
-    elif kernel.thread_id() in process.extras.memory:
+    if not now.memory or kernel.thread_id() in process.extras.memory:
         return []
-    if not inherited.memory:
-        return []
-    from gpuaff.binding import memory
+    from gpuaff.binding.memory import shed
 
-    return memory.shed(inherited.memory.values())
+    return shed(now.memory, {})
+
+
+def put_back_in_a_child(now: Extras, to: Extras, *, parent: int) -> list[Notice]:
+    """Put back what was set then, in a forked child of the process that had set it.
+
+    Args:
+        now: what the call that is undone had set.
+        to: what was set before it.
+        parent: the id of the parent's main thread: the one that has forked, most probably.
+    """
+    openmp.swap(now.openmp, to.openmp)
+    if not now.memory and not to.memory:
+        return []
+    from gpuaff.binding.memory import back, shed
+
+    if parent in now.memory or parent not in to.memory:
+        return shed(now.memory, to.memory)
+    return back(None, to.memory[parent])
+
+
+def taken_down(process: Process, *, memory: bool) -> Callable[[], None]:
+    """Take down what is set besides CPUs, whoever has set it.
+
+    Args:
+        process: what is remembered of this process.
+        memory: whether the memory policy may be changed, though none is set here.
+
+    Returns:
+        What puts back exactly that.
+    """
+    then, number = process.extras, environ.get(openmp.NUMBER)
+    put_policy_back = _policy() if memory or then.memory else None
+
+    def put_back() -> None:
+        process.extras = then
+        if environ.get(openmp.NUMBER) != number:
+            environ.put(openmp.NUMBER, number)
+        if put_policy_back is not None:
+            put_policy_back()
+
+    return put_back
+
+
+def _policy() -> Callable[[], None]:
+    from gpuaff.binding.memory import taken_down
+
+    return taken_down()

@@ -6,7 +6,7 @@ The kernel keeps a policy per thread, and only the thread itself can change it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from gpuaff.allocator.plan import Share
@@ -86,7 +86,7 @@ def _refused(wanted: Wanted, error: OSError) -> Notice:
             f"the kernel refused a memory policy ({error.strerror}); in a container a seccomp "
             "filter does it, and docker run --cap-add SYS_NICE lifts it"
         )
-    text = f"{wanted.text}: {why}. The policy stays; the CPUs are pinned all the same"
+    text = f"{wanted.text}: {why}. The memory policy stays as it was"
     return Notice("memory-refused", text)
 
 
@@ -105,10 +105,7 @@ def rewind(
         What is set afterwards, and what is to be said: other threads keep their policy.
     """
     own, alive = kernel.thread_id(), kernel.thread_ids()
-    if own in placed or own in to:
-        notices = _back(placed.get(own), to.get(own))
-    else:
-        notices = shed(placed.values())
+    notices = back(placed.get(own), to.get(own))
     left = {
         tid: kept for tid, kept in placed.items() if tid != own and (alive is None or tid in alive)
     }
@@ -116,22 +113,43 @@ def rewind(
     return {**left, **({own: to[own]} if own in to else {})}, notices
 
 
-def _back(now: Placed | None, then: Placed | None) -> list[Notice]:
+def back(now: Placed | None, then: Placed | None) -> list[Notice]:
+    """Put the calling thread's policy back to what it was then."""
     if now is not None and now != then:
         return _swap(now.ours, then.ours if then is not None else now.first)
-    if then is not None and now is None:  # a call that failed had put the first one back
+    if then is not None and now is None:  # a call that set none had put the first one back
         return _swap(then.first, then.ours)
     return []
 
 
-def shed(inherited: Iterable[Placed]) -> list[Notice]:
-    """Take off a policy that this thread has from the thread, or process, that started it."""
+def inherited(placed: Mapping[int, Placed]) -> Placed | None:
+    """What this thread has from the thread, or process, that started it; None when that is none."""
     with suppress(OSError):
         now = mempolicy.get_policy()
-        for placed in inherited:
-            if placed.ours == now:
-                return _swap(now, placed.first)
-    return []
+        return next((one for one in placed.values() if one.ours == now), None)
+    return None
+
+
+def shed(placed: Mapping[int, Placed], to: Mapping[int, Placed]) -> list[Notice]:
+    """Put back, as :func:`rewind`, a policy that this thread has from whoever started it."""
+    found = inherited(placed)
+    then = next((to.get(tid) for tid, one in placed.items() if one == found), None)
+    return back(found, then)
+
+
+def taken_down() -> Callable[[], None]:
+    """Take down the calling thread's policy, whoever has set it; what puts back exactly that."""
+    try:
+        then = mempolicy.get_policy()
+    except OSError:  # nobody can set one then
+        return lambda: None
+
+    def put_back() -> None:
+        with suppress(OSError):  # a seccomp filter
+            if mempolicy.get_policy() != then:
+                mempolicy.set_policy(then)
+
+    return put_back
 
 
 def _swap(expected: Policy, wanted: Policy) -> list[Notice]:

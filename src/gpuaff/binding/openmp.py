@@ -8,22 +8,39 @@ from __future__ import annotations
 
 from gpuaff.binding.process import Exported
 from gpuaff.notices import Notice
-from gpuaff.runtimes import KMP, MAIN_FREE, OPENMP, loaded, spares_the_main_thread, that_bind
+from gpuaff.runtimes import BLAS, KMP, MAIN_FREE, OPENMP, loaded, spares_the_main_thread, that_bind
 from gpuaff.system import environ, kernel
 
-_NUMBER = "OMP_NUM_THREADS"
+NUMBER = "OMP_NUM_THREADS"
 
 
 def remarks() -> list[Notice]:
-    """One remark that names the variables that will move threads, with the remedies."""
+    """One remark that names the variables that move threads, with the remedies."""
     found = [*_told(), *_blas()]
     if not found:
         return []
-    text = (
-        f"{'; '.join(found)}: when the library is loaded it binds threads by itself, and the main "
-        "thread loses most of the share; Affinity.reapply(), after the import, gets it back"
-    )
-    return [Notice("omp-binding", text)]
+    what = _LOADED if _is_loaded() else _NOT_YET
+    return [Notice("omp-binding", f"{'; '.join(found)}: {what}")]
+
+
+_NOT_YET = (
+    "when the library is loaded it binds threads by itself, and the main thread loses most of the "
+    "share; Affinity.reapply(), after the import, gets it back"
+)
+
+_LOADED = (
+    "the library is loaded already. If it has narrowed this process before gpuaff was first "
+    "called, that counts as a border and is not widened: call gpuaff before importing it; or, "
+    "where no scheduler drew a border, os.sched_setaffinity(0, range(os.cpu_count())) before the "
+    "first call"
+)
+
+
+def _is_loaded() -> bool:
+    """Whether a library that heeds one of the variables is there."""
+    files = kernel.mapped_files(kernel.process_id())
+    heed = (one.prefixes for one in OPENMP if that_bind(environ.get, one.heeds))
+    return any(loaded(prefixes, files) for prefixes in (*heed, *([BLAS] if _blas() else [])))
 
 
 def _told() -> list[str]:
@@ -54,11 +71,11 @@ def export(cores: int) -> tuple[Exported | None, list[Notice]]:
     Returns:
         What was set, None when nothing was; and what is to be said.
     """
-    first = environ.get(_NUMBER)
+    first = environ.get(NUMBER)
     if first is not None and first.strip():
-        text = f"{_NUMBER}={first} is kept; the share has {cores} core{'s' if cores != 1 else ''}"
+        text = f"{NUMBER}={first} is kept; the share has {cores} core{'s' if cores != 1 else ''}"
         return None, [Notice("omp-kept", f"{text} (torchrun sets it to 1 where nobody has)")]
-    environ.put(_NUMBER, str(cores))
+    environ.put(NUMBER, str(cores))
     return Exported(first=first, ours=str(cores)), _late()
 
 
@@ -67,7 +84,7 @@ def _late() -> list[Notice]:
     if not any(loaded(runtime.prefixes, files) for runtime in OPENMP):
         return []
     text = (
-        f"an OpenMP runtime is loaded already and has read {_NUMBER} before it was set: call "
+        f"an OpenMP runtime is loaded already and has read {NUMBER} before it was set: call "
         "set_affinity() before importing torch, numpy and the like, or set its number of threads"
     )
     return [Notice("omp-late", text)]
@@ -77,10 +94,10 @@ def swap(now: Exported | None, then: Exported | None) -> None:
     """Put OMP_NUM_THREADS back to what it was then; not where somebody else has set it since."""
     if now is not None and now != then:
         _swap(now.ours, now.first if then is None else then.ours)
-    elif then is not None and now is None:  # a call that failed had taken it away
+    elif then is not None and now is None:  # a call that set none had taken it away
         _swap(then.first, then.ours)
 
 
 def _swap(expected: str | None, wanted: str | None) -> None:
-    if environ.get(_NUMBER) == expected:
-        environ.put(_NUMBER, wanted)
+    if environ.get(NUMBER) == expected:
+        environ.put(NUMBER, wanted)

@@ -69,7 +69,8 @@ class Process:
         apart: the masks of threads that somebody had bound, and that stayed where they were, by id.
         reserved: the CPUs that are kept out of the share for helpers.
         extras: what is set besides.
-        lock: held while threads are moved.
+        moved: what each thread had that the call that is at work has moved, by id.
+        lock: held while one is at work.
     """
 
     pid: int
@@ -79,18 +80,54 @@ class Process:
     apart: Mapping[int, CpuSet] = field(default_factory=dict)
     reserved: CpuSet = frozenset()
     extras: Extras = NOTHING
+    moved: dict[int, CpuSet] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def ours(self, granted: CpuSet) -> set[CpuSet]:
-        """The masks of threads that nobody else has bound.
+    @property
+    def set_here(self) -> tuple[CpuSet, ...]:
+        """What threads have asked for that nobody else has bound, the likeliest first."""
+        return (self.original,) if self.share is None else (self.share, self.original)
 
-        Args:
-            granted: what the kernel still grants of the original mask: when a cpuset shrinks it
-                cuts every thread's mask; when all CPUs of a share go offline its sleeping threads
-                have none.
-        """
-        masks = {self.original} if self.share is None else {self.original, self.share}
-        return masks | {mask & granted for mask in masks}
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """How a process was before a call; its attributes are those of :class:`Process`."""
+
+    pid: int
+    original: CpuSet
+    share: CpuSet | None = None
+    bound: Mapping[int, CpuSet] = field(default_factory=dict)
+    apart: Mapping[int, CpuSet] = field(default_factory=dict)
+    reserved: CpuSet = frozenset()
+    extras: Extras = NOTHING
+
+    @classmethod
+    def of(cls, process: Process) -> Before:
+        """How it is now."""
+        return cls(
+            pid=process.pid,
+            original=process.original,
+            share=process.share,
+            bound=dict(process.bound),
+            apart=process.apart,
+            reserved=process.reserved,
+            extras=process.extras,
+        )
+
+    @property
+    def first(self) -> Before:
+        """How it was before the first call."""
+        return Before(pid=self.pid, original=self.original)
+
+    @property
+    def mask(self) -> CpuSet:
+        """Where the threads were that nobody had bound."""
+        return self.original if self.share is None else self.share
+
+    def recall(self, process: Process) -> None:
+        """Let a process remember that of its CPUs."""
+        process.share, process.bound = self.share, dict(self.bound)
+        process.apart, process.reserved = self.apart, self.reserved
 
 
 _processes: dict[int, Process] = {}
@@ -118,9 +155,9 @@ def expected() -> CpuSet | None:
     return _inherited[0] if _inherited else None
 
 
-def expect_nothing() -> None:
-    """Forget, in a forked child, what its parent had set: it is undone."""
-    _inherited.clear()
+def expect(share: CpuSet | None) -> None:
+    """In a forked child: this is in force of what its parent had set; None when it is undone."""
+    _inherited[:] = [] if share is None else [share]
 
 
 def remembered() -> Process | None:

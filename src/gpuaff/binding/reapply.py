@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from gpuaff.binding.process import Process, this_process
 from gpuaff.binding.report import say
-from gpuaff.binding.threads import move_all, move_caller
+from gpuaff.binding.threads import move, move_all, move_caller
+from gpuaff.binding.whole import whole
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.system import kernel
@@ -19,32 +20,35 @@ def put_into_force(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None
         share: where they go.
         reserved: where helpers may be.
         rank: whose share it is, for what is said.
+
+    Raises:
+        GPUAffinityError: another call is at work in this thread.
     """
     # A forked child that has called nothing yet started with its parent's share.
     process = this_process(border=share)
-    with process.lock:
-        process.reserved = reserved
-        notices = _put(process, share)
+    try:
+        notices = whole(process, lambda: _put(process, share, reserved))
+    except OSError as error:
+        notices = [_refused(share, error)]
     say(notices, rank=rank)
 
 
-def _put(process: Process, share: CpuSet) -> list[Notice]:
+def _put(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
     before = _masks()
     caller = kernel.get_affinity()
-    try:
-        got = move_caller(share)
-    except OSError as error:
-        return [_refused(share, error)]
+    move(share, kernel.thread_id(), caller, process.moved)
+    got = kernel.get_affinity()
     notices = []
     if got != share:
         # When a cpuset grows the kernel gives back what was asked for last: what the others have.
         notices.append(_cut(share, move_caller(got)))
-    strays = _Strays(process, got, before.get(process.pid, got))
+    strays = _Strays(process, got, before.get(process.pid, got), reserved=reserved)
     apart = {tid for tid, mask in process.apart.items() if before.get(tid) == mask}
     bound = strays.bound({tid: before[tid] for tid in before if tid not in apart}, caller)
     process.bound = {**bound, **_alive(process.bound, before)}
-    process.share = got
-    return [*notices, *move_all(got, ours=strays, spare=apart).notices()]
+    process.share, process.reserved = got, reserved
+    moved = move_all(got, ours=strays, spare=apart, moved=process.moved)
+    return [*notices, *moved.notices()]
 
 
 def _masks() -> dict[int, CpuSet]:
@@ -68,8 +72,8 @@ class _Strays:
     who have the same: they were born after it was narrowed, and inherited that.
     """
 
-    def __init__(self, process: Process, share: CpuSet, main: CpuSet) -> None:
-        self._process = process
+    def __init__(self, process: Process, share: CpuSet, main: CpuSet, *, reserved: CpuSet) -> None:
+        self._helpers = reserved
         self._share = share
         self._main = main
         self._ours = {process.original, process.share}
@@ -78,7 +82,7 @@ class _Strays:
         return mask == self._main or mask in self._ours or not self._is_inside(mask)
 
     def _is_inside(self, mask: object) -> bool:
-        inside = (self._share, self._process.reserved)
+        inside = (self._share, self._helpers)
         return isinstance(mask, frozenset) and any(mask <= cpus for cpus in inside)
 
     def bound(self, masks: dict[int, CpuSet], caller: CpuSet) -> dict[int, CpuSet]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from gpuaff.allocator.plan import Share
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, NoDriverError
-from gpuaff.notices import Notice
+from gpuaff.notices import Notice, printable
 
 _INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml", "omp-kept"})
 """Said at INFO: nothing is wrong with the pinning."""
@@ -78,7 +78,7 @@ def _log(level: str, message: str) -> bool:
         return False
     import logging
 
-    getattr(logging.getLogger("gpuaff"), level)(message)
+    getattr(logging.getLogger("gpuaff"), level)(printable(message))
     return True
 
 

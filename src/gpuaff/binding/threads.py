@@ -28,11 +28,13 @@ class Moved:
         refused: the ids of threads that the kernel would not move.
         seen: whether /proc shows the threads; else only the main thread and the caller moved.
         left: the masks of the threads that somebody has bound, and that stayed, by id.
+        none: whether the kernel would not move a single one.
     """
 
     settled: bool
     refused: frozenset[int]
     seen: bool = True
+    none: bool = False
     left: Mapping[int, CpuSet] = field(default_factory=dict)
 
     def notices(self) -> Iterator[Notice]:
@@ -74,7 +76,47 @@ def threads_with(mask: CpuSet) -> list[int]:
     return found
 
 
-def move_all(cpus: CpuSet, *, ours: Container[CpuSet], spare: Collection[int] = ()) -> Moved:
+def move(cpus: CpuSet, tid: int, mask: CpuSet, moved: dict[int, CpuSet]) -> None:
+    """Move a thread, and note before that it had this mask.
+
+    Raises:
+        OSError: the kernel refuses it, or it has ended.
+    """
+    first = tid not in moved
+    moved.setdefault(tid, mask)
+    try:
+        kernel.set_affinity(cpus, tid)
+    except OSError:
+        if first:
+            del moved[tid]
+        raise
+
+
+def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
+    """Give a thread back the mask that it had.
+
+    When a cpuset grows the kernel gives a thread what it has asked for last. So that is asked for,
+    and not what a cpuset had left of it.
+
+    Args:
+        tid: the thread.
+        mask: what it had.
+        likely: what it may have asked for.
+    """
+    for asked in (mask,) if mask in likely else (*likely, mask):
+        with suppress(OSError):  # it has ended, or a cpuset denies all of that
+            kernel.set_affinity(asked, tid)
+            if kernel.get_affinity(tid) == mask:
+                return
+
+
+def move_all(
+    cpus: CpuSet,
+    *,
+    ours: Container[CpuSet],
+    spare: Collection[int] = (),
+    moved: dict[int, CpuSet] | None = None,
+) -> Moved:
     """Move every thread that has one of the masks in ``ours``.
 
     Threads with another mask were bound by somebody on purpose, and stay.
@@ -83,20 +125,35 @@ def move_all(cpus: CpuSet, *, ours: Container[CpuSet], spare: Collection[int] = 
         cpus: where they go.
         ours: the masks of those that go.
         spare: the ids of threads that stay, whatever mask they have.
+        moved: where to note what each had, before it is moved.
     """
-    sweep = _Sweep(cpus, ours, spare)
+    sweep = _Sweep(cpus, ours, spare, {} if moved is None else moved)
     settled = any(sweep.is_quiet() for _ in range(MOST_PASSES))
     seen = kernel.thread_ids() is not None
-    return Moved(settled=settled, refused=frozenset(sweep.refused), seen=seen, left=sweep.left)
+    return Moved(
+        settled=settled,
+        refused=frozenset(sweep.refused),
+        seen=seen,
+        none=bool(sweep.refused) and not sweep.any,
+        left=sweep.left,
+    )
 
 
 class _Sweep:
     """Passes over the threads of this process, and what they have found so far."""
 
-    def __init__(self, cpus: CpuSet, ours: Container[CpuSet], spare: Collection[int]) -> None:
+    def __init__(
+        self,
+        cpus: CpuSet,
+        ours: Container[CpuSet],
+        spare: Collection[int],
+        moved: dict[int, CpuSet],
+    ) -> None:
         self._cpus = cpus
         self._ours = ours
         self._done = set(spare)
+        self._moved = moved
+        self.any = False
         self.refused: set[int] = set()
         self.left: dict[int, CpuSet] = {}
 
@@ -119,7 +176,8 @@ class _Sweep:
             # Also where it is there already: a cpuset may have cut it to just this, and when that
             # grows again the kernel gives back what was asked for last.
             if mask == self._cpus or mask in self._ours:
-                kernel.set_affinity(self._cpus, tid)
+                move(self._cpus, tid, mask, self._moved)
+                self.any = True
         except OSError as error:
             if error.errno == errno.ESRCH:
                 return False  # it has ended, and may have left a child that is not moved either

@@ -2,98 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container
 from contextlib import suppress
 
 from gpuaff.binding import extras as besides
-from gpuaff.binding.process import NOTHING, Extras, Process, expect_nothing, remembered
+from gpuaff.binding.granted import shown
+from gpuaff.binding.process import NOTHING, Before, Extras, Process, expect, remembered
 from gpuaff.binding.report import say
-from gpuaff.binding.threads import Moved, move_all
+from gpuaff.binding.threads import Moved, move, move_all
+from gpuaff.binding.whole import whole
 from gpuaff.cpuset import CpuSet
-from gpuaff.records import dataclass
+from gpuaff.notices import Notice
+from gpuaff.records import replace
 from gpuaff.system import kernel
 
 
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """How a process was before a call.
-
-    Attributes:
-        pid: the process.
-        original: its CPUs when gpuaff was first called.
-        share: what an earlier call had set; None when nothing was set.
-        bound: the threads that somebody had bound, as :class:`Process` has them.
-        extras: what was set besides.
-    """
-
-    pid: int
-    original: CpuSet
-    share: CpuSet | None
-    bound: Mapping[int, CpuSet]
-    extras: Extras = NOTHING
-
-    @classmethod
-    def of(cls, process: Process) -> Before:
-        """How it is now."""
-        return cls(
-            pid=process.pid,
-            original=process.original,
-            share=process.share,
-            bound=dict(process.bound),
-            extras=process.extras,
-        )
-
-    @property
-    def first(self) -> Before:
-        """How it was before the first call."""
-        return Before(pid=self.pid, original=self.original, share=None, bound={})
-
-
-def put_back(share: CpuSet, before: Before, extras: Extras | None) -> None:
-    """Undo what a call has set, and all later calls; nothing where it is undone already.
+def put_back(share: CpuSet | None, before: Before, extras: Extras | None) -> None:
+    """Undo what a call has done, and all later calls; nothing where it is undone already.
 
     Args:
-        share: what the call has set.
+        share: what the call has set; None when it has taken back what was set.
         before: how it is to be.
         extras: what the call has set besides.
+
+    Raises:
+        GPUAffinityError: another call is at work in this thread.
     """
-    process = remembered()
-    if process is None or process.pid != before.pid:
-        # A forked child: its threads have the mask, whatever it has done itself.
-        expect_nothing()
-        if process is None or process.share != share:
-            _say(_move_back({share}, before.original))
+    process, now = remembered(), extras or NOTHING
+    try:
+        if process is None or process.pid != before.pid:
+            _in_a_child(process, share, before, now)
         else:
-            _say(rewind(process, {share}, before.first))
-        say(besides.shed(extras or NOTHING, None), rank=None)
-        return
-    with process.lock:
-        # Undone by a restore() meanwhile: what other threads have left undone goes back as well.
-        then = NOTHING if process.share is None else before.extras
-        if process.share is not None:
-            _say(rewind(process, {share, process.share}, before))
-        say(besides.put_back(process, then), rank=None)
-        say(besides.shed(extras or NOTHING, process), rank=None)
+            whole(process, lambda: _here(process, share, before, now), memory=bool(now.memory))
+    except OSError as error:
+        say([refused(error)], rank=None)
 
 
-def rewind(process: Process, shares: set[CpuSet], before: Before) -> Moved:
-    """Move the threads that have one of the shares to where they were before."""
+def _here(process: Process, share: CpuSet | None, before: Before, now: Extras) -> None:
+    # Undone by a restore() meanwhile: what other threads have left undone goes back as well.
+    undone = share is not None and process.share is None
+    if not undone and (share is not None or process.share != before.share):
+        _say(_rewound(process, share, before))
+    say(besides.put_back(process, NOTHING if undone else before.extras), rank=None)
+    say(besides.shed(process, now), rank=None)
+
+
+def _in_a_child(process: Process | None, share: CpuSet | None, before: Before, now: Extras) -> None:
+    """In a forked child: its threads have the mask, whatever it has done itself."""
+    if process is None or process.share != share:
+        process = Process(pid=kernel.process_id(), original=before.original, share=share)
+    child, to = process, replace(before, bound={}, apart={})  # by the ids of the parent's threads
+
+    def work() -> None:
+        if share != before.share:
+            _say(_rewound(child, share, to))
+        back = besides.put_back_in_a_child(now, before.extras, parent=before.pid)
+        say(back, rank=None)
+
+    whole(child, work, memory=bool(now.memory or before.extras.memory))
+    expect(before.share)
+
+
+def _rewound(process: Process, share: CpuSet | None, before: Before) -> Moved:
+    masks = {mask for mask in (share, process.share) if mask is not None}
+    return rewind(process, shown(process, masks or {process.original}), before)
+
+
+def rewind(process: Process, masks: Collection[CpuSet], before: Before) -> Moved:
+    """Move the threads that have one of these masks to where they were before."""
     bound = {tid: mask for tid, mask in process.bound.items() if tid not in before.bound}
     for tid, mask in bound.items():
-        with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
-            if kernel.get_affinity(tid) in shares:
-                kernel.set_affinity(mask, tid)
-    process.share, process.bound = before.share, dict(before.bound)
-    to = before.original if before.share is None else before.share
-    return _move_back(shares, to, spare=bound)
+        _move(process, tid, masks, mask)
+    for tid in before.bound.keys() - process.bound.keys():  # it was taken back meanwhile
+        _move(process, tid, {before.bound[tid]}, before.mask)
+    # The main thread also goes when only a part of the share is left to it: a runtime has cut it.
+    if process.pid not in bound:
+        _move(process, process.pid, _Parts(masks), before.mask)
+    moved = move_all(before.mask, ours=masks, spare=bound, moved=process.moved)
+    if not moved.none:
+        before.recall(process)
+    return moved
 
 
-def _online(shares: set[CpuSet]) -> set[CpuSet]:
-    """The same, as threads have them while some of the CPUs are offline."""
-    from gpuaff.topology.sysfs import online  # not needed by those who only pin
+class _Parts:
+    """The masks that are a part of others."""
 
-    cpus = online(kernel.Tree())
-    return {share & cpus for share in shares} if cpus else set()
+    def __init__(self, masks: Collection[CpuSet]) -> None:
+        self._masks = masks
+
+    def __contains__(self, mask: object) -> bool:
+        return isinstance(mask, frozenset) and any(mask < whole for whole in self._masks)
+
+
+def _move(process: Process, tid: int, masks: Container[CpuSet], to: CpuSet) -> None:
+    with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
+        mask = kernel.get_affinity(tid)
+        if mask in masks:
+            move(to, tid, mask, process.moved)
 
 
 def current() -> CpuSet:
@@ -103,17 +108,11 @@ def current() -> CpuSet:
     return frozenset()
 
 
-def _move_back(shares: set[CpuSet], to: CpuSet, *, spare: Collection[int] = ()) -> Moved:
-    shares = shares | _online(shares)
-    # The main thread also goes when only a part of the share is left to it: a cpuset or an OpenMP
-    # runtime has cut it since.
-    main = kernel.process_id()
-    with suppress(OSError):
-        mask = kernel.get_affinity(main)
-        if main not in spare and any(mask < share for share in shares):
-            kernel.set_affinity(to, main)
-    return move_all(to, ours=shares, spare=spare)
-
-
 def _say(moved: Moved) -> None:
     say(moved.notices(), rank=None)
+
+
+def refused(error: OSError) -> Notice:
+    """The kernel refuses questions about CPUs, or orders."""
+    why = f"the system does not tell this process's CPUs, or moves no threads ({error.strerror})"
+    return Notice("pin-failed", f"{why}: all stays as it is; a seccomp filter may forbid it")

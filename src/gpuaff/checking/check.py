@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.notices import Notice
+from gpuaff.notices import Notice, printable
 from gpuaff.records import dataclass
 
 TYPE_CHECKING = False
@@ -130,7 +130,7 @@ class Check:
         from gpuaff.checking.findings import lines
         from gpuaff.text import plain
 
-        return "\n".join(plain(line) for line in lines([self]))
+        return "\n".join(printable(plain(line)) for line in lines([self]))
 
 
 def _listed(cpus: CpuSet | None) -> str | None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from gpuaff.notices import Notice
+from gpuaff.notices import Notice, printable
 from gpuaff.text import Line, Span, plain
 
 
@@ -63,6 +63,5 @@ def _shown(text: str) -> str:
 
     Names and messages may quote what was in somebody's file.
     """
-    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return printable.encode(encoding, "backslashreplace").decode(encoding)
+    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
