@@ -109,7 +109,11 @@ def test_mig_instances_share_a_border() -> None:
     machine = replace(dgx_a100(), gpus=(replace(first, mig=instances), *others))
     found = plan(replace(machine, visible=(0,)), 1, partition="machine")
     assert codes(found)[0] == "border-shared"
-    assert "GPU 0 has MIG instances" in found.warnings[0].message
+    assert found.warnings[0].message == (
+        "GPU 0 has MIG instances, which share its border: a job on another instance gets the same "
+        "CPUs; give each job CPUs of its own (cpus=)"
+    )
+    assert found.shares == plan(machine, 8, partition="machine").shares[:1]
     assert codes(plan(replace(machine, visible=(1,)), 1, partition="machine")) == ["scope-hint"]
 
 

@@ -51,12 +51,11 @@ def confined(
 
 def _shared_borders(topology: Topology, seats: Iterable[Seat]) -> list[Notice]:
     """MIG instances of a GPU sit where it sits: whoever has another one has the same border."""
-    cut = sorted({seat.gpu for seat in seats if topology.gpu_by_index[seat.gpu].mig})
-    if not cut:
+    cut = next((seat.gpu for seat in seats if topology.gpu_by_index[seat.gpu].mig), None)
+    if cut is None:
         return []
-    named = f"GPU{'s' if len(cut) > 1 else ''} {format_cpulist(cut)}"
     text = (
-        f"{named} has MIG instances, which share its border: a job on another instance gets the "
+        f"GPU {cut} has MIG instances, which share its border: a job on another instance gets the "
         "same CPUs; give each job CPUs of its own (cpus=)"
     )
     return [Notice("border-shared", text)]
