@@ -20,7 +20,9 @@ from fakedriver.driver import FakeDriver, MakeDriver
 from numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
-settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "thorough", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("gpuaff", settings.get_profile("thorough"), max_examples=20)
 # Mutation tests ask only whether anything fails, thousands of times.
 settings.register_profile(
