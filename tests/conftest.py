@@ -15,8 +15,10 @@ from gpuaff.topology.model import Topology
 
 import cpusets
 import mempolicies
+import openmp_region
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
 from numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
@@ -92,3 +94,15 @@ def fake_driver(tmp_path: Path, driver_builds: Path) -> MakeDriver:
         return FakeDriver(topology, tmp_path / "driver", builds=driver_builds)
 
     return make
+
+
+@pytest.fixture
+def driver(fake_driver: MakeDriver) -> FakeDriver:
+    """The machine that pinning is tried on: this one's CPUs, with two GPUs of the fake driver."""
+    return fake_driver(this_machine(2))
+
+
+@pytest.fixture(scope="session")
+def openmp_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that uses GNU's OpenMP runtime, as numpy and torch do."""
+    return openmp_region.build(tmp_path_factory.mktemp("openmp"))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import openmp_library
 from fakedriver.driver import FakeDriver
 from processes import CPUS, printed, run
 
@@ -27,11 +26,6 @@ def number():
 def codes(affinity):
     return [notice.code for notice in affinity.warnings if "omp" in notice.code]
 """
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return openmp_library.build(tmp_path_factory.mktemp("openmp"))
 
 
 def said(driver: FakeDriver, script: str, **env: str) -> list[str]:
@@ -65,10 +59,10 @@ print(number())
     assert said(driver, script) == ["True []", "None", "False", "None"]
 
 
-def test_the_runtime_heeds_it(driver: FakeDriver, library: Path) -> None:
+def test_the_runtime_heeds_it(driver: FakeDriver, openmp_library: Path) -> None:
     script = f"""
 affinity = gpuaff.set_affinity(0, 1, max_physical_cores=1, openmp=True)
-print(ctypes.CDLL({str(library)!r}).threads(), number())
+print(ctypes.CDLL({str(openmp_library)!r}).threads(), number())
 """
     assert said(driver, script) == ["1 1"]
 
@@ -177,9 +171,9 @@ def test_neither_yes_nor_no_raises(
     assert f"InvalidOptionError: {option}=" in done.stderr
 
 
-def test_a_runtime_that_is_loaded_already(driver: FakeDriver, library: Path) -> None:
+def test_a_runtime_that_is_loaded_already(driver: FakeDriver, openmp_library: Path) -> None:
     script = f"""
-ctypes.CDLL({str(library)!r})
+ctypes.CDLL({str(openmp_library)!r})
 print(codes(gpuaff.set_affinity(0, 2, openmp=True)), codes(gpuaff.set_affinity(0, 2)))
 """
     assert said(driver, script) == ["['omp-late'] []"]
@@ -271,13 +265,13 @@ BINDING = [
 @pytest.mark.parametrize("env", BINDING, ids=lambda env: " ".join(env))
 @pytest.mark.case("C2", "C4", "C5")
 def test_a_runtime_takes_the_share_away_and_a_second_call_gets_it_back(
-    driver: FakeDriver, library: Path, env: dict[str, str]
+    driver: FakeDriver, openmp_library: Path, env: dict[str, str]
 ) -> None:
     script = f"""
 before = os.sched_getaffinity(0)
 affinity = gpuaff.set_affinity(0, 1)
 print(codes(affinity), os.sched_getaffinity(0) == affinity == before)
-runtime = ctypes.CDLL({str(library)!r})
+runtime = ctypes.CDLL({str(openmp_library)!r})
 runtime.threads()
 print(len(os.sched_getaffinity(0)))
 print(gpuaff.set_affinity(0, 1) == before)
@@ -288,11 +282,11 @@ print(os.sched_getaffinity(0) == before)
 
 
 @pytest.mark.case("C5")
-def test_restore_gets_back_what_a_runtime_took(driver: FakeDriver, library: Path) -> None:
+def test_restore_gets_back_what_a_runtime_took(driver: FakeDriver, openmp_library: Path) -> None:
     script = f"""
 before = os.sched_getaffinity(0)
 affinity = gpuaff.set_affinity(0, 1)
-ctypes.CDLL({str(library)!r}).threads()
+ctypes.CDLL({str(openmp_library)!r}).threads()
 print(len(os.sched_getaffinity(0)), affinity.restore() == before)
 """
     assert said(driver, script, OMP_PROC_BIND="close") == ["1 True"]
@@ -304,11 +298,11 @@ print(len(os.sched_getaffinity(0)), affinity.restore() == before)
     ids=["none", "false", "false with places"],
 )
 def test_a_runtime_without_them_leaves_it(
-    driver: FakeDriver, library: Path, env: dict[str, str]
+    driver: FakeDriver, openmp_library: Path, env: dict[str, str]
 ) -> None:
     script = f"""
 affinity = gpuaff.set_affinity(0, 1)
-ctypes.CDLL({str(library)!r}).threads()
+ctypes.CDLL({str(openmp_library)!r}).threads()
 print(codes(affinity), os.sched_getaffinity(0) == affinity)
 """
     assert said(driver, script, **env) == ["[] True"]
@@ -317,10 +311,10 @@ print(codes(affinity), os.sched_getaffinity(0) == affinity)
 @pytest.mark.parametrize("env", BINDING, ids=lambda env: " ".join(env))
 @pytest.mark.case("C5", "C7")
 def test_called_afterwards_the_mask_stays_narrow(
-    driver: FakeDriver, library: Path, env: dict[str, str]
+    driver: FakeDriver, openmp_library: Path, env: dict[str, str]
 ) -> None:
     script = f"""
-ctypes.CDLL({str(library)!r}).threads()
+ctypes.CDLL({str(openmp_library)!r}).threads()
 left = os.sched_getaffinity(0)
 affinity = gpuaff.set_affinity(0, 1)
 print(len(left), affinity == left, codes(affinity))
@@ -330,10 +324,12 @@ print([n.code for n in affinity.warnings if n.code == "mask-shrunk"])
 
 
 @pytest.mark.case("C7")
-def test_called_afterwards_reapply_is_not_promised(driver: FakeDriver, library: Path) -> None:
+def test_called_afterwards_reapply_is_not_promised(
+    driver: FakeDriver, openmp_library: Path
+) -> None:
     """What a runtime did before the first call counts as a border; somebody else must widen it."""
     script = f"""
-ctypes.CDLL({str(library)!r}).threads()
+ctypes.CDLL({str(openmp_library)!r}).threads()
 (notice,) = [n for n in gpuaff.set_affinity(0, 1).warnings if n.code == "omp-binding"]
 print("loaded already" in notice.message, "reapply" in notice.message)
 """
@@ -343,7 +339,7 @@ print("loaded already" in notice.message, "reapply" in notice.message)
 os.sched_setaffinity(0, range(os.cpu_count()))
 print(sorted(gpuaff.set_affinity(0, 1)))
 """
-    script = f"ctypes.CDLL({str(library)!r}).threads()\n{script}"
+    script = f"ctypes.CDLL({str(openmp_library)!r}).threads()\n{script}"
     assert said(driver, script, **env) == [str(CPUS)]
 
 
@@ -359,9 +355,11 @@ gpuaff.set_affinity(0, 1)
 
 
 @pytest.mark.case("C8")
-def test_a_workers_share_outlives_a_parallel_region(driver: FakeDriver, library: Path) -> None:
+def test_a_workers_share_outlives_a_parallel_region(
+    driver: FakeDriver, openmp_library: Path
+) -> None:
     script = f"""
-runtime = ctypes.CDLL({str(library)!r})
+runtime = ctypes.CDLL({str(openmp_library)!r})
 gpuaff.set_affinity(0, 2)
 if not (child := os.fork()):
     share = os.sched_getaffinity(0)

@@ -16,11 +16,18 @@ int threads(void)
     count += 1;
     return count;
 }
+int sum(void)
+{
+    int total = 0;
+    #pragma omp parallel for reduction(+ : total)
+    for (int i = 0; i < 1000; i++) total += i;
+    return total;
+}
 """
 
 
 def build(folder: Path) -> Path:
-    """Compile it; ``threads()`` runs a parallel region and returns how many took part."""
+    """Compile it: ``threads()`` says how many take part in a parallel region, ``sum()`` adds in one."""
     source, library = folder / "region.c", folder / "libregion.so"
     source.write_text(_SOURCE)
     command = [str(compiler()), "-shared", "-fPIC", "-fopenmp", str(source), "-o", str(library)]
