@@ -27,7 +27,7 @@ int sum(void)
 
 
 def build(folder: Path) -> Path:
-    """Compile it: ``threads()`` says how many take part in a parallel region, ``sum()`` adds in one."""
+    """Compile it: in a parallel region ``threads()`` counts who takes part, ``sum()`` adds."""
     source, library = folder / "region.c", folder / "libregion.so"
     source.write_text(_SOURCE)
     command = [str(compiler()), "-shared", "-fPIC", "-fopenmp", str(source), "-o", str(library)]
