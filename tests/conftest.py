@@ -74,10 +74,12 @@ _HAS: dict[str, Callable[[], bool]] = {
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
     "numa-machine": machine.available,
+    "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
 }
 """What a test may need besides programs. The compiler is for the fake driver, and on Linux only;
-gpu_affinity is NVIDIA's package; tests/numa_machine/machine.sh makes the emulated machine."""
+gpu_affinity is NVIDIA's package; torch must be this Python's own; the emulated machine is made by
+tests/numa_machine/machine.sh."""
 
 
 @pytest.fixture(scope="session")

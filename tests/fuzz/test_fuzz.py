@@ -62,8 +62,9 @@ def check(number):
         raise KeyError(number)
     if number == 5:
         while True:
+            number += 1  # Python 3.10 looks for signals here, and not just before a try
             try:
-                number += 1
+                number -= 1
             except Exception:
                 pass
     if number == 6:

@@ -12,7 +12,7 @@ from processes import CPUS, masks, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,
-    pytest.mark.needs("torchrun", "two-cpus"),  # which comes with torch
+    pytest.mark.needs("torch", "two-cpus"),
     pytest.mark.timeout(120),
 ]
 

@@ -10,7 +10,7 @@ from processes import printed
 
 pytestmark = [
     pytest.mark.fake_driver,
-    pytest.mark.needs("two-cpus", "torchrun"),  # where torchrun is, torch is
+    pytest.mark.needs("two-cpus", "torch"),
 ]
 
 SCRIPT = """

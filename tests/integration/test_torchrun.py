@@ -36,7 +36,7 @@ def shares(printed: str) -> dict[int, str]:
     }
 
 
-@pytest.mark.needs("torchrun")
+@pytest.mark.needs("torch", "torchrun")
 @pytest.mark.timeout(120)
 @pytest.mark.case("B1", "B5")
 def test_the_example_under_torchrun(driver: FakeDriver) -> None:
@@ -64,7 +64,7 @@ while not (folder / "end").exists():
 """
 
 
-@pytest.mark.needs("torchrun")
+@pytest.mark.needs("torch", "torchrun")
 @pytest.mark.timeout(120)
 def test_masks_under_torchrun_read_from_outside(driver: FakeDriver, tmp_path: Path) -> None:
     script = tmp_path / "stays.py"
