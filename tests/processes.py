@@ -66,6 +66,37 @@ def printed(script: str, *arguments: str, env: Mapping[str, str] | None = None) 
     return done.stdout.strip()
 
 
+THREADS = """
+import os, threading, time
+
+def tid_bound_to(cpus):
+    # The id of a thread that somebody has bound (None: nobody has).
+    ready = threading.Event()
+    def work():
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+        ready.set()
+        time.sleep(60)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    ready.wait()
+    return thread.native_id
+
+def bound_to(cpus):
+    # The same; asked again, the CPUs that it has by now.
+    tid = tid_bound_to(cpus)
+    return lambda: os.sched_getaffinity(tid)
+
+def in_a_thread(work):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+"""
+"""What a script may begin with that has threads of its own."""
+
+
 class Stopped:
     """A script that waits for a line on its standard input each time it has printed one."""
 

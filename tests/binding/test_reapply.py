@@ -10,33 +10,15 @@ import pytest
 
 import cpusets
 from fakedriver.driver import FakeDriver
-from processes import CPUS, masks, printed, run, stopped
+from processes import CPUS, THREADS, masks, printed, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
-START = """
+START = (
+    THREADS
+    + """
 import json, os, sys, threading, time, gpuaff
 before = os.sched_getaffinity(0)
-
-def bound_to(cpus):
-    # A thread that somebody has bound.
-    ready = threading.Event()
-    def work():
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
-        ready.set()
-        time.sleep(60)
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    ready.wait()
-    return lambda: os.sched_getaffinity(thread.native_id)
-
-def in_a_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 def in_a_child(work):
     child = os.fork()
@@ -48,6 +30,7 @@ def in_a_child(work):
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
+)
 
 
 def said(driver: FakeDriver, script: str, **env: str) -> list[str]:

@@ -10,35 +10,20 @@ import pytest
 import cpusets
 import mempolicies
 from fakedriver.driver import FakeDriver
-from processes import CPUS, masks, printed, stopped
+from processes import CPUS, THREADS, masks, printed, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
 TESTS = str(Path(mempolicies.__file__).parent)
 
-START = """
+START = (
+    THREADS
+    + """
 import os, threading, time, gpuaff
 before = os.sched_getaffinity(0)
 
-def bound_to(cpus):
-    # A thread that somebody has bound, and that does what it is told.
-    ready = threading.Event()
-    def work():
-        os.sched_setaffinity(0, cpus)
-        ready.set()
-        time.sleep(60)
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    ready.wait()
-    return lambda: os.sched_getaffinity(thread.native_id)
-
-def in_a_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
 """
+)
 
 
 def said(driver: FakeDriver, script: str) -> list[str]:

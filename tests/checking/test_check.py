@@ -11,25 +11,15 @@ import pytest
 
 import cpusets
 from fakedriver.driver import FakeDriver
-from processes import CPUS, printed, run, stopped
+from processes import CPUS, THREADS, printed, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
-START = """
+START = (
+    THREADS
+    + """
 import json, os, sys, threading, time, gpuaff
 before = os.sched_getaffinity(0)
-
-def bound_to(cpus):
-    ready = threading.Event()
-    def work():
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
-        ready.set()
-        time.sleep(60)
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    ready.wait()
-    return thread.native_id
 
 def states():
     return {thread.tid: str(thread.state) for thread in gpuaff.check().threads}
@@ -37,6 +27,7 @@ def states():
 def tell():
     print(json.dumps(gpuaff.check().to_dict()))
 """
+)
 
 
 def found(driver: FakeDriver, script: str, *arguments: str, **env: str) -> dict[str, Any]:
@@ -47,7 +38,7 @@ def found(driver: FakeDriver, script: str, *arguments: str, **env: str) -> dict[
 
 
 def test_all_is_well_after_the_call(driver: FakeDriver) -> None:
-    said = found(driver, "gpuaff.set_affinity(0, 2); bound_to(None); tell()")
+    said = found(driver, "gpuaff.set_affinity(0, 2); tid_bound_to(None); tell()")
     assert said["ok"]
     assert said["expected"] == said["usual"]
     assert [thread["state"] for thread in said["threads"]] == ["ok", "ok"]
@@ -57,11 +48,13 @@ def test_all_is_well_after_the_call(driver: FakeDriver) -> None:
 
 
 def test_nothing_was_set(driver: FakeDriver) -> None:
-    script = "bound_to(None); bound_to(None); bound_to({min(before)}); tell()"
+    script = "tid_bound_to(None); tid_bound_to(None); tid_bound_to({min(before)}); tell()"
     said = found(driver, script)
     assert (said["ok"], said["expected"]) == (True, None)
     assert [thread["state"] for thread in said["threads"]] == ["ok", "ok", "ok", "bound"]
-    said = found(driver, "bound_to(None); bound_to(None); os.sched_setaffinity(0, {0}); tell()")
+    said = found(
+        driver, "tid_bound_to(None); tid_bound_to(None); os.sched_setaffinity(0, {0}); tell()"
+    )
     assert not said["ok"]
     assert said["threads"][0]["state"] == "narrowed"
 
@@ -70,7 +63,7 @@ def test_each_kind_of_thread(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 2)
 outside = before - affinity
-tids = [bound_to(None), bound_to(outside), bound_to(before)]
+tids = [tid_bound_to(None), tid_bound_to(outside), tid_bound_to(before)]
 print([states()[tid] for tid in tids], gpuaff.check().ok)
 affinity.restore()
 print(set(states().values()), gpuaff.check().expected)
@@ -83,10 +76,10 @@ print(set(states().values()), gpuaff.check().expected)
 def test_a_worker_bound_inside_is_fine_and_the_main_thread_is_not(driver: FakeDriver) -> None:
     script = """
 gpuaff.set_affinity(0, 1)
-worker = bound_to({max(before)})
+worker = tid_bound_to({max(before)})
 print(states()[worker], gpuaff.check().ok)
 os.sched_setaffinity(0, {min(before)})
-heir = bound_to(None)
+heir = tid_bound_to(None)
 print(states()[os.getpid()], states()[worker], states()[heir], gpuaff.check().ok)
 """
     assert printed(START + script, env=driver.env()).splitlines() == [
@@ -194,7 +187,7 @@ STAYS = (
     START
     + """
 gpuaff.set_affinity(0, 1)
-bound_to(None)
+tid_bound_to(None)
 print("pinned")
 for line in sys.stdin:
     tell()
@@ -234,7 +227,7 @@ def test_a_cpuset_that_shrank(driver: FakeDriver) -> None:
 def test_it_reads_well(driver: FakeDriver) -> None:
     script = """
 gpuaff.set_affinity(0, 1)
-bound_to(None)
+tid_bound_to(None)
 os.sched_setaffinity(0, {min(before)})
 print(os.getpid(), gpuaff.check().name)
 print(gpuaff.check())
@@ -252,7 +245,7 @@ print(gpuaff.check())
 
 def test_without_proc(driver: FakeDriver) -> None:
     """Another PID namespace's /proc: its numbers mean other processes."""
-    script = START + "gpuaff.set_affinity(0, 1); bound_to(None); tell()"
+    script = START + "gpuaff.set_affinity(0, 1); tid_bound_to(None); tell()"
     done = run(script, env=driver.env(), prefix=["unshare", "--pid", "--fork", "--kill-child"])
     if done.returncode and "unshare" in done.stderr:
         pytest.skip("no PID namespace can be made here")

@@ -18,28 +18,19 @@ import pytest
 
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import CPUS, SRC, Stopped, stopped
+from processes import CPUS, SRC, THREADS, Stopped, stopped
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 
-START = """
+START = (
+    THREADS
+    + """
 import os, sys, threading, time
 everything = os.sched_getaffinity(0)
 low, high = {min(everything)}, {max(everything)}
 
-def bound_to(cpus):
-    ready = threading.Event()
-    def work():
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
-        ready.set()
-        time.sleep(60)
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    ready.wait()
-    return thread.native_id
-
 """
+)
 
 END = """
 print("ready", flush=True)
@@ -67,7 +58,7 @@ def states(found: Any) -> list[str]:
 
 
 def test_a_quiet_process(gpuaff: Runner) -> None:
-    with process("bound_to(None)") as quiet:
+    with process("tid_bound_to(None)") as quiet:
         found = checked(gpuaff, "--pid", str(quiet.pid), code=0)
         shown = gpuaff("check", "--pid", str(quiet.pid))
     (one,) = found["processes"]
@@ -81,7 +72,8 @@ def test_a_quiet_process(gpuaff: Runner) -> None:
 @pytest.mark.needs("two-cpus")
 @pytest.mark.case("C1", "C2")
 def test_a_narrowed_main_thread(gpuaff: Runner) -> None:
-    script = "bound_to(None); bound_to(None); bound_to(high); os.sched_setaffinity(0, low)"
+    threads = "tid_bound_to(None); tid_bound_to(None); tid_bound_to(high)"
+    script = f"{threads}; os.sched_setaffinity(0, low)"
     with process(script) as narrowed:
         found = checked(gpuaff, "--pid", str(narrowed.pid), code=1)
         shown = gpuaff("check", "--pid", str(narrowed.pid))
@@ -97,7 +89,7 @@ def test_a_narrowed_main_thread(gpuaff: Runner) -> None:
 def test_the_variables_of_another_process_are_read(gpuaff: Runner) -> None:
     script = """
     import ctypes
-    bound_to(None); bound_to(None)
+    tid_bound_to(None); tid_bound_to(None)
     ctypes.CDLL("libgomp.so.1")
     """
     with process(script, GOMP_CPU_AFFINITY=str(CPUS[0])) as narrowed:
@@ -109,7 +101,7 @@ def test_the_variables_of_another_process_are_read(gpuaff: Runner) -> None:
 
 @pytest.mark.needs("two-cpus", "taskset")
 def test_a_thread_that_taskset_moved(gpuaff: Runner) -> None:
-    script = "os.sched_setaffinity(0, low); bound_to(None); print(bound_to(None))"
+    script = "os.sched_setaffinity(0, low); tid_bound_to(None); print(tid_bound_to(None))"
     with stopped(START + script + END) as moved:
         tid = moved.heard()
         moved.heard()
@@ -158,7 +150,9 @@ def test_the_family_of_who_calls(gpuaff: Runner) -> None:
 
 def test_one_of_the_family_is_off(gpuaff: Runner) -> None:
     """The tests' own process is the parent here."""
-    with process("bound_to(None); bound_to(None); os.sched_setaffinity(0, low)") as narrowed:
+    with process(
+        "tid_bound_to(None); tid_bound_to(None); os.sched_setaffinity(0, low)"
+    ) as narrowed:
         found = checked(gpuaff, code=1 if len(CPUS) > 1 else 0)
     by_pid = {one["pid"]: one for one in found["processes"]}
     assert os.getpid() in by_pid
@@ -335,7 +329,7 @@ def test_a_main_thread_that_has_ended(gpuaff: Runner) -> None:
     """Its other threads go on; it is a zombie until they have ended."""
     script = """
     import ctypes
-    bound_to(None)
+    tid_bound_to(None)
     print("ready", flush=True)
     ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
     """
@@ -362,7 +356,7 @@ def test_a_name_that_a_terminal_would_obey(gpuaff: Runner) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_another_user_looks_at_ours() -> None:
     """Masks are for everyone to see; libraries, variables and open files are not."""
-    script = "bound_to(None); bound_to(None); os.sched_setaffinity(0, low)"
+    script = "tid_bound_to(None); tid_bound_to(None); os.sched_setaffinity(0, low)"
     with process(script, GOMP_CPU_AFFINITY="0") as narrowed:
         look = f"""
 import contextlib, io, os, sys
