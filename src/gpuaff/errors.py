@@ -73,3 +73,103 @@ class TopologyError(GpuaffError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.source}: {self.problem}"
+
+
+class ClaimError(GpuaffError, RuntimeError):
+    """GPUs could not be claimed. Everything is then as it was before."""
+
+
+class NotEnoughGpusError(ClaimError):
+    """More GPUs were asked for than there are, or than may be had here; waiting would not help.
+
+    Attributes:
+        wanted: how many were asked for.
+        found: how many there are that fit what was asked.
+        reason: what was found, and why, in one line.
+    """
+
+    def __init__(self, wanted: int, found: int, reason: str) -> None:
+        super().__init__(wanted, found, reason)
+        self.wanted = wanted
+        self.found = found
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"asked for {_gpus(self.wanted)}, but {self.reason}"
+
+
+class GpusBusyError(ClaimError):
+    """Too few GPUs are free now.
+
+    Attributes:
+        wanted: how many were asked for.
+        free: how many of those that fit are free.
+        reasons: one line for each GPU that is not, or that is kept for somebody who waits.
+    """
+
+    def __init__(self, wanted: int, free: int, reasons: tuple[str, ...]) -> None:
+        super().__init__(wanted, free, reasons)
+        self.wanted = wanted
+        self.free = free
+        self.reasons = reasons
+
+    def __str__(self) -> str:
+        why = "".join(f"; {reason}" for reason in self.reasons)
+        return f"asked for {_gpus(self.wanted)}, but {self.free or 'none'} can be had now{why}"
+
+
+class ClaimTimeoutError(ClaimError, TimeoutError):
+    """The GPUs did not become free in time.
+
+    Attributes:
+        waited: how long was waited, in seconds.
+        busy: who has them.
+    """
+
+    def __init__(self, waited: float, busy: GpusBusyError) -> None:
+        super().__init__(waited, busy)
+        self.waited = waited
+        self.busy = busy
+
+    def __str__(self) -> str:
+        return f"waited {self.waited:.1f} s: {self.busy}"
+
+
+class CudaInitializedError(ClaimError):
+    """CUDA has been started in this process already: which GPUs it sees is settled (case D9)."""
+
+
+class ClaimLostError(ClaimError):
+    """A stranger has come onto a GPU between the look and the claim; the claim was undone.
+
+    CUDA is initialised by then, so this process can claim no other GPUs: start it again.
+    """
+
+
+class AlreadyClaimedError(ClaimError):
+    """This process holds a claim already, and one process can have only one."""
+
+
+class PlaceholderError(ClaimError):
+    """A claimed GPU could not be occupied."""
+
+
+class LockDirectoryError(GpuaffError, OSError):
+    """A file that claims are coordinated by cannot be used.
+
+    Attributes:
+        path: which one.
+        problem: what was found there, and what to try.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

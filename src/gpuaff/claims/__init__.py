@@ -1,0 +1,1 @@
+"""Claiming GPUs: looking, choosing, leasing, waiting and occupying."""

@@ -1,0 +1,176 @@
+"""What claims are about: devices, how they are used, and what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from gpuaff.records import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What can be claimed: a whole GPU, or one MIG instance of a GPU.
+
+    Attributes:
+        index: NVML's index of the GPU, or of the GPU that the instance is part of.
+        uuid: ``GPU-…`` or ``MIG-…``.
+        pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``; None when unknown.
+        name: the product name.
+        parent: for a MIG instance, the UUID of its GPU.
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str | None = None
+    name: str | None = None
+    parent: str | None = None
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a MIG instance."""
+        return self.parent is not None
+
+    def __str__(self) -> str:
+        return f"MIG instance {self.uuid}" if self.is_mig else f"GPU {self.index}"
+
+
+class ComputeMode(str, Enum):
+    """Who may have a context on a GPU (``nvmlComputeMode_t``; cases E13, E16)."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_THREAD = "exclusive_thread"
+    PROHIBITED = "prohibited"
+    EXCLUSIVE_PROCESS = "exclusive_process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReading:
+    """What the driver says about the use of a device; None is what it does not say.
+
+    Attributes:
+        device: which one.
+        compute: the processes with a context and the bytes that each has (None: not told).
+        graphics: the processes that draw, likewise. A process may be in both.
+        used: bytes in use, without what the driver keeps for itself.
+        free: bytes that are free.
+        total: bytes that there are.
+        utilization: how busy it was lately, in percent.
+        compute_mode: who may have a context on it.
+        display: whether a screen is driven by it.
+        denied: whether this process may not use it at all (a device cgroup).
+        lost: whether it has fallen off the bus.
+        problems: what failed, in words.
+    """
+
+    device: Device
+    compute: Mapping[int, int | None] | None = None
+    graphics: Mapping[int, int | None] | None = None
+    used: int | None = None
+    free: int | None = None
+    total: int | None = None
+    utilization: int | None = None
+    compute_mode: ComputeMode | None = None
+    display: bool | None = None
+    denied: bool = False
+    lost: bool = False
+    problems: tuple[str, ...] = ()
+
+
+class Busy(str, Enum):
+    """Why a device is not free."""
+
+    LEASED = "leased"
+    """Somebody holds its lease."""
+    PROCESSES = "processes"
+    """Others compute on it."""
+    MEMORY = "memory"
+    """Memory is in use that no visible process explains."""
+    EXCLUSIVE = "exclusive"
+    """Its compute mode lets one process in, and one is there."""
+    PROHIBITED = "prohibited"
+    """Its compute mode lets nobody in."""
+    UNREADABLE = "unreadable"
+    """The driver does not tell whether it is free, or has lost it."""
+    KEPT = "kept"
+    """It is free, and somebody who has waited for longer is to have it."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Whether a device is free.
+
+    Attributes:
+        device: which one.
+        busy: why it is not free; None when it is.
+        pids: the processes that have it, as far as they are known; ascending.
+        message: one line for people: why, and who; empty when it is free.
+        leaving: whether those who have it are about to be gone: they have ended, and the driver
+            still lists them (0.1 s on a real machine).
+    """
+
+    device: Device
+    busy: Busy | None = None
+    pids: tuple[int, ...] = ()
+    message: str = ""
+    leaving: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What is asked for.
+
+    Attributes:
+        count: how many devices.
+        exactly: these and no others, by UUID, in the order that they were named in; None: any.
+        candidates: only these come into question, by UUID; None: all that are visible.
+        min_free_memory: bytes that must be free on each.
+        max_utilization: percent that none may be busier than.
+    """
+
+    count: int
+    exactly: tuple[str, ...] | None = None
+    candidates: frozenset[str] | None = None
+    min_free_memory: int | None = None
+    max_utilization: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedGpu:
+    """A GPU, or MIG instance, that a claim holds.
+
+    Attributes:
+        index: NVML's index of the GPU: what nvidia-smi calls it.
+        uuid: ``GPU-…`` or ``MIG-…``.
+        pci_bus_id: the GPU's PCI address as sysfs spells it; None when the driver does not tell.
+        local: its ordinal in CUDA in this process (torch's ``cuda:<local>``).
+        name: the product name.
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str | None
+    local: int
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """How a wait stands: what ``on_wait`` is called with.
+
+    Attributes:
+        position: how many who wait for the same GPUs come before.
+        waited: for how long, in seconds.
+        wanted: how many GPUs are asked for.
+        free: how many of those that fit are free.
+        reasons: one line for each GPU that is not.
+    """
+
+    position: int
+    waited: float
+    wanted: int
+    free: int
+    reasons: tuple[str, ...] = field(default=())
