@@ -15,6 +15,8 @@ GATES = {
     "system/environ.py",
     "system/mempolicy.py",
     "system/nvml_warmup.py",
+    "system/locks.py",
+    "system/watch.py",
 }
 OPENS = {
     "cli/dispatch.py",  # the null device, when a reader has gone

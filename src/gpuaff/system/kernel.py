@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -128,12 +129,14 @@ class ThreadFacts:
         movable: whether its CPUs can be set at all. Those of many threads of the kernel cannot,
             before Linux 6.3 also where they belong to a process (``iou-wrk-…`` of io_uring).
         started: when it started, in clock ticks since the machine did: with its id, who it is.
+        stopped: whether it is stopped (SIGSTOP, Ctrl-Z, a debugger).
     """
 
     name: str
     ended: bool
     movable: bool
     started: int
+    stopped: bool = False
 
 
 _NO_SETAFFINITY = 0x04000000
@@ -152,6 +155,7 @@ def thread_facts(pid: int, tid: int) -> ThreadFacts | None:
         ended=fields[0] in "ZXx",
         movable=not int(fields[6]) & _NO_SETAFFINITY,
         started=int(fields[19]),
+        stopped=fields[0] in "Tt",
     )
 
 
@@ -205,6 +209,21 @@ def process_id() -> int:
 def thread_id() -> int:
     """The calling thread's id, as the kernel counts."""
     return threading.get_native_id()
+
+
+def user_id() -> int:
+    """The id of the user that this process acts for."""
+    return os.geteuid()
+
+
+def wall_clock() -> float:
+    """The time of day, in seconds since 1970."""
+    return time.time()
+
+
+def uptime() -> float:
+    """Seconds since the machine started: the same clock for all its processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def in_forked_child(action: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ import re
 from collections.abc import Sequence
 
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass
+from gpuaff.records import dataclass, replace
 from gpuaff.topology.model import Gpu
 
 TYPE_CHECKING = False
@@ -56,10 +56,12 @@ class Visible:
         indices: the physical index of each device, in CUDA's order. A MIG instance counts as the
             GPU that it is part of (case D2).
         notes: what may surprise; their codes begin with ``visible-``.
+        instances: for each device, the UUID of the MIG instance that it is, or None.
     """
 
     indices: tuple[int, ...]
     notes: tuple[Notice, ...] = ()
+    instances: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def resolve(gpus: Sequence[Gpu], text: str | None, *, device_order: str | None =
     visible = _unset(ordered) if text is None else _listed(ordered, text)
     if device_order == "PCI_BUS_ID" or (text is not None and _is_by_uuid(text)):
         return visible
-    return Visible(visible.indices, visible.notes + _order_notes(ordered, visible))
+    return replace(visible, notes=visible.notes + _order_notes(ordered, visible))
 
 
 def _unset(gpus: Sequence[Gpu]) -> Visible:
@@ -115,13 +117,13 @@ def _unset(gpus: Sequence[Gpu]) -> Visible:
     indices = tuple(device.index for device in devices)
     hidden = [gpu.index for gpu in gpus if gpu.index not in indices]
     if not hidden:
-        return Visible(indices)
+        return _of(devices)
     message = (
         f"{_gpus(hidden)} not shown by CUDA: a GPU with MIG on and no instance is not a device, "
         "and beside a MIG instance CUDA shows nothing else; "
         "name the GPUs to use by UUID in CUDA_VISIBLE_DEVICES"
     )
-    return Visible(indices, (Notice("visible-mig" if indices else "visible-none", message),))
+    return _of(devices, Notice("visible-mig" if indices else "visible-none", message))
 
 
 def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
@@ -139,7 +141,12 @@ def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
         if isinstance(found, _Fault):
             return _ended(text, devices, found)
         devices.append(found)
-    return Visible(tuple(device.index for device in devices))
+    return _of(devices)
+
+
+def _of(devices: Sequence[_Device], *notes: Notice) -> Visible:
+    indices = tuple(device.index for device in devices)
+    return Visible(indices, notes, tuple(device.instance for device in devices))
 
 
 def _is_by_uuid(text: str) -> bool:
@@ -244,10 +251,10 @@ def _ended(text: str, devices: Sequence[_Device], fault: _Fault) -> Visible:
         message = f"{start} hides all GPUs: {why}; unset it, or name the GPUs to use"
         return Visible((), (Notice("visible-none", message),))
     if not text.split(",", len(indices))[-1].strip(f",{_BLANKS}"):
-        return Visible(indices)  # a comma at the end hides nothing
+        return _of(devices)  # a comma at the end hides nothing
     why = f"{_shown(fault.element)}, which {fault.reason}"
     message = f"{start} ends at {why}: only {_gpus(indices)} visible; correct or remove it"
-    return Visible(indices, (Notice("visible-ends", message),))
+    return _of(devices, Notice("visible-ends", message))
 
 
 def _order_notes(gpus: Sequence[Gpu], visible: Visible) -> tuple[Notice, ...]:

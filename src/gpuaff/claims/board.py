@@ -1,0 +1,255 @@
+"""The board: who holds and who waits for GPUs, for everyone to read.
+
+One file of the lock directory, with a slot for each claimer. A slot has a record in JSON, and is
+in use for as long as somebody holds one of its bytes by an OFD lock: one byte says that its writer
+waits, another that it holds GPUs. The kernel frees them when the writer is gone, so nothing stale
+is ever there, nothing is removed, and nobody's death needs cleaning up.
+
+Anybody may write into the file, so records are told to people and order the queue, and no more: a
+forged one can make others wait, but never gives a GPU to two (that is for leases). The page
+lease-protocol.md has the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from json import dumps, loads
+
+from gpuaff.claims import lockdir
+from gpuaff.errors import LockDirectoryError
+from gpuaff.records import dataclass
+from gpuaff.system import kernel, locks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NAME = "board"
+SLOTS = 512
+SLOT_SIZE = 4096
+VERSION = 1
+
+WAITS = SLOTS * SLOT_SIZE
+"""The byte that is locked while the writer of slot 0 waits; slot 1's is the next one, and so on.
+These bytes lie behind the records: locks may."""
+
+HOLDS = WAITS + SLOTS
+"""Likewise while it holds GPUs."""
+
+PARTS = HOLDS + SLOTS
+"""The first byte of slot 0 for claims inside its claim; each slot has :data:`PART_COUNT`."""
+
+PART_COUNT = 64
+"""More than any claim has GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What stands in a slot whose writer lives.
+
+    Attributes:
+        slot: its number.
+        waits: whether the writer waits, else it holds GPUs.
+        record: what it has written; empty when that cannot be read.
+    """
+
+    slot: int
+    waits: bool
+    record: Mapping[str, Any]
+
+    @property
+    def pid(self) -> int | None:
+        """The writer's process id, in its own PID namespace."""
+        return self._number("pid")
+
+    @property
+    def start(self) -> int | None:
+        """When the writer started, in clock ticks since the machine did."""
+        return self._number("start")
+
+    @property
+    def ticket(self) -> int:
+        """The writer's place in the line; the lower is the first."""
+        return self._number("ticket") or 0
+
+    @property
+    def beat(self) -> float | None:
+        """When the writer last told that it is well, in seconds since the machine started."""
+        found = self.record.get("beat")
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """What it holds, or would take, by UUID; of one that waits, empty is any."""
+        found = self.record.get("gpus")
+        return tuple(g for g in found if isinstance(g, str)) if isinstance(found, list) else ()
+
+    def text(self, key: str) -> str:
+        """A text of the record; empty when there is none."""
+        found = self.record.get(key)
+        return found if isinstance(found, str) else ""
+
+    def _number(self, key: str) -> int | None:
+        found = self.record.get(key)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+class Slot:
+    """This process's slot on the board."""
+
+    def __init__(self, handle: int, number: int) -> None:
+        """Only :func:`take` makes them."""
+        self.handle = handle
+        self.number = number
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Put a record into the slot.
+
+        Raises:
+            LockDirectoryError: it cannot be written.
+        """
+        text = dumps({"v": VERSION, **record}, ensure_ascii=True).encode()
+        if len(text) > SLOT_SIZE:
+            text = dumps({"v": VERSION, "pid": record.get("pid")}).encode()
+        try:
+            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE))
+        except OSError as error:
+            where = path()
+            raise LockDirectoryError(where, f"it cannot be written: {error.strerror}") from None
+
+    def wait_begins(self) -> None:
+        """Say that this process waits."""
+        locks.try_range(self.handle, WAITS + self.number)
+
+    def hold_begins(self) -> None:
+        """Say that this process holds GPUs, and waits no more."""
+        locks.try_range(self.handle, HOLDS + self.number)
+        locks.free_range(self.handle, WAITS + self.number)
+
+    def release(self) -> None:
+        """Give the slot back, also for children that share it."""
+        locks.free_range(self.handle, WAITS + self.number)
+        locks.free_range(self.handle, HOLDS + self.number)
+        locks.close(self.handle)
+
+    def abandon(self) -> None:
+        """In a forked child: close the copy, and leave the slot to the parent."""
+        locks.close(self.handle)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether others see it: the file may have been removed by somebody."""
+        return lockdir.still_has(NAME, self.handle)
+
+
+def path() -> str:
+    """Where it is."""
+    return f"{lockdir.path()}/{NAME}"
+
+
+def opened() -> int:
+    """The board's file, opened anew; programs do not inherit it.
+
+    Raises:
+        LockDirectoryError: it cannot be used.
+    """
+    return lockdir.open_file(NAME, size=SLOTS * SLOT_SIZE)
+
+
+def take() -> Slot:
+    """Take a free slot, for one that waits at first. Its record is not written yet.
+
+    Raises:
+        LockDirectoryError: the board cannot be used, or all slots are taken.
+    """
+    handle = opened()
+    try:
+        used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
+        used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
+        first = (
+            kernel.process_id()
+        )  # not all at the first slots: who waits for one may miss a change
+        for number in (at % SLOTS for at in range(first, first + SLOTS)):
+            if number not in used and locks.try_range(handle, WAITS + number):
+                if not locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1):
+                    locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
+                    return Slot(handle, number)
+                locks.free_range(handle, WAITS + number)
+    except BaseException:
+        locks.close(handle)
+        raise
+    locks.close(handle)
+    raise LockDirectoryError(
+        path(),
+        f"all of its {SLOTS} slots are in use by claimers: see gpuaff status",
+    )
+
+
+def entries() -> tuple[Entry, ...]:
+    """What stands on the board, by slot. No lock is taken to look.
+
+    Raises:
+        LockDirectoryError: the board cannot be used.
+    """
+    if not lockdir.has(NAME):
+        return ()
+    handle = opened()
+    try:
+        return read(handle)
+    finally:
+        locks.close(handle)
+
+
+def read(handle: int) -> tuple[Entry, ...]:
+    """As :func:`entries`, through an open file, whose own slot is not among them."""
+    holding = locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)
+    waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
+    found = {at - WAITS: True for at in waiting} | {at - HOLDS: False for at in holding}
+    return tuple(
+        Entry(slot=number, waits=found[number], record=_record(handle, number))
+        for number in sorted(found)
+    )
+
+
+def _record(handle: int, number: int) -> Mapping[str, Any]:
+    try:
+        found = loads(
+            locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE).decode("utf-8", "replace")
+        )
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def entry_at(handle: int, slot: int) -> Entry | None:
+    """What stands in one slot; None when nobody waits there."""
+    byte = WAITS + slot
+    if not locks.locked_bytes(handle, byte, byte + 1):
+        return None
+    return Entry(slot=slot, waits=True, record=_record(handle, slot))
+
+
+def stopped(found: Iterable[Entry]) -> frozenset[int]:
+    """The slots whose writers are stopped (SIGSTOP, Ctrl-Z), as far as they can be seen."""
+    return frozenset(entry.slot for entry in found if _is_stopped(entry))
+
+
+def _is_stopped(entry: Entry) -> bool:
+    if entry.pid is None:
+        return False
+    facts = kernel.thread_facts(entry.pid, entry.pid)
+    return facts is not None and facts.started == entry.start and facts.stopped
+
+
+def about_me() -> dict[str, Any]:
+    """What a record says of its writer."""
+    pid = kernel.process_id()
+    facts = kernel.thread_facts(pid, pid)
+    return {
+        "pid": pid,
+        "start": facts.started if facts else None,
+        "uid": kernel.user_id(),
+        "name": kernel.name_of(pid) or "",
+        "since": kernel.wall_clock(),
+        "beat": kernel.uptime(),
+    }

@@ -1,0 +1,166 @@
+"""Leases: a ``flock`` on each claimed GPU's own directory in sysfs.
+
+``/sys/bus/pci/devices/<address>`` can be opened by every user, and nobody can delete or replace it;
+no umask and no stale file play a part, and the kernel drops the lock when the last process that has
+the descriptor is gone (case E6). A device without such a directory has a lock file in the lock
+directory; with GPUAFF_LOCK_DIR each device has one as well, for containers, whose sysfs may be
+another one (case E5). A MIG instance is a lock file, and a shared lock on its GPU, so that nobody
+takes the whole GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpuaff.claims import lockdir
+from gpuaff.claims.model import Device
+from gpuaff.records import dataclass, field
+from gpuaff.system import locks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """One lock of a device.
+
+    Attributes:
+        path: what is locked.
+        name: its name in the lock directory; None for a directory in sysfs.
+        shared: whether others may have it too (the GPU of a MIG instance).
+    """
+
+    path: str
+    name: str | None
+    shared: bool = False
+
+
+def locks_of(device: Device) -> tuple[Lock, ...]:
+    """The locks that a lease of this device takes, in their order."""
+    found = list(_locks(device.uuid, None if device.is_mig else device.pci_bus_id))
+    if device.parent is not None:
+        whole = _locks(device.parent, device.pci_bus_id)
+        found = [Lock(path=one.path, name=one.name, shared=True) for one in whole] + found
+    return tuple(found)
+
+
+def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
+    directory = f"/sys/bus/pci/devices/{address}"
+    in_sysfs = address is not None and locks.identity(directory) is not None
+    if in_sysfs:
+        yield Lock(path=directory, name=None)
+    if not in_sysfs or lockdir.is_shared():
+        name = f"gpu-{uuid}"
+        yield Lock(path=f"{lockdir.path()}/{name}", name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Somebody who has a lock of a device.
+
+    Attributes:
+        pid: who has taken it, as far as that can be seen; children may share it, and may have
+            outlived the taker. None when it is out of sight.
+        shared: whether it is shared: the GPU has leased MIG instances.
+    """
+
+    pid: int | None
+    shared: bool
+
+
+def holders(devices: Iterable[Device]) -> Mapping[str, tuple[Holder, ...]]:
+    """Who has leased each device, by UUID, as /proc/locks tells. No lock is taken to look.
+
+    A process in a PID namespace of its own does not see the locks of those outside.
+    """
+    held: dict[tuple[int, int], list[Holder]] = {}
+    for lock in locks.held_locks():
+        if lock.kind == "FLOCK" and not lock.is_waiting:
+            pid = lock.pid if lock.pid > 0 else None
+            held.setdefault(lock.file, []).append(Holder(pid=pid, shared=not lock.is_write))
+    return {device.uuid: tuple(_holders_of(device, held)) for device in devices}
+
+
+def _holders_of(
+    device: Device, held: Mapping[tuple[int, int], Sequence[Holder]]
+) -> Iterable[Holder]:
+    found: list[Holder] = []
+    for lock in locks_of(device):
+        file = locks.identity(lock.path)
+        for holder in () if file is None else held.get(file, ()):
+            if not (lock.shared and holder.shared) and holder not in found:
+                found.append(holder)
+    return found
+
+
+@dataclass()
+class Lease:
+    """The locks that a process holds.
+
+    Attributes:
+        handles: their descriptors, and what each has locked.
+    """
+
+    handles: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that hold it."""
+        return tuple(self.handles)
+
+    def release(self) -> None:
+        """Give all locks back, for children that share them, too."""
+        for handle, path in tuple(self.handles.items()):
+            locks.unlock(handle)
+            locks.close(self.forget(handle))
+            locks.touch(path)  # a child may have the file open still: closing it woke nobody
+
+    def forget(self, handle: int) -> int:
+        """Take a descriptor off the list; returns it."""
+        self.handles.pop(handle, None)
+        return handle
+
+    def abandon(self) -> None:
+        """In a forked child: close the copies, and leave the locks to the parent."""
+        locks.close(*self.handles)
+        self.handles.clear()
+
+
+def lease(devices: Sequence[Device]) -> Lease | Device:
+    """Lease all devices, or none.
+
+    Returns:
+        The lease; or the device that somebody else has.
+
+    Raises:
+        LockDirectoryError: a lock file cannot be used.
+        OSError: a directory in sysfs cannot be opened.
+    """
+    made = Lease()
+    try:
+        for device in devices:
+            for lock in locks_of(device):
+                if not _take(made, lock):
+                    made.release()
+                    return device
+    except BaseException:
+        made.release()
+        raise
+    return made
+
+
+def _take(made: Lease, lock: Lock) -> bool:
+    while True:
+        handle = _open(lock)
+        made.handles[handle] = lock.path  # first: Ctrl-C may come as soon as it is locked
+        if locks.try_flock(handle, shared=lock.shared):
+            if lock.name is None or lockdir.still_has(lock.name, handle):
+                return True
+            locks.close(made.forget(handle))  # its file was removed: everyone uses the new one
+        else:
+            locks.close(made.forget(handle))
+            return False
+
+
+def _open(lock: Lock) -> int:
+    if lock.name is None:
+        return locks.open_directory(lock.path)
+    return lockdir.open_file(lock.name)

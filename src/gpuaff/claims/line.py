@@ -1,0 +1,117 @@
+"""Standing in the queue: a ticket, and sleeping until whoever is before is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+from gpuaff.claims import board, queue
+from gpuaff.claims.board import Entry, Slot
+from gpuaff.system import kernel, locks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Place:
+    """This process's place in the queue; its slot on the board becomes its claim's."""
+
+    def __init__(self, slot: Slot, record: Mapping[str, Any]) -> None:
+        """Only :func:`join` makes them."""
+        self.slot = slot
+        self._record = dict(record)
+        self._sleepers: dict[tuple[int, int], threading.Event] = {}
+
+    @property
+    def ticket(self) -> int:
+        """The number in the line; the lower is the first."""
+        return int(self._record["ticket"])
+
+    def beat(self) -> None:
+        """Say that this process is well; and come back if somebody has removed the board.
+
+        Raises:
+            LockDirectoryError: the board cannot be used any more.
+        """
+        if not self.slot.is_current:
+            old, self.slot = self.slot, board.take()
+            old.release()
+        self._record["beat"] = kernel.uptime()
+        self.slot.write(self._record)
+
+    def sleep_behind(self, entry: Entry, seconds: float) -> bool:
+        """Sleep until that one waits no more, whether it is served, gives up or dies.
+
+        The kernel wakes a thread that wants the byte that the other one has locked; there is no
+        way to end such a wait, so the thread stays, asleep, where this one gives up before. It
+        holds nothing.
+
+        Args:
+            entry: who is before.
+            seconds: how long to sleep at most.
+
+        Returns:
+            Whether it waits no more.
+        """
+        whom = entry.slot, entry.ticket
+        if whom not in self._sleepers:
+            self._sleepers[whom] = _sleeper(entry.slot)
+        if not self._sleepers[whom].wait(seconds):
+            return False
+        del self._sleepers[whom]
+        return True
+
+    def is_behind(self, entry: Entry) -> bool:
+        """Whether that one still stands in the line, and is well."""
+        found = board.entry_at(self.slot.handle, entry.slot)
+        if found is None or found.ticket != entry.ticket:
+            return False
+        return queue.is_well(found, kernel.uptime()) and not board.stopped([found])
+
+    def leave(self) -> None:
+        """Give up: nothing of this process is in the queue any more."""
+        self.slot.release()
+
+
+def _sleeper(slot: int) -> threading.Event:
+    gone = threading.Event()
+    thread = threading.Thread(target=_sleep_on, args=(board.WAITS + slot, gone), daemon=True)
+    thread.name = "gpuaff-queue"
+    with suppress(RuntimeError):  # no more threads can be had: then time wakes
+        thread.start()
+    return gone
+
+
+def _sleep_on(byte: int, gone: threading.Event) -> None:
+    try:
+        handle = board.opened()
+        try:
+            locks.wait_for_range(handle, byte)
+        finally:
+            locks.close(handle)
+    finally:
+        gone.set()
+
+
+def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
+    """Stand in the line, behind all who are there. The guard is held meanwhile.
+
+    Args:
+        record: what the board is to say of this process.
+        wanted: how many GPUs are wanted.
+        gpus: of which, by UUID.
+
+    Raises:
+        LockDirectoryError: the board cannot be used, or is full.
+    """
+    slot = board.take()
+    try:
+        number = queue.next_ticket(board.read(slot.handle))
+        place = Place(slot, {**record, "ticket": number, "wanted": wanted, "gpus": sorted(gpus)})
+        place.beat()
+    except BaseException:
+        slot.release()
+        raise
+    return place

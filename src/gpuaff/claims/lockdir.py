@@ -1,0 +1,87 @@
+"""The lock directory: one path for everyone on this machine.
+
+``GPUAFF_LOCK_DIR``, else ``/tmp/gpuaff``. It holds the guard, the board (who holds, who waits), and
+lock files for devices that have none in sysfs. Where the variable is set, for containers that mount
+one directory, each claim takes a lock file there as well (case E5). It must be local: no network
+file system (case E9).
+"""
+
+from __future__ import annotations
+
+from gpuaff.errors import LockDirectoryError
+from gpuaff.system import environ, locks
+
+DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
+"""Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
+second when a user logs out."""
+
+_REMEDY = "remove it, ask its owner to, or set GPUAFF_LOCK_DIR to another folder for everyone"
+
+
+def path() -> str:
+    """Where it is."""
+    return environ.option("lock_dir") or DEFAULT
+
+
+def is_shared() -> bool:
+    """Whether somebody has chosen it, so that each claim takes a lock there as well."""
+    return environ.option("lock_dir") is not None
+
+
+def open_file(name: str, *, size: int = 0) -> int:
+    """Open a file of the lock directory, which is made if there is none; so is the file.
+
+    Args:
+        name: its name there.
+        size: how many bytes are set aside when it is made.
+
+    Returns:
+        Its descriptor, which programs do not inherit.
+
+    Raises:
+        LockDirectoryError: it cannot be had: somebody has put something else there, may not be
+            written, or the disk is full.
+    """
+    where = path()
+    at = where
+    try:
+        locks.make_folder(where)
+        with locks.opened_folder(where) as folder:
+            at = f"{where}/{name}"
+            return locks.open_lock_file(folder, name, size=size)
+    except locks.UnusableError as error:
+        raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
+    except OSError as error:
+        raise LockDirectoryError(at, f"{error.strerror} ({_why(error)}): {_REMEDY}") from None
+
+
+def has(name: str) -> bool:
+    """Whether there is such a file."""
+    return locks.identity(f"{path()}/{name}") is not None
+
+
+def still_has(name: str, handle: int) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        with locks.opened_folder(path()) as folder:
+            return locks.is_current(folder, name, handle)
+    except OSError:
+        return False
+
+
+def _why(error: OSError) -> str:
+    import errno
+
+    words = {
+        errno.ELOOP: "a link stands in its place",
+        errno.ENOTDIR: "a folder is expected, and it is a file or a link",
+        errno.EISDIR: "a folder stands in its place",
+        errno.EACCES: "this user may not use it",
+        errno.EPERM: "this user may not use it",
+        errno.ENXIO: "something that is no file stands in its place",
+        errno.ENOSPC: "no room is left",
+        errno.EDQUOT: "no room is left for this user",
+        errno.EROFS: "it cannot be written",
+        errno.ENOENT: "the folder above it is missing",
+    }
+    return words.get(error.errno or 0, "it cannot be opened")

@@ -1,0 +1,203 @@
+"""Which devices come into question, before anybody looks at who has them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gpuaff.claims.model import Device
+from gpuaff.claims.request import Name, Request
+from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
+from gpuaff.records import dataclass
+from gpuaff.topology.model import Gpu, MigInstance
+from gpuaff.topology.visible import Visible, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """The devices that come into question.
+
+    Attributes:
+        devices: in the order of their indices, or as ``gpus=`` names them.
+        count: how many of them are wanted.
+    """
+
+    devices: tuple[Device, ...]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What this process was given, by others.
+
+    Attributes:
+        visible: CUDA_VISIBLE_DEVICES; None when it is unset.
+        device_order: CUDA_DEVICE_ORDER; None when it is unset.
+        granted: NVML's indices of the GPUs that the scheduler names; None when it names none.
+        granted_count: how many GPUs the scheduler has granted; None when it does not tell.
+        source: who told that, in words; or why nobody did.
+    """
+
+    visible: str | None = None
+    device_order: str | None = None
+    granted: Collection[int] | None = None
+    granted_count: int | None = None
+    source: str = ""
+
+
+def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
+    """Find the devices that come into question.
+
+    Args:
+        devices: all that this process may use.
+        request: what is asked for.
+        bounds: what it was given.
+
+    Raises:
+        InvalidOptionError: a name means no device, or the same as another one; or ``auto`` where
+            nobody tells how many GPUs were granted.
+        NotEnoughGpusError: there are fewer than are asked for: waiting would not help.
+    """
+    seen, why = _within(devices, bounds)
+    count = _count(request, seen, bounds)
+    if request.gpus is not None:
+        chosen = _named("gpus", request.gpus, devices, seen, why)
+    elif request.candidates is not None:
+        chosen = _named("candidates", request.candidates, devices, seen, why)
+    else:
+        chosen = tuple(device for device in seen if not device.is_mig) or seen
+    if count > 1 and any(device.is_mig for device in chosen):
+        whole = tuple(device for device in chosen if not device.is_mig)
+        if len(whole) < count:
+            raise NotEnoughGpusError(count, 1, "CUDA shows a process no more than one MIG instance")
+        chosen = whole
+    if len(chosen) < count:
+        raise NotEnoughGpusError(count, len(chosen), _too_few(chosen, why, request))
+    return Pool(devices=chosen, count=count)
+
+
+def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
+    """The devices that this process was given, and why these."""
+    everything = f"this machine has {_counted(len(devices))}"
+    if bounds.visible is not None or bounds.device_order is not None:
+        found = visible(devices, bounds)
+        seen = tuple(device for device in _in_order(devices, found))
+        if bounds.visible is None:
+            return seen, everything
+        shown = f"CUDA_VISIBLE_DEVICES={bounds.visible[:80]!r} shows {_counted(len(seen))}"
+        return seen, f"{shown} of the {len(devices)} here"
+    if bounds.granted is not None:
+        seen = tuple(device for device in devices if device.index in bounds.granted)
+        return seen, f"{bounds.source} grants {_counted(len(seen))} of the {len(devices)} here"
+    return tuple(devices), everything
+
+
+def visible(devices: Sequence[Device], bounds: Bounds) -> Visible:
+    """What CUDA makes of the variables."""
+    return resolve(_gpus(devices), bounds.visible, device_order=bounds.device_order)
+
+
+def _in_order(devices: Sequence[Device], found: Visible) -> list[Device]:
+    """The visible devices, in CUDA's order."""
+    by_uuid = {device.uuid: device for device in devices}
+    by_index = {device.index: device for device in devices if not device.is_mig}
+    pairs = zip(found.indices, found.instances, strict=True)
+    return [by_index[index] if uuid is None else by_uuid[uuid] for index, uuid in pairs]
+
+
+def _gpus(devices: Sequence[Device]) -> tuple[Gpu, ...]:
+    """The GPUs of which these devices are, as the reader of the variables wants them."""
+    whole = [
+        Gpu(index=device.index, uuid=device.uuid, pci_bus_id=device.pci_bus_id, name=device.name)
+        for device in devices
+        if not device.is_mig
+    ]
+    cut: dict[int, list[Device]] = {}
+    for device in devices:
+        if device.is_mig:
+            cut.setdefault(device.index, []).append(device)
+    parents = [
+        Gpu(
+            index=index,
+            uuid=parts[0].parent,
+            pci_bus_id=parts[0].pci_bus_id,
+            name=parts[0].name,
+            mig=tuple(
+                MigInstance(uuid=part.uuid, gpu_instance=-1, compute_instance=-1) for part in parts
+            ),
+        )
+        for index, parts in cut.items()
+    ]
+    return tuple(sorted([*whole, *parents], key=lambda gpu: gpu.index))
+
+
+def _count(request: Request, seen: Sequence[Device], bounds: Bounds) -> int:
+    if request.count is not None:
+        return request.count
+    if bounds.granted_count is not None:
+        return bounds.granted_count
+    if bounds.visible is not None and seen:
+        return len(seen)
+    raise InvalidOptionError(
+        "n", "auto", f"a number: nobody tells how many GPUs were granted ({bounds.source})"
+    )
+
+
+def _named(
+    option: str,
+    names: Sequence[Name],
+    devices: Sequence[Device],
+    seen: Collection[Device],
+    why: str,
+) -> tuple[Device, ...]:
+    found: list[Device] = []
+    for name in names:
+        device = _find(option, name, devices)
+        if device in found:
+            raise InvalidOptionError(
+                option, list(names), f"each GPU once ({device} is there twice)"
+            )
+        if device not in seen:
+            raise NotEnoughGpusError(
+                len(names), 0, f"{device} is not among those that it may have: {why}"
+            )
+        found.append(device)
+    return tuple(found)
+
+
+def _find(option: str, name: Name, devices: Sequence[Device]) -> Device:
+    """The device that a name means."""
+    text = str(name).strip()
+    if text.isdecimal() and text.isascii():
+        found = [device for device in devices if device.index == int(text) and not device.is_mig]
+    elif text.upper().startswith(("GPU-", "MIG-")):
+        found = [device for device in devices if device.uuid.lower().startswith(text.lower())]
+    else:
+        address = _address(text)
+        found = [d for d in devices if address and d.pci_bus_id == address and not d.is_mig]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{device.index} ({device.uuid})" for device in devices[:16])
+    problem = "fits several of them" if found else "is none of them"
+    raise InvalidOptionError(
+        option,
+        name,
+        f"the index, UUID or PCI address of a GPU here: {there or 'none'}; this {problem}",
+    )
+
+
+def _address(text: str) -> str | None:
+    from gpuaff.system.nvml_calls import pci_address
+
+    return pci_address(text)
+
+
+def _too_few(chosen: Sequence[Device], why: str, request: Request) -> str:
+    if request.candidates is not None:
+        return f"candidates= names {len(chosen)}"
+    if request.gpus is None and chosen and chosen[0].is_mig:
+        return f"{why}, as MIG instances"
+    return why
+
+
+def _counted(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number or 'no'} GPUs"

@@ -1,0 +1,75 @@
+"""The queue: first come, first served, among those who want the same GPUs. Pure.
+
+A ticket is a number on the board that grows. Nobody passes somebody who has waited for longer and
+wants any of the same GPUs, so that one who waits for four is not starved by many who want one. One
+who is stopped, or has not said for a while that it is well, is passed over; the dead are not on the
+board at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from gpuaff.claims.board import Entry
+
+BEAT = 2.0
+"""How often one who waits says that it is well, in seconds."""
+
+TOO_LONG = 10.0
+"""Who has not said so for that long, in seconds, is stuck."""
+
+
+def ahead(
+    entries: Iterable[Entry],
+    *,
+    wants: frozenset[str],
+    now: float,
+    stopped: Collection[int],
+    ticket: int | None = None,
+) -> tuple[Entry, ...]:
+    """Those who come first, in their order.
+
+    Args:
+        entries: what stands on the board, without one's own.
+        wants: the GPUs that are wanted, by UUID.
+        now: seconds since the machine started.
+        stopped: the slots of those who are stopped.
+        ticket: one's own number; None for one who has only just come.
+    """
+    waiting = [
+        entry
+        for entry in entries
+        if entry.waits
+        and (ticket is None or entry.ticket < ticket)
+        and (not entry.gpus or not wants.isdisjoint(entry.gpus))
+        and entry.slot not in stopped
+        and is_well(entry, now)
+    ]
+    return tuple(sorted(waiting, key=lambda entry: (entry.ticket, entry.slot)))
+
+
+def is_well(entry: Entry, now: float) -> bool:
+    """Whether somebody who waits has said lately that it is well."""
+    if not entry.record:  # it is about to write its record, or somebody has spoiled it
+        return False
+    return entry.beat is not None and now - entry.beat < TOO_LONG
+
+
+def next_ticket(entries: Sequence[Entry]) -> int:
+    """The number after all that are in use."""
+    return 1 + max((entry.ticket for entry in entries if entry.waits), default=0)
+
+
+def who(entry: Entry) -> str:
+    """Whose entry it is, for one line."""
+    from gpuaff.notices import printable  # anybody may have written it
+
+    name = printable(entry.text("name")[:40]) or "an unknown program"
+    return f"{name} (pid {entry.pid})" if entry.pid is not None else name
+
+
+def in_words(entry: Entry) -> str:
+    """Who waits, and for what, for one line."""
+    count = entry.record.get("wanted")
+    wanted = count if isinstance(count, int) else "some"
+    return f"{who(entry)}, who waits for {wanted} of them"
