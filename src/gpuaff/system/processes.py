@@ -89,7 +89,7 @@ def _told(ask: Callable[[], _T]) -> _T | None:
 
     try:
         return ask()
-    except psutil.AccessDenied:
+    except (psutil.AccessDenied, psutil.ZombieProcess):
         return None
 
 
