@@ -54,11 +54,12 @@ class Granted:
     visible: bool = False
 
 
-def granted() -> Granted:
+def granted(*, may_ask: bool = True) -> Granted:
     """What this process was granted on this node.
 
-    May ask ``qstat``, which takes at most 5 seconds; only in a job of a Grid Engine that says
-    nothing by variables.
+    Args:
+        may_ask: also ask ``qstat``, which takes at most 5 seconds, in a job of a Grid Engine that
+            says nothing by variables. It tells only how many.
     """
     file, host = environ.get("PBS_GPUFILE") or "", kernel.host_name()
     found = classify(
@@ -68,7 +69,7 @@ def granted() -> Granted:
         host=host,
     )
     job = _grid_engine_job(environ.get)
-    if found.count is not None or job is None:
+    if found.count is not None or job is None or not may_ask:
         return found
     from gpuaff.launch import grid_engine
 
