@@ -102,11 +102,11 @@ def play(claimers: int, gpus: int, rng: random.Random) -> Round:
             buffer += os.read(reader, 1 << 16)
             *lines, buffer = buffer.split(b"\n")
             for line in lines:
-                pid, _, said = line.decode().partition(" ")
+                who, _, said = line.decode().partition(" ")
                 if said.startswith("!"):
                     made.failures.append(said)
-                elif int(pid) in made.live:
-                    made.holders[int(pid)] = said
+                elif int(who) in made.live:
+                    made.holders[int(who)] = said
         made.resume()
         if hurt and made.live:
             hurt -= 1
@@ -134,7 +134,8 @@ def main() -> int:
     import gpuaff.claims.making  # noqa: F401 - once for all
 
     rng = random.Random(args.seed)
-    start, failures, killed, paused = time.monotonic(), [], 0, 0
+    start, killed, paused = time.monotonic(), 0, 0
+    failures: list[str] = []
     for number in range(args.rounds):
         made = play(args.claimers, args.gpus, rng)
         failures += [f"round {number}: {failure}" for failure in made.failures]
