@@ -131,7 +131,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    import gpuaff.claims.making  # noqa: F401 - once for all
+    # Once for all, and for those who may not read our files.
+    import ctypes.util
+    import logging  # noqa: F401
+
+    import psutil  # noqa: F401
+    import pynvml  # noqa: F401
+
+    import gpuaff.claims.making
+    import gpuaff.claims.safe_gpu_lock
+    import gpuaff.topology.live  # noqa: F401
 
     rng = random.Random(args.seed)
     start, killed, paused = time.monotonic(), 0, 0
