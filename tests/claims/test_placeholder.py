@@ -264,6 +264,14 @@ print(refused("context", UUIDS[:1], ordinals=(1,)))
             assert said.startswith(begin)
         assert driver.calls("cuDevicePrimaryCtxRetain") == 0
 
+    def test_cuda_does_not_tell_its_gpus(self, driver: FakeDriver) -> None:
+        driver.fail("cuDeviceGetUuid_v2", 999)
+        (said,) = lines(driver, 'print(refused("context", UUIDS))')
+        assert said.startswith("CUDA does not tell its GPUs: cuDeviceGetUuid_v2 returned 999")
+        driver.omit("cuDeviceGetUuid", "cuDeviceGetUuid_v2")
+        (said,) = lines(driver, 'print(refused("context", UUIDS))')
+        assert said.endswith("has no cuDeviceGetUuid; update the driver")
+
     def test_after_a_fork_from_a_process_that_uses_cuda(self, driver: FakeDriver) -> None:
         program = """
 cuda.start()
