@@ -1,6 +1,7 @@
-"""Put each training process on its own share of the CPU cores next to its GPU.
+"""Claim free GPUs, and put each training process on the CPU cores next to its own.
 
     import gpuaff
+    gpuaff.claim_gpus(2)
     gpuaff.set_affinity(local_rank, nproc)
 
 Names are loaded when they are first used, so that ``import gpuaff`` costs nothing.
@@ -16,44 +17,43 @@ if TYPE_CHECKING:
     from gpuaff.allocator.planner import plan
     from gpuaff.binding.affinity import Affinity, set_affinity
     from gpuaff.checking.check import Check, ThreadCheck, check
-    from gpuaff.errors import (  # fmt: skip
-        GpuaffError,
-        GPUAffinityError,
-        InvalidOptionError,
-        NoDriverError,
-        TopologyError,
-    )
+    from gpuaff.claims.claim import Claim
+    from gpuaff.claims.claimer import claim_gpus, current_claim
+    from gpuaff.claims.model import ClaimedGpu, Waiting
+    from gpuaff.errors import *
     from gpuaff.notices import Notice
     from gpuaff.topology.model import Topology
 
 __all__ = [
-    "Affinity", "Check", "GPUAffinityError", "GpuaffError", "InvalidOptionError", "Mode",
-    "Multithreading", "NoDriverError", "Notice", "Partition", "Plan", "Scope", "Share",
-    "ThreadCheck", "Topology", "TopologyError", "__version__", "check", "plan", "set_affinity",
+    "Affinity", "AlreadyClaimedError", "Check", "Claim", "ClaimError", "ClaimLostError",
+    "ClaimTimeoutError", "ClaimedGpu", "CudaInitializedError", "GPUAffinityError", "GpuaffError",
+    "GpusBusyError", "InvalidOptionError", "LockDirectoryError", "Mode", "Multithreading",
+    "NoDriverError", "NotEnoughGpusError", "Notice", "Partition", "PlaceholderError", "Plan",
+    "Scope", "Share", "ThreadCheck", "Topology", "TopologyError", "Waiting", "__version__",
+    "check", "claim_gpus", "current_claim", "plan", "set_affinity",
 ]  # fmt: skip
 
 _NAMES = {
     "_version": "__version__",
     "allocator.modes": "Mode Multithreading Partition Scope",
-    "allocator.plan": "Plan Share",
-    "allocator.planner": "plan",
+    "allocator.plan": "Plan Share", "allocator.planner": "plan",
     "binding.affinity": "Affinity set_affinity",
     "checking.check": "Check ThreadCheck check",
-    "errors": "GPUAffinityError GpuaffError InvalidOptionError NoDriverError TopologyError",
-    "notices": "Notice",
-    "topology.model": "Topology",
-}
-_HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}
+    "claims.claim": "Claim", "claims.claimer": "claim_gpus current_claim",
+    "claims.model": "ClaimedGpu Waiting",
+    "notices": "Notice", "topology.model": "Topology",
+}  # fmt: skip
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'gpuaff' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value
+    home = import_module(f"gpuaff.{_HOME.get(name, 'errors')}")
+    return globals().setdefault(name, getattr(home, name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *__all__})

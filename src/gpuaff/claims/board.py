@@ -127,14 +127,17 @@ class Slot:
         locks.free_range(self.handle, WAITS + self.number)
 
     def release(self) -> None:
-        """Give the slot back, also for children that share it."""
+        """Give the slot back, also for children that share it; may be called again."""
+        if self.handle < 0:
+            return
         locks.free_range(self.handle, WAITS + self.number)
         locks.free_range(self.handle, HOLDS + self.number)
-        locks.close(self.handle)
+        self.abandon()
 
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""
-        locks.close(self.handle)
+        handle, self.handle = self.handle, -1
+        locks.close(handle)
 
     @property
     def is_current(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from gpuaff.claims import board, leases
 from gpuaff.claims.board import Entry, Slot
@@ -31,10 +31,10 @@ class Machine:
         """How the devices are used now."""
         return self.look(entries)
 
-    def take(self, devices: Sequence[Device], slot: Slot) -> Lease | Device:
-        """Lease the devices, or tell which one somebody else has."""
+    def lease(self, slot: Slot) -> Lease:
+        """A lease that has nothing yet."""
         del slot
-        return leases.lease(devices)
+        return Lease()
 
     def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
         """The files that are closed when somebody gives a device back."""
@@ -51,10 +51,12 @@ class Parts:
 
     Attributes:
         slot: this process's slot, through whose open file they are locked.
-        taken: the bytes.
+        bytes_of: the byte of each device, by UUID.
+        taken: the bytes that are locked.
     """
 
     slot: Slot
+    bytes_of: Mapping[str, int]
     taken: list[int] = field(default_factory=list)
 
     @property
@@ -62,10 +64,30 @@ class Parts:
         """The descriptors that hold it, besides the slot's."""
         return ()
 
+    def take(self, devices: Sequence[Device]) -> Device | None:
+        """Take all devices, or none.
+
+        Returns:
+            None; or a device that another rank has.
+        """
+        try:
+            for device in devices:
+                byte = self.bytes_of[device.uuid]
+                self.taken.append(byte)  # first: Ctrl-C may come as soon as it is locked
+                if not locks.try_range(self.slot.handle, byte):
+                    self.taken.pop()
+                    self.release()
+                    return device
+        except BaseException:
+            self.release()
+            raise
+        return None
+
     def release(self) -> None:
         """Give all back, for children that share them, too."""
         while self.taken:
-            locks.free_range(self.slot.handle, self.taken.pop())
+            locks.free_range(self.slot.handle, self.taken[-1])
+            self.taken.pop()
 
     def abandon(self) -> None:
         """In a forked child: leave them to the parent."""
@@ -89,39 +111,30 @@ class Enclosing:
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used now, by those who claim inside the claim."""
         names = {key: who(entry) for entry in entries if not entry.waits for key in entry.gpus}
+        first = self._byte(0)
         handle = board.opened()
         try:
-            first = board.PARTS + self.slot * board.PART_COUNT
-            used = locks.locked_bytes(handle, first, first + board.PART_COUNT)
+            used = set(locks.locked_bytes(handle, first, first + board.PART_COUNT))
         finally:
             locks.close(handle)
-        return tuple(self._usages({at - first for at in used}, names))
+        return tuple(self._usages(used, names))
 
-    def _usages(self, used: set[int], names: dict[str, str]) -> Iterator[Usage]:
+    def _usages(self, used: Container[int], names: Mapping[str, str]) -> Iterator[Usage]:
         for device in self.devices:
-            if self.gpus.index(device.uuid) in used:
+            if self._byte(self.gpus.index(device.uuid)) in used:
                 holder = names.get(self.key(device), "a process of this claim")
                 message = f"{device}: claimed inside this claim by {holder}"
                 yield Usage(device=device, busy=Busy.LEASED, message=message)
             else:
                 yield Usage(device=device)
 
-    def take(self, devices: Sequence[Device], slot: Slot) -> Parts | Device:
-        """Take the devices, or tell which one another rank has."""
-        parts = Parts(slot)
-        try:
-            for device in devices:
-                place = self.gpus.index(device.uuid)
-                byte = board.PARTS + self.slot * board.PART_COUNT + place
-                parts.taken.append(byte)
-                if not locks.try_range(slot.handle, byte):
-                    parts.taken.pop()
-                    parts.release()
-                    return device
-        except BaseException:
-            parts.release()
-            raise
-        return parts
+    def lease(self, slot: Slot) -> Parts:
+        """A lease that has nothing yet."""
+        places = {uuid: self._byte(place) for place, uuid in enumerate(self.gpus)}
+        return Parts(slot=slot, bytes_of=places)
+
+    def _byte(self, place: int) -> int:
+        return board.PARTS + self.slot * board.PART_COUNT + place
 
     def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
         """The file that is closed when a rank gives its devices back."""

@@ -106,58 +106,54 @@ class Lease:
         """The descriptors that hold it."""
         return tuple(self.handles)
 
+    def take(self, devices: Sequence[Device]) -> Device | None:
+        """Take the locks of all devices, or of none.
+
+        Returns:
+            None; or a device that somebody else has.
+
+        Raises:
+            LockDirectoryError: a lock file cannot be used.
+            OSError: a directory in sysfs cannot be opened.
+        """
+        try:
+            for device in devices:
+                if not all(map(self._take, locks_of(device))):
+                    self.release()
+                    return device
+        except BaseException:
+            self.release()
+            raise
+        return None
+
+    def _take(self, lock: Lock) -> bool:
+        while True:
+            handle = _open(lock)
+            self.handles[handle] = lock.path  # first: Ctrl-C may come as soon as it is locked
+            is_taken = locks.try_flock(handle, shared=lock.shared)
+            if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
+                return True
+            locks.close(self._forget(handle))
+            if not is_taken:
+                return False
+            # Its file was removed or replaced: everyone uses the new one.
+
     def release(self) -> None:
         """Give all locks back, for children that share them, too."""
         for handle, path in tuple(self.handles.items()):
             locks.unlock(handle)
-            locks.close(self.forget(handle))
+            locks.close(self._forget(handle))
             locks.touch(path)  # a child may have the file open still: closing it woke nobody
-
-    def forget(self, handle: int) -> int:
-        """Take a descriptor off the list; returns it."""
-        self.handles.pop(handle, None)
-        return handle
 
     def abandon(self) -> None:
         """In a forked child: close the copies, and leave the locks to the parent."""
         locks.close(*self.handles)
         self.handles.clear()
 
-
-def lease(devices: Sequence[Device]) -> Lease | Device:
-    """Lease all devices, or none.
-
-    Returns:
-        The lease; or the device that somebody else has.
-
-    Raises:
-        LockDirectoryError: a lock file cannot be used.
-        OSError: a directory in sysfs cannot be opened.
-    """
-    made = Lease()
-    try:
-        for device in devices:
-            for lock in locks_of(device):
-                if not _take(made, lock):
-                    made.release()
-                    return device
-    except BaseException:
-        made.release()
-        raise
-    return made
-
-
-def _take(made: Lease, lock: Lock) -> bool:
-    while True:
-        handle = _open(lock)
-        made.handles[handle] = lock.path  # first: Ctrl-C may come as soon as it is locked
-        if locks.try_flock(handle, shared=lock.shared):
-            if lock.name is None or lockdir.still_has(lock.name, handle):
-                return True
-            locks.close(made.forget(handle))  # its file was removed: everyone uses the new one
-        else:
-            locks.close(made.forget(handle))
-            return False
+    def _forget(self, handle: int) -> int:
+        """Take a descriptor off the list; returns it."""
+        self.handles.pop(handle, None)
+        return handle
 
 
 def _open(lock: Lock) -> int:

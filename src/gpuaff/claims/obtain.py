@@ -29,9 +29,6 @@ _LOOKS = 1.0
 """How often the first in the line looks, in seconds, at what the kernel does not tell: memory that
 nobody explains, processes that are out of sight."""
 
-_NEVER = (Busy.PROHIBITED, Busy.UNREADABLE)
-"""Why waiting for a device does not help."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Obtained:
@@ -100,6 +97,8 @@ class Attempts:
         self._wants = frozenset(map(ground.key, pool.devices))
         self._record = board.about_me()
         self._place: Place | None = None
+        self._slot: Slot | None = None
+        self._held: AnyLease | None = None
         self._started = time.monotonic()
 
     def obtain(
@@ -118,13 +117,18 @@ class Attempts:
             LockDirectoryError: the lock directory cannot be used.
         """
         with ExitStack() as ends:
-            try:
-                got = self._until_obtained(wait, _Teller(on_wait), ends)
-            except BaseException:
-                if self._place is not None:
-                    self._place.leave()
-                raise
-        return got
+            return self._until_obtained(wait, _Teller(on_wait), ends)
+
+    def undo(self) -> None:
+        """Give back whatever there is: a place in the queue, leases; however far it has come."""
+        try:
+            if self._held is not None:
+                self._held.release()
+        finally:
+            if self._place is not None:
+                self._place.leave()
+            if self._slot is not None:
+                self._slot.release()
 
     def _until_obtained(self, wait: float | None, teller: _Teller, ends: ExitStack) -> Obtained:
         watch: Watch | None = None
@@ -174,8 +178,7 @@ class Attempts:
             free = [usage.device for usage in usages if usage.busy is None]
             if len(free) < self._pool.count:
                 break
-            chosen = self._choose(free)
-            got = self._lease(chosen, usages)
+            got = self._lease(self._choose(free), usages)
             if isinstance(got, Obtained):
                 return got
             taken = f"{got}: leased by a process that cannot be seen from here"
@@ -186,27 +189,21 @@ class Attempts:
         return _Refused(usages=usages, ahead=ahead, entries=entries)
 
     def _lease(self, chosen: tuple[Device, ...], usages: Sequence[Usage]) -> Obtained | Device:
-        slot = board.take() if self._place is None else self._place.slot
-        got = None
-        try:
-            got = self._ground.take(chosen, slot)
-            if isinstance(got, Device):
-                return got
-            slot.write({**self._record, "gpus": [self._ground.key(one) for one in chosen]})
-            slot.hold_begins()
-            return Obtained(
-                devices=chosen,
-                lease=got,
-                slot=slot,
-                usages=tuple(usage for one in chosen for usage in usages if usage.device == one),
-            )
-        except BaseException:
-            if got is not None and not isinstance(got, Device):
-                got.release()
-            raise
-        finally:
-            if self._place is None and (got is None or isinstance(got, Device)):
-                slot.release()
+        if self._slot is None:
+            self._slot = board.take() if self._place is None else self._place.slot
+        slot = self._slot
+        lease = self._held = self._ground.lease(slot)
+        taken = lease.take(chosen)
+        if taken is not None:
+            return taken
+        slot.write({**self._record, "gpus": [self._ground.key(one) for one in chosen]})
+        slot.hold_begins()
+        return Obtained(
+            devices=chosen,
+            lease=lease,
+            slot=slot,
+            usages=tuple(usage for one in chosen for usage in usages if usage.device == one),
+        )
 
     def _ahead(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         place = self._place
@@ -239,7 +236,7 @@ class Attempts:
 
     def _never(self, usages: Sequence[Usage]) -> None:
         """Raise when waiting would not help."""
-        never = [usage for usage in usages if usage.busy in _NEVER]
+        never = [usage for usage in usages if usage.lasting]
         found = len(usages) - len(never)
         if never and found < self._pool.count:
             why = "; ".join(usage.message for usage in never)

@@ -80,7 +80,7 @@ def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ..
     everything = f"this machine has {_counted(len(devices))}"
     if bounds.visible is not None or bounds.device_order is not None:
         found = visible(devices, bounds)
-        seen = tuple(device for device in _in_order(devices, found))
+        seen = in_order(devices, found)
         if bounds.visible is None:
             return seen, everything
         shown = f"CUDA_VISIBLE_DEVICES={bounds.visible[:80]!r} shows {_counted(len(seen))}"
@@ -96,12 +96,12 @@ def visible(devices: Sequence[Device], bounds: Bounds) -> Visible:
     return resolve(_gpus(devices), bounds.visible, device_order=bounds.device_order)
 
 
-def _in_order(devices: Sequence[Device], found: Visible) -> list[Device]:
+def in_order(devices: Sequence[Device], found: Visible) -> tuple[Device, ...]:
     """The visible devices, in CUDA's order."""
     by_uuid = {device.uuid: device for device in devices}
     by_index = {device.index: device for device in devices if not device.is_mig}
     pairs = zip(found.indices, found.instances, strict=True)
-    return [by_index[index] if uuid is None else by_uuid[uuid] for index, uuid in pairs]
+    return tuple(by_index[index] if uuid is None else by_uuid[uuid] for index, uuid in pairs)
 
 
 def _gpus(devices: Sequence[Device]) -> tuple[Gpu, ...]:

@@ -1,0 +1,134 @@
+"""``Claim``: GPUs that are this process's own until it ends, or gives them back."""
+
+from __future__ import annotations
+
+from gpuaff.claims import held
+from gpuaff.system import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from gpuaff.binding.grant import Grant
+    from gpuaff.claims.exported import Exported
+    from gpuaff.claims.model import ClaimedGpu
+    from gpuaff.claims.obtain import Obtained
+    from gpuaff.claims.placeholder import Occupied
+    from gpuaff.cpuset import CpuSet
+    from gpuaff.notices import Notice
+
+
+class Claim:
+    """GPUs that were claimed. Only :func:`gpuaff.claim_gpus` makes them.
+
+    The claim lasts until the process ends, however it ends, or until :meth:`release`; whether
+    this object is kept does not matter. Forked children share it: the GPUs stay claimed while one
+    of them lives. It is a context manager that releases at its end.
+
+    Attributes:
+        gpus: the GPUs, in CUDA's order in this process.
+        placeholders: what the placeholder has returned for each; empty without one.
+        warnings: what was not as hoped.
+    """
+
+    def __init__(
+        self,
+        *,
+        gpus: tuple[ClaimedGpu, ...],
+        obtained: Obtained,
+        occupied: Occupied,
+        exported: Exported,
+        grant: Grant | None,
+        warnings: tuple[Notice, ...],
+    ) -> None:
+        """Only :func:`gpuaff.claim_gpus` makes them."""
+        self.gpus = gpus
+        self.warnings = warnings
+        self.placeholders = tuple(occupied.held)
+        self._obtained, self._occupied = obtained, occupied
+        self._exported, self._grant = exported, grant
+        self._pid = kernel.process_id()
+        self._is_over = False
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that hold the claim.
+
+        A program that is to keep it alive, though this process may end first, is started with
+        ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway.
+        """
+        return () if self._is_over else (*self._obtained.lease.fds, self._obtained.slot.handle)
+
+    @property
+    def cpus(self) -> CpuSet | None:
+        """The CPUs that came with the claim (``pin=True``); None when none did."""
+        return None if self._grant is None or not self._grant.pinned else self._grant.cpus
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that has claimed."""
+        return kernel.process_id() != self._pid
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it is over, as far as this process is concerned."""
+        return self._is_over
+
+    def release(self) -> None:
+        """Give the GPUs back, also for children that share the claim; may be called again.
+
+        The placeholders are released, ``CUDA_VISIBLE_DEVICES`` is what it was, and the CPUs are.
+        CUDA's list of devices is settled for good once it was started: after that this process
+        can claim the same GPUs again, and no others.
+
+        In a forked child only the child's part ends: the GPUs stay its parent's.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        held.forget(self)
+        if self.is_inherited:
+            self._obtained.lease.abandon()
+            self._obtained.slot.abandon()
+            return
+        try:
+            self._undo_use()
+        finally:
+            self._obtained.lease.release()
+            self._obtained.slot.release()
+
+    def _undo_use(self) -> None:
+        try:
+            if self._grant is not None:
+                self._grant.give_back()
+        finally:
+            try:
+                self._occupied.release()
+            finally:
+                held.remember_cuda(tuple(gpu.uuid for gpu in self.gpus))
+                self._exported.put_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        state = "released " if self._is_over else "inherited " if self.is_inherited else ""
+        return f"<{state}Claim of {', '.join(f'GPU {gpu.index}' for gpu in self.gpus)}>"
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Another process cannot hold it.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a Claim cannot be pickled: it belongs to the process that has claimed")

@@ -1,0 +1,62 @@
+"""After a lost claim, the next one of this user waits a random moment first.
+
+Two jobs that come onto a GPU at the same time and both give up, because one of them asks for no
+lease or the other cannot see it, would otherwise meet again at every new start.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+
+from gpuaff.claims import lockdir
+from gpuaff.system import kernel, locks
+
+_FRESH = 60.0
+"""How long a loss is remembered, in seconds."""
+
+_LONGEST = 2.0
+"""The longest that is waited, in seconds."""
+
+_TIME = struct.Struct("<d")
+
+
+def _name() -> str:
+    return f"lost-{kernel.user_id()}"
+
+
+def remember() -> None:
+    """A claim was lost just now.
+
+    Raises:
+        LockDirectoryError: the lock directory cannot be used.
+    """
+    _write(kernel.uptime())
+
+
+def stand_back() -> None:
+    """Wait a random moment if this user has lost a claim lately.
+
+    Raises:
+        LockDirectoryError: the lock directory cannot be used.
+    """
+    if not lockdir.has(_name()):
+        return
+    handle = lockdir.open_file(_name(), size=_TIME.size)
+    try:
+        data = locks.read_at(handle, 0, _TIME.size)
+    finally:
+        locks.close(handle)
+    then = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
+    if then and 0 <= kernel.uptime() - then < _FRESH:
+        _write(0.0)
+        time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
+
+
+def _write(value: float) -> None:
+    handle = lockdir.open_file(_name(), size=_TIME.size)
+    try:
+        locks.write_at(handle, 0, _TIME.pack(value))
+    finally:
+        locks.close(handle)

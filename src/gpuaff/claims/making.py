@@ -1,0 +1,255 @@
+"""Making a claim, from its arguments to its :class:`Claim`: all of it, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+
+from gpuaff.claims import held, lost, nested
+from gpuaff.claims.claim import Claim
+from gpuaff.claims.exported import export
+from gpuaff.claims.ground import Enclosing, Ground, Machine
+from gpuaff.claims.looking import Looker
+from gpuaff.claims.model import ClaimedGpu, Demand, Device, Waiting
+from gpuaff.claims.obtain import Attempts, Obtained
+from gpuaff.claims.placeholder import Kind, kind_of, occupy
+from gpuaff.claims.pool import Bounds, in_order, pool, visible
+from gpuaff.claims.request import Request, VisibleAs, read
+from gpuaff.claims.selection import choose
+from gpuaff.claims.strangers import our_own, refuse_strangers
+from gpuaff.claims.too_late import too_late
+from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
+from gpuaff.launch import claimed
+from gpuaff.records import dataclass, replace
+from gpuaff.system import environ
+from gpuaff.system.nvml import usage_session
+from gpuaff.system.nvml_usage import UsageSession
+
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+
+
+def make(
+    n: object,
+    *,
+    placeholder: object,
+    pin: object,
+    own_is_free: object,
+    on_wait: Callable[[Waiting], object] | None,
+    let_rest: Callable[[], None],
+    arguments: Mapping[str, object],
+) -> Claim:
+    """See :func:`gpuaff.claim_gpus`.
+
+    Args:
+        n: as there.
+        placeholder: as there.
+        pin: as there.
+        own_is_free: as there.
+        on_wait: as there.
+        let_rest: called when the driver need not be kept awake any more.
+        arguments: the others, by name.
+    """
+    request = read(n, **arguments)
+    kind = kind_of(placeholder)
+    if on_wait is not None and not callable(on_wait):
+        raise InvalidOptionError("on_wait", on_wait, "a function of one argument, or None")
+    if environ.fsroot() is not None:
+        raise ClaimError(
+            "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
+        )
+    making = _Making(
+        request=request,
+        kind=kind,
+        pin=_yes_or_no("pin", pin),
+        own_is_free=_yes_or_no("own_is_free", own_is_free),
+        on_wait=on_wait,
+    )
+    with held.claiming():
+        if held.latched() is None:
+            why = too_late()
+            if why is not None:
+                raise CudaInitializedError(why)
+        with usage_session() as session:
+            let_rest()
+            return making.claim(session)
+
+
+def _yes_or_no(option: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOptionError(option, value, "True or False")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Making:
+    """One call of ``claim_gpus``."""
+
+    request: Request
+    kind: Kind
+    pin: bool
+    own_is_free: bool
+    on_wait: Callable[[Waiting], object] | None
+
+    def claim(self, session: UsageSession) -> Claim:
+        shown = [one.device for one in session.look(utilization=False) if not one.denied]
+        around = nested.enclosing()
+        inside = shown if around is None else [one for one in shown if one.uuid in around.uuids]
+        bounds = _bounds(may_ask=self.request.count is None)
+        wanted = pool(inside, self._request(shown), bounds)
+        looker = Looker(
+            session,
+            wanted.devices,
+            demand=Demand(
+                count=wanted.count,
+                min_free_memory=self.request.min_free_memory,
+                max_utilization=self.request.max_utilization,
+            ),
+            own_is_free=self.own_is_free,
+        )
+        ground: Ground = Machine(look=looker.usages)
+        if around is not None:
+            ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
+        lost.stand_back()
+        with ExitStack() as quiet, ExitStack() as undo:
+            attempts = Attempts(
+                ground,
+                wanted,
+                choose=_Choice(
+                    wanted.count, wanted.devices, in_order=self.request.gpus is not None
+                ),
+                quiet=_quiet,
+                kept=quiet,
+            )
+            undo.callback(attempts.undo)
+            obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
+            claim = self._use(obtained, shown, bounds, looker if around is None else None, undo)
+            undo.pop_all()
+        return claim
+
+    def _request(self, shown: Sequence[Device]) -> Request:
+        """After an earlier claim CUDA shows its GPUs for good: only those may be asked for."""
+        latched = held.latched()
+        if latched is None:
+            return self.request
+        again = replace(self.request, gpus=latched, candidates=None, count=len(latched))
+        asked = self.request
+        named = asked.gpus and {str(name) for name in asked.gpus}
+        known = {str(device.index) for device in shown if device.uuid in latched} | set(latched)
+        if asked.count not in (None, len(latched)) or (named and not named <= known):
+            raise CudaInitializedError(
+                "CUDA was started under an earlier claim of this process, and shows for good what "
+                f"that had, {', '.join(latched)}: only these can be claimed again"
+            )
+        return again
+
+    def _use(
+        self,
+        obtained: Obtained,
+        shown: Sequence[Device],
+        bounds: Bounds,
+        looker: Looker | None,
+        undo: ExitStack,
+    ) -> Claim:
+        """Show the devices to CUDA, pin, occupy, and look whether somebody has come between."""
+        before = looker.readings if looker is not None else ()
+        exported = export(self._variables(obtained, shown))
+        undo.callback(exported.put_back)
+        grant = None
+        if self.pin:
+            from gpuaff.binding.grant import take_grant
+
+            grant = take_grant([device.index for device in obtained.devices])
+            undo.callback(grant.give_back)
+        ordinals = self._ordinals(obtained, shown, bounds)
+        occupied = occupy(
+            self.kind,
+            [device.uuid for device in obtained.devices],
+            ordinals=None if self.request.visible is not None else ordinals,
+        )
+        undo.callback(occupied.release)
+        if looker is not None and occupied.made_context:
+            try:
+                after = looker.look()
+                refuse_strangers(before, after, obtained.devices, own=our_own(after))
+            except ClaimLostError:
+                lost.remember()
+                raise
+        claim = Claim(
+            gpus=tuple(
+                ClaimedGpu(
+                    index=device.index,
+                    uuid=device.uuid,
+                    pci_bus_id=device.pci_bus_id,
+                    local=local,
+                    name=device.name,
+                )
+                for local, device in zip(ordinals, obtained.devices, strict=True)
+            ),
+            obtained=obtained,
+            occupied=occupied,
+            exported=exported,
+            grant=grant,
+            warnings=() if grant is None else grant.warnings,
+        )
+        held.remember(claim)
+        return claim
+
+    def _variables(self, obtained: Obtained, shown: Sequence[Device]) -> Mapping[str, str | None]:
+        ours: dict[str, str | None] = {claimed.VARIABLE: nested.variable(obtained)}
+        how = self.request.visible
+        if how is None:
+            return ours
+        if how is VisibleAs.UUID or any(device.is_mig for device in obtained.devices):
+            names = [device.uuid for device in obtained.devices]
+        else:
+            places = sorted({device.index for device in shown})  # CUDA counts what it may use
+            names = [str(places.index(device.index)) for device in obtained.devices]
+        return {**ours, VISIBLE: ",".join(names), ORDER: "PCI_BUS_ID"}
+
+    def _ordinals(
+        self, obtained: Obtained, shown: Sequence[Device], bounds: Bounds
+    ) -> tuple[int, ...]:
+        """CUDA's numbers of the claimed devices in this process."""
+        if self.request.visible is not None:
+            return tuple(range(len(obtained.devices)))
+        seen = in_order(shown, visible(shown, bounds))
+        return tuple(seen.index(device) for device in obtained.devices)
+
+
+class _Choice:
+    """Chooses among free devices; the machine is looked at once, and only where it matters."""
+
+    def __init__(self, count: int, devices: Sequence[Device], *, in_order: bool) -> None:
+        self._count, self._in_order = count, in_order
+        self._topology = None
+        if count < len(devices) and not any(device.is_mig for device in devices):
+            from gpuaff.topology.live import observe
+
+            self._topology = observe(links=True, accelerators=False)
+
+    def __call__(self, free: Sequence[Device]) -> tuple[Device, ...]:
+        if self._in_order or self._topology is None:
+            return tuple(free[: self._count])
+        by_index = {device.index: device for device in free}
+        chosen = choose(self._count, by_index, topology=self._topology)
+        return tuple(by_index[index] for index in chosen)
+
+
+def _quiet() -> AbstractContextManager[object]:
+    from gpuaff.claims.safe_gpu_lock import holding
+
+    return holding()
+
+
+def _bounds(*, may_ask: bool) -> Bounds:
+    """What this process was given, by its environment; ``qstat`` is asked only for a count."""
+    from gpuaff.launch.schedulers import granted
+
+    found = granted(may_ask=may_ask)
+    return Bounds(
+        visible=environ.get(VISIBLE),
+        device_order=environ.get(ORDER),
+        granted=found.indices,
+        granted_count=found.count,
+        source=found.source,
+    )

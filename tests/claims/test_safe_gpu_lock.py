@@ -1,0 +1,606 @@
+"""safe_gpu's lock: its users and ours as real processes, the kernel's own locks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gpuaff.claims import safe_gpu_lock
+from gpuaff.claims.safe_gpu_lock import DEFAULT, holding
+from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
+from safe_gpu_users import OURS, THEIRS, begin, end, get, our_user, their_user
+
+from processes import printed, run, stopped
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the lock file will be: there is nothing yet."""
+    path = tmp_path / "safe_gpu" / "the-lock"
+    monkeypatch.setenv("GPUAFF_SAFE_GPU", str(path))
+    monkeypatch.setattr(safe_gpu_lock, "_said", set())
+    yield path
+    assert not safe_gpu_lock._open
+
+
+def is_free(path: Path) -> bool:
+    """Whether a safe_gpu user could have the lock now."""
+    return printed(f"{THEIRS}\nprint(is_free({str(path)!r}))") == "True"
+
+
+def is_listed(pid: int, *, waiting: bool) -> bool:
+    """Whether /proc/locks tells of a classic lock of this process."""
+    return any(
+        ("->" in line) == waiting and " POSIX " in line and f" {pid} " in line
+        for line in Path("/proc/locks").read_text().splitlines()
+    )
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for something that is about to happen."""
+    end = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+# ---- where it is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["off", "no", "0", "false", "OFF", " off "])
+def test_who_has_no_safe_gpu_users_can_say_so(lock: Path, word: str) -> None:
+    os.environ["GPUAFF_SAFE_GPU"] = word
+    with holding() as said:
+        assert said == ()
+    assert not lock.parent.exists()
+
+
+def test_the_path_is_safe_gpus_own_or_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in "", "on", "1", "yes", "true":
+        monkeypatch.setenv("GPUAFF_SAFE_GPU", word)
+        assert safe_gpu_lock.path() == DEFAULT
+    monkeypatch.delenv("GPUAFF_SAFE_GPU")
+    assert safe_gpu_lock.path() == DEFAULT
+    monkeypatch.setenv("GPUAFF_SAFE_GPU", "/shared/locks/gpus")
+    assert safe_gpu_lock.path() == "/shared/locks/gpus"
+
+
+@pytest.mark.parametrize("word", ["of", "gpu-lock", "./gpu-lock", "/tmp/"])
+def test_what_can_be_neither_is_an_error(lock: Path, word: str) -> None:
+    os.environ["GPUAFF_SAFE_GPU"] = word
+    with pytest.raises(InvalidOptionError, match="GPUAFF_SAFE_GPU"), holding():
+        pass
+
+
+# ---- it excludes, both ways ------------------------------------------------------------------
+
+
+def test_the_first_one_makes_it_for_everybody(lock: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with holding() as said:
+            assert said == ()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(lock.parent.stat().st_mode) == 0o777
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+    assert [path.name for path in lock.parent.iterdir()] == [lock.name]
+    assert [path.name for path in lock.parent.parent.iterdir()] == ["safe_gpu"]
+
+
+def test_their_users_wait_for_us_and_not_longer(lock: Path) -> None:
+    for _ in range(2):
+        with holding():
+            assert not is_free(lock)
+        assert is_free(lock)
+
+
+def test_we_wait_for_them(lock: Path) -> None:
+    with their_user(lock) as theirs, our_user(lock) as ours:
+        get(theirs)
+        begin(ours)
+        time.sleep(0.1)
+        end(theirs)
+        assert ours.heard() == "has it"
+        assert not is_free(lock)
+        end(ours)
+
+
+def test_we_do_not_wait_for_each_other(lock: Path) -> None:
+    with our_user(lock) as one, our_user(lock) as other:
+        get(one)
+        get(other)
+        end(one)
+        assert not is_free(lock)
+        end(other)
+        assert is_free(lock)
+
+
+def test_it_is_kept_while_others_in_the_process_open_the_file(lock: Path) -> None:
+    """Closing it would end a classic lock of this process."""
+    with holding():
+        lock.read_bytes()
+        with lock.open("w"):
+            pass
+        assert not is_free(lock)
+
+
+def test_whatever_is_raised_it_is_given_back(lock: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), holding():
+        raise KeyboardInterrupt
+    assert is_free(lock)
+
+
+def test_it_ends_with_us_however_we_end(lock: Path) -> None:
+    with our_user(lock) as ours:
+        get(ours)
+        ours.process.kill()
+        ours.process.wait()
+        assert is_free(lock)
+
+
+@pytest.mark.parametrize("how", ["given back", "killed"])
+def test_children_do_not_keep_it(lock: Path, how: str) -> None:
+    """A forked child closes its copy; a program does not get one."""
+    script = f"""
+{OURS}
+import subprocess
+with holding():
+    program = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL)
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        time.sleep(60)
+    print(child, program.pid)
+    sys.stdin.readline()
+print("over")
+sys.stdin.readline()
+"""
+    with stopped(script, env={"GPUAFF_SAFE_GPU": str(lock)}) as ours:
+        children = [int(pid) for pid in ours.heard().split()]
+        assert not is_free(lock)
+        if how == "killed":
+            ours.process.kill()
+            ours.process.wait()
+        else:
+            ours.go_on()
+            assert ours.heard() == "over"
+        assert is_free(lock)
+        for child in children:  # they are there, and not merely gone
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_leaves_the_block_leaves_its_parents_lock_alone(lock: Path) -> None:
+    script = f"""
+{OURS}
+with ExitStack() as stack:
+    stack.enter_context(holding())
+    if os.fork() == 0:
+        stack.close()
+        os._exit(0)
+    os.wait()
+    print("has it")
+    sys.stdin.readline()
+"""
+    with stopped(script, env={"GPUAFF_SAFE_GPU": str(lock)}) as ours:
+        assert ours.heard() == "has it"
+        assert not is_free(lock)
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_the_lock(lock: Path) -> None:
+    """Whatever cleans /tmp has removed it, and the next safe_gpu user has made another one."""
+    with their_user(lock) as first, their_user(lock) as next_one, our_user(lock) as ours:
+        get(first)
+        begin(ours)
+        time.sleep(0.1)
+        lock.unlink()
+        get(next_one)
+        end(first)
+        time.sleep(0.1)
+        end(next_one)
+        assert ours.heard() == "has it"
+        assert not is_free(lock)
+
+
+# ---- first use -------------------------------------------------------------------------------
+
+
+def test_many_begin_at_once_where_there_is_nothing_yet(lock: Path) -> None:
+    theirs = f"""
+{THEIRS}
+print("ready")
+sys.stdin.readline()
+print(os.fstat(locked({str(lock)!r})).st_ino)
+"""
+    ours = f"""
+{OURS}
+print("ready")
+sys.stdin.readline()
+with holding() as said:
+    print(*(os.fstat(handle).st_ino for handle in safe_gpu_lock._open), *said)
+"""
+    with ExitStack() as stack:
+        env = {"GPUAFF_SAFE_GPU": str(lock)}
+        users = [stack.enter_context(stopped(script, env=env)) for script in (ours, theirs) * 4]
+        for user in users:
+            user.heard()
+        for user in users:
+            user.go_on()
+        assert {user.heard() for user in users} == {str(lock.stat().st_ino)}
+    assert [path.name for path in lock.parent.parent.iterdir()] == ["safe_gpu"]
+
+
+@pytest.fixture
+def everybodys() -> Iterator[Path]:
+    """A folder like /tmp, that other users may enter, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o1777)
+        yield path
+
+
+@as_root
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_two_users(everybodys: Path, first: str) -> None:
+    path = everybodys / "safe_gpu" / "lock"
+    makes = {
+        "theirs": f"{THEIRS}\nos.umask(0o077)\nlocked({str(path)!r})",
+        "ours": f"{OURS}\nos.umask(0o077)\nwith holding(): pass",
+    }
+    env = {"GPUAFF_SAFE_GPU": str(path)}
+    printed(makes[first], env=env)
+    if first == "theirs":  # as with the usual umask: with this one nobody else can use it
+        path.parent.chmod(0o755)
+    other = f"""
+{OURS}
+{THEIRS}
+become_nobody()
+with holding() as said:
+    print(len(said), is_free({str(path)!r}))
+print(is_free({str(path)!r}))
+"""
+    assert printed(other, env=env) == "0 False\nTrue"
+
+
+@as_root
+@pytest.mark.case("E7")
+def test_two_users_begin_at_once(everybodys: Path) -> None:
+    script = f"""
+{OURS}
+{THEIRS}
+if USER == "nobody":
+    become_nobody()
+print("ready")
+for line in sys.stdin:
+    os.environ["GPUAFF_SAFE_GPU"] = line.strip()
+    with holding() as said:
+        print(len(said))
+"""
+    with ExitStack() as stack:
+        users = [
+            stack.enter_context(stopped(f"USER = {name!r}\n{script}"))
+            for name in ("root", "nobody") * 2
+        ]
+        for user in users:
+            assert user.heard() == "ready"
+        for turn in range(20):
+            for user in users:
+                user.go_on(str(everybodys / str(turn) / "lock"))
+            assert [user.heard() for user in users] == ["0"] * 4
+
+
+# ---- what may stand there --------------------------------------------------------------------
+
+
+def make_link(path: Path) -> None:
+    victim = path.parent.parent / "victim"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+
+
+def make_link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "victim")
+
+
+def make_hard_link(path: Path) -> None:
+    make_link(path)
+    path.unlink()
+    path.hardlink_to(path.parent.parent / "victim")
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_link_to_a_folder(path: Path) -> None:
+    path.parent.rmdir()
+    (path.parent.parent / "victim").mkdir()
+    path.parent.symlink_to(path.parent.parent / "victim")
+
+
+def make_file_for_the_folder(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.write_text("precious")
+
+
+def make_nothing_above(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.parent.rmdir()
+
+
+PLANTED: dict[Callable[[Path], None], str] = {
+    make_link: "a link stands in its place",
+    make_link_to_nothing: "a link stands in its place",
+    make_hard_link: "hard link",
+    make_fifo: "no regular file",
+    make_socket: "no file stands in its place",
+    make_folder: "no regular file",
+    make_link_to_a_folder: "a file or a link stands there",
+    make_file_for_the_folder: "a file or a link stands there",
+    make_nothing_above: "nowhere to make it",
+}
+
+
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_what_somebody_has_planted_is_left_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    plant: Callable[[Path], None],
+) -> None:
+    path = tmp_path / "below" / "safe_gpu" / "lock"
+    path.parent.mkdir(parents=True)
+    plant(path)
+    before = everything(tmp_path)
+    monkeypatch.setenv("GPUAFF_SAFE_GPU", str(path))
+    monkeypatch.setattr(safe_gpu_lock, "_said", set())
+    for _ in range(2):
+        with holding() as said:
+            (notice,) = said
+    assert notice.code == "safe-gpu-unlocked"
+    assert PLANTED[plant] in notice.message
+    assert str(path) in notice.message
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]  # once
+    assert "[safe-gpu-unlocked]" in caplog.text
+    assert everything(tmp_path) == before
+
+
+def everything(folder: Path) -> list[tuple[str, int, str]]:
+    """What is in a folder, with rights and text."""
+    return sorted(
+        (
+            str(path),
+            path.lstat().st_mode,
+            path.read_text() if path.is_file() and not path.is_symlink() else "",
+        )
+        for path in folder.rglob("*")
+    )
+
+
+@as_root
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("what", ["the file", "the folder", "a folder without the file"])
+def test_what_only_another_user_may_use(everybodys: Path, what: str) -> None:
+    path = everybodys / "safe_gpu" / "lock"
+    path.parent.mkdir(mode=0o755)
+    if what == "the folder":
+        path.parent.chmod(0o700)
+    if what == "the file":
+        path.touch(mode=0o600)
+    script = f"""
+import logging  # as nobody it may be out of reach
+{OURS}
+{THEIRS}
+become_nobody()
+with holding() as said:
+    print(said[0].message)
+"""
+    assert "this user may not use it" in printed(script, env={"GPUAFF_SAFE_GPU": str(path)})
+
+
+def test_unlocked_is_loud_without_any_logging_set_up(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "none" / "lock"
+    done = run(f"{OURS}\nwith holding(): pass", env={"GPUAFF_SAFE_GPU": str(path)})
+    assert done.stderr.startswith("gpuaff: safe_gpu's lock ")
+    assert done.stderr.count("\n") == 1
+
+
+# ---- nobody starves --------------------------------------------------------------------------
+
+
+def test_whoever_waits_goes_before_those_who_come_later(lock: Path) -> None:
+    with our_user(lock) as ours, our_user(lock) as later, their_user(lock) as theirs:
+        get(ours)
+        begin(theirs)
+        until(lambda: is_listed(theirs.pid, waiting=True))
+        begin(later)
+        time.sleep(0.1)
+        end(ours)
+        assert theirs.heard() == "has it"
+        time.sleep(0.1)  # the later one stands in the line now
+        end(theirs)
+        assert later.heard() == "has it"
+        end(later)
+
+
+def test_claimers_that_keep_coming_keep_nobody_out(lock: Path) -> None:
+    """Without standing back the shared lock would never be free."""
+    script = f"""
+{OURS}
+import random
+with holding():
+    print("begun")
+    sys.stdin.readline()
+while True:
+    with holding():
+        time.sleep(random.uniform(0.02, 0.06))
+"""
+    with ExitStack() as stack:
+        env = {"GPUAFF_SAFE_GPU": str(lock)}
+        for user in [stack.enter_context(stopped(script, env=env)) for _ in range(5)]:
+            user.heard()
+            user.go_on()
+        with their_user(lock) as theirs:
+            for _ in range(5):
+                started = time.monotonic()
+                get(theirs)
+                assert time.monotonic() - started < 5
+                end(theirs)
+
+
+def test_their_users_that_keep_coming_keep_us_not_out(lock: Path) -> None:
+    """Whoever only tried again and again would never find the lock free."""
+    script = f"""
+{THEIRS}
+print("begun")
+while True:
+    handle = locked({str(lock)!r})
+    time.sleep(0.05)
+    os.close(handle)
+"""
+    with ExitStack() as stack:
+        for user in [stack.enter_context(stopped(script)) for _ in range(4)]:
+            user.heard()
+        with our_user(lock) as ours:
+            started = time.monotonic()
+            for _ in range(5):
+                get(ours)
+                end(ours)
+            assert time.monotonic() - started < 6  # 1 s: four of them are before us, each time
+
+
+def test_a_claimer_that_is_stopped_does_not_stop_the_others(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A safe_gpu user waits for it; ours go on together with it, after a while."""
+    monkeypatch.setattr(safe_gpu_lock, "STAND_BACK", 0.3)
+    monkeypatch.setattr(safe_gpu_lock, "_TELL", 0.1)
+    caplog.set_level(logging.INFO)
+    with our_user(lock) as stuck, their_user(lock) as theirs:
+        get(stuck)
+        begin(theirs)
+        until(lambda: is_listed(theirs.pid, waiting=True))
+        started = time.monotonic()
+        with holding() as said:
+            assert said == ()
+        assert 0.3 <= time.monotonic() - started < 5
+        (line,) = caplog.messages
+        assert line.startswith(f"gpuaff: waiting for process {theirs.pid} (python")
+        end(stuck)
+        assert theirs.heard() == "has it"
+
+
+def test_a_second_lock_of_one_process_does_not_wait_for_those_who_wait_for_the_first(
+    lock: Path,
+) -> None:
+    with their_user(lock) as theirs, ExitStack() as stack:
+        stack.enter_context(holding())
+        begin(theirs)
+        until(lambda: is_listed(theirs.pid, waiting=True))
+        started = time.monotonic()
+        with holding():
+            assert time.monotonic() - started < 5
+        stack.close()
+        assert theirs.heard() == "has it"
+
+
+# ---- somebody has it for too long ------------------------------------------------------------
+
+
+def test_the_error_names_who_has_it(lock: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with their_user(lock) as theirs:
+        get(theirs)
+        for _ in range(2):
+            with pytest.raises(ClaimTimeoutError) as raised, holding(2, limit=0.2):
+                pass
+        assert raised.value.waited >= 0.2
+        busy = raised.value.busy
+        assert isinstance(busy, GpusBusyError)
+        assert (busy.wanted, busy.free) == (2, 0)
+        assert f"process {theirs.pid} (python" in str(raised.value)
+        assert str(lock) in str(raised.value)
+        end(theirs)
+        # The threads that still stood in the line have it now, one after the other, for a moment.
+        until(lambda: "gpuaff-safe-gpu" not in {thread.name for thread in threading.enumerate()})
+        assert is_free(lock)
+        with holding():
+            assert not is_free(lock)
+    assert not caplog.records
+
+
+def test_a_wait_is_told_and_can_be_interrupted(lock: Path) -> None:
+    script = f"""
+{OURS}
+import logging, signal
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+safe_gpu_lock._TELL = 0.1
+try:
+    with holding(limit=None):
+        print("has it")
+except KeyboardInterrupt:
+    print("interrupted")
+sys.stdin.readline()
+"""
+    with their_user(lock) as theirs:
+        get(theirs)
+        with stopped(script, env={"GPUAFF_SAFE_GPU": str(lock)}) as ours:
+            assert f"waiting for process {theirs.pid} (python" in ours.heard()
+            ours.process.send_signal(2)
+            assert ours.heard() == "interrupted"
+            end(theirs)
+            assert is_free(lock)
+            get(theirs)
+
+
+def test_no_threads_can_be_had(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then we try again and again: still nobody gets the lock beside somebody."""
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with their_user(lock) as theirs:
+        get(theirs)
+        with pytest.raises(ClaimTimeoutError), holding(limit=0.1):
+            pass
+        theirs.go_on()
+        with holding():
+            assert not is_free(lock)
+
+
+# ---- what it costs ---------------------------------------------------------------------------
+
+
+def test_nothing_heavy_is_imported_and_no_thread_stays(lock: Path) -> None:
+    script = f"""
+{OURS}
+import threading
+with holding(): pass
+heavy = {{"logging", "typing", "pathlib", "dataclasses", "subprocess"}} & set(sys.modules)
+print(sorted(heavy), threading.active_count())
+"""
+    assert printed(script, env={"GPUAFF_SAFE_GPU": str(lock)}) == "[] 1"
