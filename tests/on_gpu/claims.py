@@ -193,7 +193,8 @@ def race_floor(gpus: int) -> list[float]:
         "import sys, time\n"
         + FLOOR
         + "begin = float(sys.argv[1])\nwhile time.time() < begin: pass\n"
-        + "context(int(sys.argv[2]), alone=True)\nprint(time.time() - begin, flush=True); sys.stdin.read()"
+        + "context(int(sys.argv[2]), alone=True)\n"
+        + "print(time.time() - begin, flush=True); sys.stdin.read()"
     )
     made = [
         subprocess.Popen(
