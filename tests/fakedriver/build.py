@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _HERE = Path(__file__).parent
-_LIBRARY = "libnvidia-ml.so.1"
-_SOURCES = ("nvml.c", "state.c")
+_LIBRARIES = {"libnvidia-ml.so.1": ("nvml", "nvml.c"), "libcuda.so.1": ("cu", "cuda.c")}
+"""Each library: how its functions begin, and its source."""
 
 
 @cache
@@ -37,39 +37,52 @@ def _works(found: str) -> bool:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def build(folder: Path, *, without: frozenset[str] = frozenset()) -> Path:
-    """Build the library, once for each set of missing functions.
+def build(folder: Path, *, without: frozenset[str] = frozenset(), smi: bool = False) -> Path:
+    """Build the libraries, once for each set of missing functions.
 
     Args:
         folder: where the builds go.
-        without: the functions that the library is not to have, as old drivers lack them.
+        without: the functions that the libraries are not to have, as old drivers lack them.
+        smi: whether ``nvidia-smi`` is to be there, too.
 
     Returns:
-        The folder that holds the ``libnvidia-ml.so.1``.
+        The folder that holds ``libnvidia-ml.so.1`` and ``libcuda.so.1``; with ``smi`` another
+        one in it, ``bin``, holds ``nvidia-smi``.
 
     Raises:
         RuntimeError: there is no compiler, or it says no.
     """
     name = sha256(" ".join(sorted(without)).encode()).hexdigest()[:12]
     target = folder / name
-    if not (target / _LIBRARY).exists():
-        target.mkdir(parents=True, exist_ok=True)
-        _compile(target, without)
+    for library, (prefix, source) in _LIBRARIES.items():
+        if not (target / library).exists():
+            _build_library(target / library, prefix, source, without)
+    program = target / "bin" / "nvidia-smi"
+    if smi and not program.exists():
+        _compile(program, [], ("smi.c", "nvml.c", "state.c"))
     return target
 
 
-def _compile(target: Path, without: frozenset[str]) -> None:
+def _build_library(target: Path, prefix: str, source: str, without: frozenset[str]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    exports = target.with_name(f"{target.name}.exports.{os.getpid()}")
+    hidden = "".join(f"{name}; " for name in sorted(without) if name.startswith(prefix))
+    exports.write_text(f"{{ global: {prefix}*; local: {hidden}*; }};\n")
+    options = ["-shared", "-fPIC", f"-Wl,-soname,{target.name}", f"-Wl,--version-script={exports}"]
+    _compile(target, options, (source, "state.c"))
+    exports.unlink()
+
+
+def _compile(target: Path, options: list[str], sources: tuple[str, ...]) -> None:
+    """Build under another name first: who builds the same beside us disturbs nobody."""
     found = compiler()
     if found is None:
         raise RuntimeError("the fake driver needs Linux and a C compiler (gcc, cc or clang)")
-    exports = target / "exports"
-    hidden = "".join(f"{function}; " for function in sorted(without))
-    exports.write_text(f"{{ global: nvml*; local: {hidden}*; }};\n")
-    unfinished = target / f"{_LIBRARY}.{os.getpid()}"
-    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", f"-Wl,-soname,{_LIBRARY}"]
-    sources = [str(_HERE / source) for source in _SOURCES]
-    command = [found, *options, f"-Wl,--version-script={exports}", "-o", str(unfinished), *sources]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+    files = [str(_HERE / source) for source in sources]
+    command = [found, "-O1", "-Wall", "-Wextra", *options, "-o", str(unfinished), *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the fake driver does not build: {' '.join(command)}\n{done.stderr}")
-    unfinished.replace(target / _LIBRARY)
+    unfinished.replace(target)

@@ -7,14 +7,28 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import gpuaff
 from gpuaff.topology.model import Topology
 
 from fakedriver.build import build
 from fakedriver.play import play, put_mask
-from fakedriver.state import FAULTS, NVML, PROCESSES, Fault, Process, create, locked
+from fakedriver.state import (
+    CUDA,
+    DOUBLES,
+    FAULTS,
+    NVML,
+    PROCESSES,
+    Action,
+    Fault,
+    Kind,
+    Process,
+    create,
+    is_alive,
+    locked,
+    start_of,
+)
 
 _SOURCE = Path(str(gpuaff.__path__[0])).parent
 """Where the package is that this process tests: its children are to test it as well."""
@@ -23,11 +37,23 @@ _OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPUAFF_")
 """The beginnings of variables that would tell a child of another machine than the fake one."""
 
 
-class FakeDriver:
-    """A machine with GPUs that only NVML sees.
+class DoubleHolding(NamedTuple):
+    """Two processes on one device."""
 
-    NVML is found through LD_LIBRARY_PATH, which counts when a process starts: so all that is
-    to see the machine runs in a child (:meth:`run`). A fault that is set later acts at once.
+    gpu: int
+    slot: int | None
+    holder: int
+    newcomer: int
+    at: float
+    """Monotonic, in seconds."""
+
+
+class FakeDriver:
+    """A machine with GPUs that only NVML and CUDA see.
+
+    Their libraries are found through LD_LIBRARY_PATH, which counts when a process starts: so all
+    that is to see the machine runs in a child (:meth:`run`). A fault that is set later acts at
+    once.
     """
 
     def __init__(self, topology: Topology, folder: Path, *, builds: Path | None = None) -> None:
@@ -54,28 +80,78 @@ class FakeDriver:
         *,
         gpu: int | None = None,
         after: int = 0,
+        times: int = 0,
+        pid: int = 0,
     ) -> None:
         """Let a function return an error.
 
         Args:
-            function: its symbol (``nvmlDeviceGetCount_v2``); ``*`` is every function but the
-                starts and the shutdown.
+            function: its symbol (``nvmlDeviceGetCount_v2``, ``cuInit``); ``*`` is every function
+                of NVML but the starts and the shutdown, ``cu*`` every one that begins so.
             code: what it returns.
             gpu: only when it is asked about the GPU of this index.
             after: so many calls are served before.
+            times: only so many calls fail; 0 is all of them.
+            pid: only the calls of this process; 0 is all.
         """
+        self._set(function, code, gpu=gpu, after=after, times=times, pid=pid)
+
+    def hang(
+        self,
+        function: str,
+        *,
+        ms: int | None = None,
+        gpu: int | None = None,
+        after: int = 0,
+        times: int = 0,
+        pid: int = 0,
+    ) -> None:
+        """Let a function take ``ms`` before it does its work; None: it never returns."""
+        if ms == 0:
+            return
+        self._set(function, 0, Action.HANG, ms or 0, gpu=gpu, after=after, times=times, pid=pid)
+
+    def kill_at(
+        self, function: str, *, gpu: int | None = None, after: int = 0, times: int = 0, pid: int = 0
+    ) -> None:
+        """Let who calls a function die of SIGKILL, before it has done anything."""
+        self._set(function, 0, Action.KILL, gpu=gpu, after=after, times=times, pid=pid)
+
+    def stop_at(
+        self, function: str, *, gpu: int | None = None, after: int = 0, times: int = 1, pid: int = 0
+    ) -> None:
+        """Let who calls a function stop (SIGSTOP); after SIGCONT the call does its work."""
+        self._set(function, 0, Action.STOP, gpu=gpu, after=after, times=times, pid=pid)
+
+    def _set(
+        self,
+        function: str,
+        code: int,
+        action: Action = Action.RETURN,
+        ms: int = 0,
+        *,
+        gpu: int | None,
+        after: int,
+        times: int,
+        pid: int,
+    ) -> None:
         with locked(self.path):
             place = self.state.fault_count
             if place == FAULTS:
                 raise ValueError(f"the fake driver has room for {FAULTS} faults")
-            self.state.faults[place] = Fault(
-                function.encode(), -1 if gpu is None else gpu, code, after, 0
-            )
+            which = -1 if gpu is None else gpu
+            fault = Fault(function.encode(), which, code, after, 0, action, ms, times, pid)
+            self.state.faults[place] = fault
             self.state.fault_count = place + 1
 
     def lose_gpu(self, gpu: int, code: int = NVML.GPU_IS_LOST, *, after: int = 0) -> None:
         """Let a GPU fall off the bus: all that is asked of it fails."""
         self.fail("*", code, gpu=gpu, after=after)
+        self.fail("cu*", CUDA.UNKNOWN, gpu=gpu, after=after)
+
+    def deny(self, gpu: int) -> None:
+        """Keep a GPU from all, as a device cgroup does: NVML counts it, CUDA does not."""
+        self.state.gpus[gpu].denied = 1
 
     def refuse(self, code: int) -> None:
         """Let NVML not start."""
@@ -113,30 +189,116 @@ class FakeDriver:
 
     # Who uses them.
 
-    def use(self, gpu: int, pid: int, *, memory: int = 500 << 20, slot: int | None = None) -> None:
-        """Let a process have a CUDA context from now on.
+    def use(
+        self,
+        gpu: int,
+        pid: int,
+        *,
+        memory: int = 500 << 20,
+        slot: int | None = None,
+        graphics: bool = False,
+        both: bool = False,
+    ) -> None:
+        """Let a process have a context from now on; when it is dead, it has none any more.
 
         Args:
             gpu: on the GPU of this index.
-            pid: its id, as the driver tells it: the first PID namespace's.
+            pid: its id, as the driver tells it: the first PID namespace's. Where there is no
+                such process here it is taken for one of another namespace, and stays.
             memory: how much it has in use, in bytes.
             slot: the MIG slot that it is on; None is the whole GPU.
+            graphics: it draws, and does not compute.
+            both: it does both.
         """
+        kinds = Kind.GRAPHICS if graphics else Kind.COMPUTE
+        if both:
+            kinds = Kind.COMPUTE | Kind.GRAPHICS
+        where = -1 if slot is None else slot
         with locked(self.path):
             place = self.state.process_count
             if place == PROCESSES:
                 raise ValueError(f"the fake driver has room for {PROCESSES} processes")
-            self.state.processes[place] = Process(gpu, -1 if slot is None else slot, pid, memory)
+            process = Process(gpu, where, pid, kinds, memory, start_of(pid), 0, 0, 0)
+            self.state.processes[place] = process
             self.state.process_count = place + 1
 
     def leave(self, pid: int) -> None:
-        """Let a process have no CUDA context any more, on any GPU."""
+        """Let a process have no context any more, on any GPU."""
         with locked(self.path):
-            used = self.state.processes[: self.state.process_count]
-            kept = [(p.gpu, p.slot, p.pid, p.memory) for p in used if p.pid != pid]
+            kept = [Process.from_buffer_copy(p) for p in self._processes() if p.pid != pid]
             for place, process in enumerate(kept):
-                self.state.processes[place] = Process(*process)
+                self.state.processes[place] = process
             self.state.process_count = len(kept)
+
+    def _processes(self) -> list[Process]:
+        processes: list[Process] = self.state.processes[: self.state.process_count]
+        return processes
+
+    def contexts(self, gpu: int, *, slot: int | None = None) -> set[int]:
+        """The processes that live and compute on a GPU or MIG slot, hidden or not."""
+        with locked(self.path) as handle:
+            return {
+                int(process.pid)
+                for process in self._processes()
+                if process.gpu == gpu
+                and (slot is None or process.slot == slot)
+                and process.kinds & Kind.COMPUTE
+                and is_alive(process, handle)
+            }
+
+    def linger(self, ms: int) -> None:
+        """Let the dead stay in the lists for so long after somebody has found them dead.
+
+        A real driver lists them for 100 to 150 ms after their death.
+        """
+        self.state.linger_ms = ms
+
+    # How the GPUs are used.
+
+    def set_memory_used(self, gpu: int, size: int, *, slot: int | None = None) -> None:
+        """Let so many bytes be in use that no process explains."""
+        to = self.state.gpus[gpu]
+        if slot is None:
+            to.unexplained = size
+        else:
+            to.slots_used[slot] = size
+
+    def set_memory_total(self, gpu: int, size: int) -> None:
+        """Change how much memory a GPU has, in bytes: 80 GiB at first."""
+        self.state.gpus[gpu].memory = size
+
+    def set_utilization(self, gpu: int, percent: int | None) -> None:
+        """Change how busy a GPU was lately; None is Not Supported."""
+        self.state.gpus[gpu].utilization = -1 if percent is None else percent
+
+    def set_compute_mode(self, gpu: int, mode: int | None) -> None:
+        """Change who may have a context on a GPU: see :class:`Mode`. None is Not Supported."""
+        self.state.gpus[gpu].compute_mode = -1 if mode is None else mode
+
+    def set_display(self, gpu: int, active: bool | None, *, mode: bool | None = None) -> None:
+        """Let a screen be on a GPU.
+
+        Args:
+            gpu: its index.
+            active: whether something is drawn there; None is Not Supported.
+            mode: whether a screen is attached; as ``active`` when None.
+        """
+        to = self.state.gpus[gpu]
+        to.display_active = -1 if active is None else int(active)
+        to.display_mode = to.display_active if mode is None else int(mode)
+
+    def set_fastest(self, order: Sequence[int]) -> None:
+        """Let CUDA number the GPUs in another order than NVML, unless it is told (case D6)."""
+        self.state.fastest[: len(order)] = order
+        self.state.order_differs = 1
+
+    def hide_all_processes(self) -> None:
+        """Let no list tell of any process, as in some containers (case E15)."""
+        self.state.hidden = 1
+
+    def hide_process_memory(self) -> None:
+        """Let it be not available how much memory each process has."""
+        self.state.untold_memory = 1
 
     def hide_processes(self) -> None:
         """Let GPUs with MIG tell their processes by instance only, as they do without root."""
@@ -164,16 +326,59 @@ class FakeDriver:
         faults = self.state.faults[: self.state.fault_count]
         return max(int(fault.calls) for fault in faults if fault.function == function.encode())
 
+    def contexts_made(self, gpu: int) -> int:
+        """How often a process got onto a GPU, or an instance of it, through libcuda."""
+        return int(self.state.gpus[gpu].contexts)
+
+    def double_holdings(self) -> list[DoubleHolding]:
+        """Each time that libcuda let a process onto a device that another one was on.
+
+        Raises:
+            AssertionError: there were more than the log has room for.
+        """
+        with locked(self.path):
+            count = int(self.state.double_count)
+            assert count <= DOUBLES, f"{count} double holdings, and the log has {DOUBLES} rows"
+            rows = self.state.doubles[:count]
+            return [
+                DoubleHolding(
+                    int(row.gpu),
+                    None if row.slot < 0 else int(row.slot),
+                    int(row.holder),
+                    int(row.newcomer),
+                    row.at / 1e9,
+                )
+                for row in rows
+            ]
+
     # Who sees it.
 
-    def env(self) -> dict[str, str]:
-        """The variables that make a process see this machine."""
-        library = build(self._builds, without=self._without)
+    def share(self) -> None:
+        """Let other users use the machine, too.
+
+        Raises:
+            ValueError: others cannot get to the files: a folder above is closed to them. Those
+                that pytest makes are.
+        """
+        library = build(self._builds, without=self._without, smi=True)
+        for above in (*self.path.parents, *library.parents):
+            if above != self.path.parent and not above.stat().st_mode & 0o001:
+                raise ValueError(f"{above} is closed to others: make the driver somewhere else")
+        self.path.chmod(0o666)
+        for folder in (self.path.parent, library, library / "bin"):
+            folder.chmod(0o755)
+
+    def env(self, *, smi: bool = False) -> dict[str, str]:
+        """The variables that make a process see this machine; with ``smi`` PATH is one."""
+        library = build(self._builds, without=self._without, smi=smi)
         older = os.environ.get("LD_LIBRARY_PATH")
-        return {
+        variables = {
             "LD_LIBRARY_PATH": f"{library}:{older}" if older else str(library),
             "GPUAFF_FAKE_STATE": str(self.path),
         }
+        if smi:
+            variables["PATH"] = f"{library / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+        return variables
 
     def run(
         self,
@@ -182,9 +387,11 @@ class FakeDriver:
         env: Mapping[str, str] | None = None,
         check: bool = True,
         timeout: float = 50,
+        smi: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on this machine: see :func:`run`."""
-        return run(program, env={**self.env(), **(env or {})}, check=check, timeout=timeout)
+        variables = {**self.env(smi=smi), **(env or {})}
+        return run(program, env=variables, check=check, timeout=timeout)
 
 
 MakeDriver: TypeAlias = Callable[[Topology], FakeDriver]

@@ -157,6 +157,8 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
     ENTER((int)index);
     if (index >= state->gpu_count)
         return FAKE_INVALID_ARGUMENT;
+    if (state->gpus[index].denied)
+        return FAKE_NO_PERMISSION;
     *device = &state->gpus[index];
     return FAKE_OK;
 }
@@ -253,13 +255,14 @@ static void put_process(nvmlProcessInfo_t *to, const struct fake_process *proces
     const struct fake_mig *mig = state->gpus[process->gpu].mig;
 
     to->pid = process->pid;
-    to->memory = process->memory;
+    to->memory = state->untold_memory ? ~0ull : process->memory;
     to->gpu_instance = process->slot < 0 ? ~0u : mig[process->slot].gpu_instance;
     to->compute_instance = process->slot < 0 ? ~0u : mig[process->slot].compute_instance;
 }
 
 /* As NVML: with too little room the answer is how much is needed. */
-static nvmlReturn_t put_processes(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *to)
+static nvmlReturn_t put_processes(nvmlDevice_t device, uint32_t kind, unsigned int *room,
+                                  nvmlProcessInfo_t *to)
 {
     unsigned int found = 0, held = to ? *room : 0;
     int lock;
@@ -267,11 +270,13 @@ static nvmlReturn_t put_processes(nvmlDevice_t device, unsigned int *room, nvmlP
     if (state->unprivileged && gpu_of(device) && gpu_of(device)->mig_mode == 1)
         return FAKE_NO_PERMISSION;
     lock = fake_lock();
-    for (uint32_t i = 0; i < state->process_count; i++) {
-        if (!is_on(&state->processes[i], device))
+    fake_sweep(lock, (uint32_t)index_of(device));
+    for (uint32_t i = 0; i < state->process_count && !state->hidden; i++) {
+        const struct fake_process *process = &state->processes[i];
+        if (!is_on(process, device) || !(process->kinds & kind) || process->unlisted)
             continue;
         if (found < held)
-            put_process(&to[found], &state->processes[i]);
+            put_process(&to[found], process);
         found++;
     }
     fake_unlock(lock);
@@ -283,14 +288,114 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
                                                      nvmlProcessInfo_t *to)
 {
     ENTER_AT(device);
-    return put_processes(device, room, to);
+    return put_processes(device, FAKE_COMPUTE, room, to);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
                                                      nvmlProcessInfo_t *to)
 {
     ENTER_AT(device);
-    return put_processes(device, room, to);
+    return put_processes(device, FAKE_COMPUTE, room, to);
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
+                                                      nvmlProcessInfo_t *to)
+{
+    ENTER_AT(device);
+    return put_processes(device, FAKE_GRAPHICS, room, to);
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
+                                                      nvmlProcessInfo_t *to)
+{
+    ENTER_AT(device);
+    return put_processes(device, FAKE_GRAPHICS, room, to);
+}
+
+/* ---- how it is used -------------------------------------------------------------------- */
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+#define MEMORY_V2 ((unsigned int)sizeof(nvmlMemory_v2_t) | 2u << 24)
+
+static nvmlMemory_v2_t memory_of(nvmlDevice_t device)
+{
+    uint32_t gpu = (uint32_t)index_of(device);
+    int32_t slot = gpu_of(device) ? -1 : (int32_t)(mig_of(device) - state->gpus[gpu].mig);
+    nvmlMemory_v2_t memory = {.version = MEMORY_V2};
+    int lock = fake_lock();
+
+    fake_sweep(lock, gpu);
+    memory.total = fake_total(gpu, slot);
+    memory.reserved = fake_reserved(gpu, slot);
+    memory.used = fake_used(gpu, slot);
+    memory.free = memory.total - memory.reserved - memory.used;
+    fake_unlock(lock);
+    return memory;
+}
+
+/* The old function counts as used what the driver keeps for itself. */
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *to)
+{
+    ENTER_AT(device);
+    nvmlMemory_v2_t memory = memory_of(device);
+    to->total = memory.total;
+    to->free = memory.free;
+    to->used = memory.used + memory.reserved;
+    return FAKE_OK;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *to)
+{
+    ENTER_AT(device);
+    if (to->version != MEMORY_V2)
+        return FAKE_VERSION_MISMATCH;
+    *to = memory_of(device);
+    return FAKE_OK;
+}
+
+/* NVML's manual: not supported where MIG is on. */
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, unsigned int rates[2])
+{
+    ENTER_AT(device);
+    if (!gpu_of(device) || gpu_of(device)->mig_mode == 1 || gpu_of(device)->utilization < 0)
+        return FAKE_NOT_SUPPORTED;
+    rates[0] = (unsigned int)gpu_of(device)->utilization;
+    rates[1] = 0; /* of the memory's bandwidth */
+    return FAKE_OK;
+}
+
+static nvmlReturn_t put_number(int *to, int32_t number)
+{
+    if (number < 0)
+        return FAKE_NOT_SUPPORTED;
+    *to = number;
+    return FAKE_OK;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, int *mode)
+{
+    ENTER_GPU(device);
+    return put_number(mode, gpu_of(device)->compute_mode);
+}
+
+nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, int *active)
+{
+    ENTER_GPU(device);
+    return put_number(active, gpu_of(device)->display_active);
+}
+
+nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, int *mode)
+{
+    ENTER_GPU(device);
+    return put_number(mode, gpu_of(device)->display_mode);
 }
 
 /* ---- what is near it ------------------------------------------------------------------- */

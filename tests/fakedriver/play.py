@@ -26,6 +26,9 @@ _PORTS = 18
 
 _SWITCH_ADDRESS = b"00000000:C0:00.0"
 
+_MEMORY = 80 << 30, 480 << 20, 3 << 20
+"""What an H100 has, what its driver keeps for itself, and what else is in use while it is idle."""
+
 _SLOTS = 7
 """The MIG instances that an A100 or H100 has room for."""
 
@@ -40,6 +43,7 @@ def play(state: State, topology: Topology) -> None:
         raise ValueError(f"the fake driver has room for {GPUS} GPUs, not {len(topology.gpus)}")
     state.gpu_count = len(topology.gpus)
     state.driver_version = b"580.159.04"
+    state.cuda_version = 13000
     for place, gpu in enumerate(topology.gpus):
         _play_gpu(state.gpus[place], place, gpu)
     for place, words in enumerate(topology.links or ()):
@@ -59,6 +63,7 @@ def _play_gpu(to: GpuState, place: int, gpu: Gpu) -> None:
     _play_mig(to, gpu.mig or ())
     for link in to.link:
         link.active = -1
+    to.memory, to.reserved, to.idle = _MEMORY
 
 
 def _play_mig(to: GpuState, instances: tuple[MigInstance, ...]) -> None:

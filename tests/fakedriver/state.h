@@ -7,9 +7,10 @@
 #define FAKE_STATE_H
 
 #include <stdint.h>
+#include <sys/types.h>
 
 #define FAKE_MAGIC 0x4b414647u /* "GFAK" */
-#define FAKE_VERSION 2u
+#define FAKE_VERSION 3u
 
 enum {
     FAKE_GPUS = 32,
@@ -19,6 +20,7 @@ enum {
     FAKE_LINKS = 36,
     FAKE_FAULTS = 64,
     FAKE_PROCESSES = 256,
+    FAKE_DOUBLES = 64,
 };
 
 /* The codes of nvml.h that the fake driver gives of itself. */
@@ -31,6 +33,7 @@ enum {
     FAKE_NOT_FOUND = 6,
     FAKE_INSUFFICIENT_SIZE = 7,
     FAKE_DRIVER_NOT_LOADED = 9,
+    FAKE_VERSION_MISMATCH = 25,
     FAKE_UNKNOWN = 999,
 };
 
@@ -65,23 +68,65 @@ struct fake_gpu {
     uint64_t memory_nodes[FAKE_NODE_WORDS];
     struct fake_mig mig[FAKE_MIG_SLOTS];
     struct fake_link link[FAKE_LINKS];
+    int32_t compute_mode;   /* nvmlComputeMode_t */
+    int32_t display_active; /* -1: Not Supported; the next three likewise */
+    int32_t display_mode;
+    int32_t utilization; /* in percent */
+    int32_t denied;      /* 1: a device cgroup keeps it from CUDA */
+    uint32_t contexts;   /* how many contexts were made on it, each process counted once */
+    uint64_t memory;     /* in bytes, as are the next three */
+    uint64_t reserved;   /* what the driver keeps for itself */
+    uint64_t idle;       /* what is in use where nobody uses it */
+    uint64_t unexplained;               /* what is in use by none of the processes */
+    uint64_t slots_used[FAKE_MIG_SLOTS]; /* likewise on each MIG instance */
 };
 
-/* A function that is to fail, or (code 0) whose calls are only counted. */
+/* What comes of a call that a fault is set for. */
+enum { FAKE_RETURN, FAKE_HANG, FAKE_KILL, FAKE_STOP };
+
+/* A function that is to fail, or (it returns code 0) whose calls are only counted. */
 struct fake_fault {
-    char function[64]; /* "*": every function but the starts and the shutdown */
+    char function[64]; /* "*": every function of NVML but the starts and the shutdown;
+                          with * at the end: every function that begins so */
     int32_t gpu;       /* -1: whichever GPU is asked */
-    int32_t code;      /* what it returns */
+    int32_t code;      /* what it returns; 0: it does its work */
     uint32_t after;    /* so many calls are served before */
     uint32_t calls;    /* the calls so far, of all processes */
+    uint32_t action;   /* before it returns: FAKE_HANG, FAKE_KILL or FAKE_STOP the caller */
+    uint32_t ms;       /* FAKE_HANG: for so long; 0: for ever */
+    uint32_t times;    /* only so many calls; 0: all */
+    uint32_t pid;      /* only the calls of this process; 0: of all */
 };
 
-/* A process with a CUDA context. */
+enum { FAKE_COMPUTE = 1, FAKE_GRAPHICS = 2 };
+
+/* A process with a context: planted by a test, or made by our libcuda.
+ *
+ * As with the real driver it is the open device that holds a context, and not the process: so
+ * it stays with a forked child of a holder that was killed, and goes at exec. Our libcuda plays
+ * this with an open file description of the state file, which has an OFD lock on a byte that
+ * the context has for itself, far behind the end.
+ */
 struct fake_process {
     uint32_t gpu;
     int32_t slot; /* the MIG slot that it is on; -1: the whole GPU */
     uint32_t pid;
-    uint64_t memory; /* in bytes */
+    uint32_t kinds;    /* FAKE_COMPUTE, FAKE_GRAPHICS or both */
+    uint64_t memory;   /* in bytes */
+    uint64_t start;    /* when pid started, field 22 of its stat; 0: it is not of this PID
+                          namespace, and so never found dead */
+    uint64_t lock;     /* the number of its byte; 0: planted by a test */
+    uint64_t noticed;  /* when it was found dead, monotonic, in ns; 0: it lives */
+    uint32_t unlisted; /* 1: it is dead, and a child keeps its memory */
+};
+
+/* Two processes that our libcuda let onto one device. */
+struct fake_double {
+    uint32_t gpu;
+    int32_t slot;
+    uint32_t holder;
+    uint32_t newcomer;
+    uint64_t at; /* monotonic, in ns */
 };
 
 struct fake_state {
@@ -100,6 +145,15 @@ struct fake_state {
     uint32_t unprivileged; /* 1: a GPU with MIG tells its processes by instance only */
     uint32_t process_count;
     struct fake_process processes[FAKE_PROCESSES];
+    uint32_t hidden;         /* 1: no list tells of a process, as in some containers */
+    uint32_t untold_memory;  /* 1: how much memory each process has is not available */
+    uint32_t linger_ms;      /* the dead stay for so long after somebody has found them dead */
+    int32_t cuda_version;
+    int32_t order_differs;   /* 1: CUDA's own order is fastest, else NVML's */
+    uint32_t fastest[FAKE_GPUS];
+    uint64_t locks;        /* the numbers of contexts' bytes that were given out */
+    uint64_t double_count; /* all that there were: the log keeps the last */
+    struct fake_double doubles[FAKE_DOUBLES];
 };
 
 /* Map the file that GPUAFF_FAKE_STATE names. NULL, said on stderr, when it cannot be used. */
@@ -109,7 +163,30 @@ struct fake_state *fake_open(void);
 int fake_lock(void);
 void fake_unlock(int lock);
 
-/* Count this call, and tell what it is to return: 0, or the code of a fault. */
+/* The byte whose lock tells that a context's device is still open. */
+#define FAKE_BYTE(number) ((off_t)(((uint64_t)1 << 40) + (number)))
+
+/* Count this call, let come of it what is set (not under the lock), and tell what it is to
+ * return: 0, or the code of a fault. */
 int fake_fault(const char *function, int gpu);
+
+/* The next are called under the lock. */
+
+/* Find out who of a GPU's processes is dead; the dead who have lingered are removed. */
+void fake_sweep(int lock, uint32_t gpu);
+
+/* What of a GPU (slot -1) or a MIG slot is in use, beside what is reserved. */
+uint64_t fake_used(uint32_t gpu, int32_t slot);
+
+/* How much a GPU or a MIG slot has, and how much of it is reserved. */
+uint64_t fake_total(uint32_t gpu, int32_t slot);
+uint64_t fake_reserved(uint32_t gpu, int32_t slot);
+
+void fake_remove(uint32_t place);
+
+uint64_t fake_now(void);
+
+/* Field 22 of a process's stat; 0 where there is none or it is a zombie. */
+uint64_t fake_start(uint32_t pid);
 
 #endif

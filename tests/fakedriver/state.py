@@ -6,13 +6,14 @@ import ctypes
 import fcntl
 import mmap
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from pathlib import Path
 
 MAGIC = 0x4B414647
-VERSION = 2
+VERSION = 3
 GPUS = 32
 CPU_WORDS = 128
 NODE_WORDS = 16
@@ -20,6 +21,7 @@ MIG_SLOTS = 16
 LINKS = 36
 FAULTS = 64
 PROCESSES = 256
+DOUBLES = 64
 WORD_BITS = 64
 
 
@@ -37,7 +39,48 @@ class NVML(IntEnum):
     FUNCTION_NOT_FOUND = 13
     GPU_IS_LOST = 15
     LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
     UNKNOWN = 999
+
+
+class CUDA(IntEnum):
+    """The return codes of ``cuda.h`` that tests use."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    STUB_LIBRARY = 34
+    DEVICE_UNAVAILABLE = 46
+    NO_DEVICE = 100
+    INVALID_DEVICE = 101
+    INVALID_CONTEXT = 201
+    UNKNOWN = 999
+
+
+class Mode(IntEnum):
+    """``nvmlComputeMode_t``."""
+
+    DEFAULT = 0
+    EXCLUSIVE_THREAD = 1
+    PROHIBITED = 2
+    EXCLUSIVE_PROCESS = 3
+
+
+class Action(IntEnum):
+    """What comes of a call that a fault is set for."""
+
+    RETURN = 0
+    HANG = 1
+    KILL = 2
+    STOP = 3
+
+
+class Kind(IntFlag):
+    """In which of NVML's lists a process is."""
+
+    COMPUTE = 1
+    GRAPHICS = 2
 
 
 class Mig(ctypes.Structure):
@@ -81,6 +124,17 @@ class GpuState(ctypes.Structure):
         ("memory_nodes", ctypes.c_uint64 * NODE_WORDS),
         ("mig", Mig * MIG_SLOTS),
         ("link", Link * LINKS),
+        ("compute_mode", ctypes.c_int32),
+        ("display_active", ctypes.c_int32),
+        ("display_mode", ctypes.c_int32),
+        ("utilization", ctypes.c_int32),
+        ("denied", ctypes.c_int32),
+        ("contexts", ctypes.c_uint32),
+        ("memory", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64),
+        ("idle", ctypes.c_uint64),
+        ("unexplained", ctypes.c_uint64),
+        ("slots_used", ctypes.c_uint64 * MIG_SLOTS),
     )
 
 
@@ -93,6 +147,10 @@ class Fault(ctypes.Structure):
         ("code", ctypes.c_int32),
         ("after", ctypes.c_uint32),
         ("calls", ctypes.c_uint32),
+        ("action", ctypes.c_uint32),
+        ("ms", ctypes.c_uint32),
+        ("times", ctypes.c_uint32),
+        ("pid", ctypes.c_uint32),
     )
 
 
@@ -103,7 +161,24 @@ class Process(ctypes.Structure):
         ("gpu", ctypes.c_uint32),
         ("slot", ctypes.c_int32),
         ("pid", ctypes.c_uint32),
+        ("kinds", ctypes.c_uint32),
         ("memory", ctypes.c_uint64),
+        ("start", ctypes.c_uint64),
+        ("lock", ctypes.c_uint64),
+        ("noticed", ctypes.c_uint64),
+        ("unlisted", ctypes.c_uint32),
+    )
+
+
+class Double(ctypes.Structure):
+    """``struct fake_double``."""
+
+    _fields_ = (
+        ("gpu", ctypes.c_uint32),
+        ("slot", ctypes.c_int32),
+        ("holder", ctypes.c_uint32),
+        ("newcomer", ctypes.c_uint32),
+        ("at", ctypes.c_uint64),
     )
 
 
@@ -126,6 +201,15 @@ class State(ctypes.Structure):
         ("unprivileged", ctypes.c_uint32),
         ("process_count", ctypes.c_uint32),
         ("processes", Process * PROCESSES),
+        ("hidden", ctypes.c_uint32),
+        ("untold_memory", ctypes.c_uint32),
+        ("linger_ms", ctypes.c_uint32),
+        ("cuda_version", ctypes.c_int32),
+        ("order_differs", ctypes.c_int32),
+        ("fastest", ctypes.c_uint32 * GPUS),
+        ("locks", ctypes.c_uint64),
+        ("double_count", ctypes.c_uint64),
+        ("doubles", Double * DOUBLES),
     )
 
 
@@ -139,11 +223,49 @@ def create(path: Path) -> State:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep the libraries, and others who write, from the state."""
+def locked(path: Path) -> Iterator[int]:
+    """Keep the libraries, and others who write, from the state.
+
+    Yields:
+        The descriptor that holds the lock.
+    """
     handle = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle
     finally:
         os.close(handle)
+
+
+def start_of(pid: int) -> int:
+    """When a process started (field 22 of its stat); 0 where there is none, or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return 0
+    fields = stat.rpartition(")")[2].split()  # the name before may hold anything
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(process: Process, handle: int) -> bool:
+    """Whether a process is there, and still has its context.
+
+    Args:
+        process: which one.
+        handle: a descriptor of the state file, not the one that holds the context.
+    """
+    if process.start and start_of(process.pid) != process.start:
+        return False
+    return not process.lock or _is_locked(handle, _FIRST_BYTE + process.lock)
+
+
+_FIRST_BYTE = 1 << 40
+_OFD_GETLK = 36
+_FLOCK = "hhqqi4x"
+"""``struct flock`` of 64-bit Linux."""
+
+
+def _is_locked(handle: int, byte: int) -> bool:
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(handle, _OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
