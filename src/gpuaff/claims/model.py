@@ -18,6 +18,8 @@ class Device:
         pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``; None when unknown.
         name: the product name.
         parent: for a MIG instance, the UUID of its GPU.
+        gpu_instance: for a MIG instance, the GPU instance that it is part of. All parts of one
+            have the same memory.
     """
 
     index: int
@@ -25,6 +27,7 @@ class Device:
     pci_bus_id: str | None = None
     name: str | None = None
     parent: str | None = None
+    gpu_instance: int | None = None
 
     @property
     def is_mig(self) -> bool:
@@ -59,7 +62,7 @@ class DeviceReading:
         compute_mode: who may have a context on it.
         display: whether a screen is driven by it.
         denied: whether this process may not use it at all (a device cgroup).
-        lost: whether it has fallen off the bus.
+        lost: whether it has fallen off the bus, or was lost in another way.
         problems: what failed, in words.
     """
 
@@ -91,7 +94,17 @@ class Busy(str, Enum):
     PROHIBITED = "prohibited"
     """Its compute mode lets nobody in."""
     UNREADABLE = "unreadable"
-    """The driver does not tell whether it is free, or has lost it."""
+    """The driver does not tell whether it is free, or whether it fits what was asked for."""
+    LOST = "lost"
+    """It has fallen off the bus."""
+    DENIED = "denied"
+    """This process may not use it."""
+    SMALL = "small"
+    """It has less memory in all than was asked for."""
+    MEMORY_LOW = "memory_low"
+    """It has less free memory than was asked for."""
+    WORKING = "working"
+    """It works harder than was asked for."""
     KEPT = "kept"
     """It is free, and somebody who has waited for longer is to have it."""
 
@@ -110,6 +123,7 @@ class Usage:
         message: one line for people: why, and who; empty when it is free.
         leaving: whether those who have it are about to be gone: they have ended, and the driver
             still lists them (0.1 s on a real machine).
+        lasting: whether waiting would not help.
     """
 
     device: Device
@@ -117,6 +131,7 @@ class Usage:
     pids: tuple[int, ...] = ()
     message: str = ""
     leaving: bool = False
+    lasting: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -243,6 +243,28 @@ def parent_of(pid: int) -> int | None:
     return int(fields[1]) or None if len(fields) > 1 else None
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be collected by its parent (a zombie).
+
+    One that /proc does not show (``hidepid``) is there: a signal that is not sent would find it.
+    One whose main thread alone has ended goes on (``pthread_exit``).
+    """
+    if not 0 < pid <= _HIGHEST_PID:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's, so it is there
+        pass
+    state = (Tree().read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()[:1]
+    return state in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
+
+
+_HIGHEST_PID = 1 << 22
+"""``PID_MAX_LIMIT`` of ``include/linux/threads.h``."""
+
+
 def affinity_of(pid: int | None) -> CpuSet | None:
     """The CPUs of another process; None when it cannot be seen."""
     try:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from gpuaff.cpuset import CpuSet, from_bits
 from gpuaff.errors import NoDriverError
 from gpuaff.records import dataclass, replace
-from gpuaff.system.nvml_calls import Code, Questions, call, pci_address, text, words
+from gpuaff.system.nvml_calls import Code, Questions, address_of, call, text, words
 from gpuaff.system.nvml_links import Matrix, read_links
 from gpuaff.topology.model import MigInstance
 
@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpuaff.system.nvml_usage import UsageSession
     from gpuaff.system.nvml_users import GpuUsers
 
 _NODE, _SOCKET = 0, 1
@@ -173,6 +174,19 @@ def users() -> tuple[GpuUsers, ...]:
         return tuple(read_users(nvml, index) for index in range(_count(nvml)))
 
 
+@contextmanager
+def usage_session() -> Iterator[UsageSession]:
+    """Keep NVML started, to look at how devices are used as often as needed.
+
+    Raises:
+        NoDriverError: NVML cannot be used here.
+    """
+    from gpuaff.system.nvml_usage import UsageSession  # pinning needs none of it
+
+    with _started() as nvml:
+        yield UsageSession(nvml, _count(nvml))
+
+
 def _count(nvml: Any) -> int:
     count, code = call(nvml, "nvmlDeviceGetCount")
     if code:
@@ -250,20 +264,13 @@ def _gpu(gpu: Questions, index: int, highest_cpu: int) -> GpuReading:
         index=index,
         uuid=text(gpu.ask("UUID", "nvmlDeviceGetUUID")),
         name=text(gpu.ask("name", "nvmlDeviceGetName")),
-        pci_bus_id=_address(gpu),
+        pci_bus_id=address_of(gpu),
         node_cpus=_node_cpus(gpu, highest_cpu),
         socket_cpus=_mask(gpu, "CPUs of its socket", _CPUS, highest_cpu, _SOCKET),
         memory_nodes=_mask(gpu, "memory next to it", _MEMORY, _HIGHEST_MEMORY_NODE, _NODE),
         memory_node=_own_node(gpu),
         mig=_mig(gpu),
     )
-
-
-def _address(gpu: Questions) -> str | None:
-    pci = gpu.ask("PCI address", "nvmlDeviceGetPciInfo")
-    if pci is None:
-        return None
-    return pci_address(pci.busId) or pci_address(pci.busIdLegacy)
 
 
 def _node_cpus(gpu: Questions, highest_cpu: int) -> CpuSet | None:

@@ -148,3 +148,11 @@ class Questions:
         """Keep a problem, once."""
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def address_of(gpu: Questions) -> str | None:
+    """A GPU's PCI address as sysfs spells it; None when it is not told."""
+    pci = gpu.ask("PCI address", "nvmlDeviceGetPciInfo")
+    if pci is None:
+        return None
+    return pci_address(pci.busId) or pci_address(pci.busIdLegacy)

@@ -1,8 +1,21 @@
-"""Who has started whom: the only module that imports psutil, and late."""
+"""Who has started whom, and what: the only module that imports psutil, and late."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+from gpuaff.claims.words import duration
 from gpuaff.errors import GpuaffError
+from gpuaff.notices import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    import psutil
+
+    _T = TypeVar("_T")
 
 
 def caller_and_descendants() -> list[int]:
@@ -31,3 +44,55 @@ def caller_and_descendants() -> list[int]:
             f"the processes around this one cannot be seen ({error}): name one with --pid"
         ) from None
     return sorted({parent.pid, *(child.pid for child in children)} - mine)
+
+
+_COMMAND, _USER = 40, 20
+"""The most characters that are shown of a command and of a user's name."""
+
+
+def describe(pid: int) -> str | None:
+    """A process in words: ``python train.py (pid 42) of alice, for 3 h 10 min``.
+
+    Whoever started it has chosen the command, so it is cut short, and without what a terminal
+    would obey.
+
+    Returns:
+        None when there is no such process, or it is not shown. What else it does not tell to this
+        user is left out.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            started = process.create_time()
+            command = _command(process)
+            user = _told(process.username)
+    except (psutil.Error, OSError, OverflowError, ValueError):
+        return None
+    of = f" of {_cut(user, _USER)}" if user else ""
+    since = duration(time.time() - started)
+    return f"{_cut(command, _COMMAND)} (pid {pid}){of}, for {since}"
+
+
+def _command(process: psutil.Process) -> str:
+    """The command without the folder of its program; its name where it is not told."""
+    line = _told(process.cmdline) or []
+    if not line:  # a zombie's is empty
+        return _told(process.name) or "a process"
+    return " ".join((line[0].rpartition("/")[2], *line[1:]))
+
+
+def _told(ask: Callable[[], _T]) -> _T | None:
+    """What a process tells of itself; None when not to this user."""
+    import psutil
+
+    try:
+        return ask()
+    except (psutil.AccessDenied, psutil.ZombieProcess):
+        return None
+
+
+def _cut(said: str, most: int) -> str:
+    line = printable(" ".join(said.split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"

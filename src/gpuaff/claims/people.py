@@ -1,0 +1,87 @@
+"""Who the processes are that the driver lists: this process's own, those that have ended, names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from gpuaff.claims.model import DeviceReading
+from gpuaff.claims.occupancy import People, listed
+from gpuaff.system import kernel
+
+_CUDA_OPENS = "/dev/nvidia-uvm"
+"""What each process with a CUDA context has open, and one that only asks NVML has not."""
+
+
+def people_on(readings: Sequence[DeviceReading], *, own_is_free: bool = True) -> People:
+    """Who is who among the processes that the driver lists.
+
+    Own are this process, what it has started, and what has started it: a parent that has made
+    contexts and then starts ranks. Not what was started beside it: another rank of the job
+    wants a GPU of its own.
+
+    Outside of the first PID namespace the driver's numbers may be the host's, and happen to be
+    those of processes here (case E15). So they count there only if each of them is here, and only
+    one that has CUDA's device file open is taken for our own or named.
+
+    Args:
+        readings: what the driver lists.
+        own_is_free: whether own processes count as free.
+    """
+    pids = listed(readings)
+    first = kernel.in_first_pid_namespace()
+    if not first and not _are_here(pids):
+        return People(first_namespace=False)
+    own = frozenset(_relatives(pids)) if own_is_free else frozenset[int]()
+    if not first:
+        own = frozenset(filter(_computes, own))
+    return People(
+        own=own,
+        ended=frozenset(pid for pid in pids if kernel.has_ended(pid)),
+        me=kernel.process_id(),
+        first_namespace=first,
+    )
+
+
+def names_of(pids: Collection[int], people: People) -> dict[int, str]:
+    """Processes in words, for messages; those that cannot be looked up are missing.
+
+    It takes a while (psutil), so ask only when somebody is to be told.
+
+    Args:
+        pids: processes as the driver calls them.
+        people: what is known of them: whether the numbers mean processes that are here.
+    """
+    from gpuaff.system.processes import describe
+
+    if people.me is None:
+        return {}
+    sure = [pid for pid in pids if people.first_namespace or _computes(pid)]
+    said = {pid: describe(pid) for pid in sure}
+    return {pid: name for pid, name in said.items() if name is not None}
+
+
+def _computes(pid: int) -> bool:
+    """Whether a process has CUDA's device file open, as far as this user may see."""
+    return _CUDA_OPENS in kernel.open_files(pid)
+
+
+def _are_here(pids: Collection[int]) -> bool:
+    return all(kernel.process_of(pid) == pid for pid in pids)
+
+
+def _relatives(pids: Collection[int]) -> Iterator[int]:
+    me = kernel.process_id()
+    above = {me, *_ancestors(me)}
+    for pid in pids:
+        if pid in above or me in _ancestors(pid):
+            yield pid
+
+
+def _ancestors(pid: int) -> set[int]:
+    """Who has started a process, and who has started that one; what is not shown ends it."""
+    found: set[int] = set()
+    parent = kernel.parent_of(pid)
+    while parent is not None and parent not in found:
+        found.add(parent)
+        parent = kernel.parent_of(parent)
+    return found

@@ -1,0 +1,186 @@
+"""How GPUs and MIG instances are used, as the driver tells it.
+
+Looking makes no CUDA context, so it is no use itself. It is done often: what does not change is
+asked once, and of the rest only what is needed. The process ids are those of the first PID
+namespace, or of the driver's choice (case E15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuaff.claims.model import ComputeMode, Device, DeviceReading
+from gpuaff.records import dataclass
+from gpuaff.system.nvml_calls import Code, Questions, address_of, text
+from gpuaff.system.nvml_users import COMPUTE, GRAPHICS, instances_of, processes_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_MIG_ON = 1
+"""NVML_DEVICE_MIG_ENABLE."""
+
+_MODES = tuple(ComputeMode)
+"""By their numbers in ``nvmlComputeMode_t``."""
+
+_MEMORY_V2 = 0x02000028
+"""nvmlMemory_v2: the version, and the size of the struct."""
+
+_RATES = ("utilization", "nvmlDeviceGetUtilizationRates")
+
+_HAS_NONE = (Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND)
+"""What GPUs and drivers without MIG answer when they are asked about it."""
+
+_NOT_OF_MIG = (Code.NOT_SUPPORTED, Code.INVALID_ARGUMENT)
+"""What an instance answers to a question that is only for whole GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A device, and whom to ask about it."""
+
+    device: Device
+    gpu: Questions
+    handle: Any
+
+
+class UsageSession:
+    """Looks at devices while NVML is started: see :func:`gpuaff.system.nvml.usage_session`.
+
+    Attributes:
+        notes: which GPUs are left out, and what else failed before the first look, in words.
+    """
+
+    def __init__(self, nvml: Any, count: int) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._places = tuple(place for index in range(count) for place in self._found(nvml, index))
+        self._lost: dict[int, tuple[str, ...]] = {}
+
+    def devices(self) -> tuple[Device, ...]:
+        """All that can be claimed, as the driver counts: GPUs, and MIG instances of cut ones.
+
+        A GPU without a handle (a device cgroup denies it, or it is lost) or UUID is not among
+        them: a note says so.
+        """
+        return tuple(place.device for place in self._places)
+
+    def look(self, *, utilization: bool = False) -> tuple[DeviceReading, ...]:
+        """Read how each device is used now, in the order of :meth:`devices`.
+
+        What fails is None there, and a problem says so (case F1). A lost GPU is not asked again.
+
+        Args:
+            utilization: also read how hard each GPU works; the driver knows it of no instance.
+        """
+        modes: dict[int, ComputeMode | None] = {}
+        return tuple(self._read(place, utilization, modes) for place in self._places)
+
+    def _found(self, nvml: Any, index: int) -> Iterator[_Place]:
+        gpu = Questions.about(nvml, index)
+        uuid = text(gpu.ask("UUID", "nvmlDeviceGetUUID"))
+        if uuid is None:
+            why = "; ".join(gpu.problems)
+            self.notes += (f"GPU {index} is left out, as it cannot be told which one it is: {why}",)
+            return
+        name = text(gpu.ask("name", "nvmlDeviceGetName"))
+        whole = Device(index=index, uuid=uuid, pci_bus_id=address_of(gpu), name=name)
+        modes = gpu.ask("MIG mode", "nvmlDeviceGetMigMode", fine=_HAS_NONE)
+        if modes is None or modes[0] != _MIG_ON:
+            yield _Place(device=whole, gpu=gpu, handle=gpu.handle)
+        else:
+            yield from _instances(gpu, whole)
+        self.notes += tuple(f"GPU {index}: {problem}" for problem in gpu.problems)
+
+    def _read(
+        self, place: _Place, utilization: bool, modes: dict[int, ComputeMode | None]
+    ) -> DeviceReading:
+        device, gpu = place.device, place.gpu
+        if device.index not in self._lost:
+            gpu.problems.clear()
+            if device.index not in modes:
+                modes[device.index] = _mode(gpu)
+            reading = _reading(place, modes[device.index], utilization)
+            if not gpu.lost:
+                return reading
+            self._lost[device.index] = tuple(gpu.problems[-1:])
+        return DeviceReading(device=device, lost=True, problems=self._lost[device.index])
+
+
+def _instances(gpu: Questions, whole: Device) -> Iterator[_Place]:
+    """The MIG instances of a GPU; those that do not tell their UUID are left out."""
+    found = 0
+    for handle in instances_of(gpu):
+        uuid = text(gpu.ask_of(handle, "UUID of a MIG instance", "nvmlDeviceGetUUID"))
+        part = gpu.ask_of(handle, "id of a MIG instance", "nvmlDeviceGetGpuInstanceId")
+        if uuid is not None:
+            found += 1
+            device = Device(
+                index=whole.index,
+                uuid=uuid,
+                pci_bus_id=whole.pci_bus_id,
+                name=whole.name,
+                parent=whole.uuid,
+                gpu_instance=part,
+            )
+            yield _Place(device=device, gpu=gpu, handle=handle)
+    if not found:
+        gpu.keep("it is in MIG mode and has no instance, so there is nothing to claim")
+
+
+def _reading(place: _Place, mode: ComputeMode | None, utilization: bool) -> DeviceReading:
+    """Processes before memory: whoever ends in between is listed, and no riddle."""
+    device, gpu, handle = place.device, place.gpu, place.handle
+    no_screens = _NOT_OF_MIG if device.is_mig else ()
+    compute = processes_on(gpu, handle, "its processes", COMPUTE)
+    graphics = processes_on(gpu, handle, "its graphics", GRAPHICS, fine=no_screens)
+    used, free, total = _memory(gpu, handle)
+    whole = not device.is_mig
+    rates = gpu.ask(*_RATES) if utilization and whole else None
+    display = gpu.ask("display", "nvmlDeviceGetDisplayActive") if whole else None
+    return DeviceReading(
+        device=device,
+        compute=_by_pid(compute),
+        graphics=_by_pid(graphics),
+        used=used,
+        free=free,
+        total=total,
+        utilization=None if rates is None else int(rates.gpu),
+        compute_mode=mode,
+        display=None if display is None else bool(display),
+        problems=tuple(gpu.problems),
+    )
+
+
+def _by_pid(processes: Any) -> dict[int, int | None] | None:
+    """The bytes of each process, where they are told; one may be listed for each of its parts."""
+    if processes is None:
+        return None
+    held: dict[int, int | None] = {}
+    for process in processes:
+        pid, more = int(process.pid), process.usedGpuMemory
+        before = held.get(pid, 0)
+        held[pid] = None if before is None or more is None else before + int(more)
+    return held
+
+
+def _memory(gpu: Questions, handle: Any) -> tuple[int | None, int | None, int | None]:
+    """Bytes in use, free and in all; None for each that is not told.
+
+    Only the second version leaves out what the driver keeps for itself (480 MiB of an idle H100).
+    Without it the bytes in use say nothing, and what is free is still true.
+    """
+    what = "memory in use"
+    memory = gpu.ask_of(handle, what, "nvmlDeviceGetMemoryInfo", _MEMORY_V2)
+    if memory is not None:
+        return int(memory.used), int(memory.free), int(memory.total)
+    older = gpu.ask_of(handle, "memory", "nvmlDeviceGetMemoryInfo")
+    if older is None:
+        return None, None, None
+    gpu.keep(f"{what}: this driver adds what it keeps for itself, so that the number says nothing")
+    return None, int(older.free), int(older.total)
+
+
+def _mode(gpu: Questions) -> ComputeMode | None:
+    number = gpu.ask("compute mode", "nvmlDeviceGetComputeMode")
+    return _MODES[number] if number is not None and 0 <= number < len(_MODES) else None

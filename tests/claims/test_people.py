@@ -1,0 +1,124 @@
+"""Which of the processes that the driver lists are our own: of real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from gpuaff.claims.people import names_of, people_on
+from gpuaff.system import kernel
+
+from claims.readings import idle, used_by
+from processes import SRC, run, stopped
+
+WAIT = "import sys; print(); sys.stdin.readline()"
+
+PATHS = {"PYTHONPATH": f"{SRC}:{SRC.parent / 'tests'}"}
+"""Where children find the package, and what the tests share."""
+
+needs_first_namespace = pytest.mark.skipif(
+    not kernel.in_first_pid_namespace(), reason="needs the first PID namespace"
+)
+
+
+@pytest.mark.case("E12")
+@needs_first_namespace
+class TestOwn:
+    def test_what_this_process_has_started(self) -> None:
+        script = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {WAIT!r}], stdin=subprocess.PIPE)
+print(child.pid)
+sys.stdin.readline()
+child.kill()
+"""
+        with stopped(script) as process:
+            grandchild = int(process.heard())
+            people = people_on([used_by(process.pid, grandchild, os.getpid(), 1)])
+            assert {process.pid, grandchild, os.getpid()} <= set(people.own)
+            assert people.me == os.getpid()
+            assert people.first_namespace
+            process.go_on()
+
+    def test_what_has_started_this_process(self) -> None:
+        script = """
+import os
+from gpuaff.claims.people import people_on
+from claims.readings import used_by
+print(os.getppid() in people_on([used_by(os.getppid())]).own)
+"""
+        tests = __file__.rpartition("/claims/")[0]
+        done = run(
+            script, env={"PYTHONPATH": f"{tests}:{kernel.__file__.rpartition('/gpuaff/')[0]}"}
+        )
+        assert done.stdout.split() == ["True"], done.stderr
+
+    def test_not_what_was_started_beside_it(self) -> None:
+        script = """
+import sys
+from gpuaff.claims.people import people_on
+from claims.readings import used_by
+print(sorted(people_on([used_by(int(sys.argv[1]))]).own))
+"""
+        with stopped(WAIT) as beside:
+            beside.heard()
+            done = run(script, str(beside.pid), env=PATHS)
+        assert done.stdout.split() == ["[]"], done.stderr
+
+    def test_none_counts_when_not_asked_for(self) -> None:
+        assert not people_on([used_by(os.getpid())], own_is_free=False).own
+
+    def test_one_that_draws_counts_too(self) -> None:
+        assert os.getpid() in people_on([idle(graphics={os.getpid(): 1})]).own
+
+    def test_who_has_ended(self) -> None:
+        with subprocess.Popen(["true"]) as process:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            people = people_on([used_by(process.pid, os.getpid())])
+        assert people.ended == {process.pid}
+
+
+@needs_first_namespace
+def test_names() -> None:
+    people = people_on([])
+    names = names_of([os.getpid(), 2**22], people)
+    assert set(names) == {os.getpid()}
+    assert f"(pid {os.getpid()})" in names[os.getpid()]
+
+
+INSIDE = """
+import os, sys
+from gpuaff.claims.people import names_of, people_on
+from claims.readings import used_by
+if "uvm" in sys.argv:
+    held = open("/dev/nvidia-uvm", "w")
+listed = [int(pid) for pid in sys.argv[1].split(",")]
+people = people_on([used_by(*listed)])
+print(os.getpid(), people.first_namespace, sorted(people.own), people.me)
+print(sorted(names_of(listed, people)))
+"""
+
+
+@pytest.mark.case("E15")
+class TestInAContainer:
+    """The driver's numbers may be the host's, and happen to be those of processes here."""
+
+    def inside(self, listed: str, *how: str) -> list[str]:
+        mount = 'mount -t tmpfs none /dev && touch /dev/nvidia-uvm && exec "$0" "$@"'
+        apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", mount]
+        if run("", prefix=apart).returncode:
+            pytest.skip("needs root and namespaces")
+        done = run(INSIDE, listed, *how, env=PATHS, prefix=apart)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def test_one_that_is_not_here(self) -> None:
+        assert self.inside("1,4000000", "uvm") == ["1 False [] None", "[]"]
+
+    def test_one_that_is_here_by_chance(self) -> None:
+        assert self.inside("1") == ["1 False [] 1", "[]"]
+
+    def test_one_that_computes_here(self) -> None:
+        assert self.inside("1", "uvm") == ["1 False [1] 1", "[1]"]
