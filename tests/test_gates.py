@@ -14,6 +14,7 @@ GATES = {
     "system/kernel.py",
     "system/environ.py",
     "system/mempolicy.py",
+    "system/cuda.py",
     "system/nvml_warmup.py",
     "system/locks.py",
     "system/watch.py",

@@ -1,0 +1,1 @@
+"""As much of pycuda as a placeholder uses."""

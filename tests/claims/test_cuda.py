@@ -1,0 +1,194 @@
+"""The gate to libcuda, in processes that see the fake one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakedriver.driver import FakeDriver, MakeDriver, run
+from fakedriver.play import this_machine
+from nvml_reading import DGX, SLICES
+
+UUIDS = [f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2)]
+"""What the fake driver calls GPUs that nobody has named."""
+
+BEGIN = """
+import ctypes, os, sys
+from gpuaff.errors import NoDriverError
+from gpuaff.system import cuda
+
+def tried(function, *arguments):
+    try:
+        return function(*arguments)
+    except (cuda.CudaError, NoDriverError) as error:
+        return f"{type(error).__name__}: {error}"
+"""
+
+
+def lines(driver: FakeDriver, program: str, **env: str) -> list[str]:
+    """What a program on the fake machine prints."""
+    return driver.run(BEGIN + program, env=env).stdout.splitlines()
+
+
+@pytest.mark.fake_driver
+class TestWhetherItIsInitialized:
+    def test_asking_loads_and_initializes_nothing(self, driver: FakeDriver) -> None:
+        assert lines(
+            driver,
+            """
+print(cuda.is_initialized(), "libcuda" in open("/proc/self/maps").read())
+ctypes.CDLL("libcuda.so.1")
+print(cuda.is_initialized(), cuda.is_initialized())
+cuda.start()
+print(cuda.is_initialized())
+""",
+        ) == ["None False", "False False", "True"]
+
+    def test_a_library_that_somebody_has_loaded_by_its_path(self, driver: FakeDriver) -> None:
+        program = """
+folder = os.environ["LD_LIBRARY_PATH"].split(":")[0]
+library = ctypes.CDLL(f"{folder}/libcuda.so.1")
+print(cuda.is_initialized(), library.cuInit(0), cuda.is_initialized())
+"""
+        assert lines(driver, program) == ["False 0 True"]
+
+    def test_a_forked_child_cannot_tell_but_its_start_does(self, driver: FakeDriver) -> None:
+        program = """
+cuda.start()
+sys.stdout.flush()
+if os.fork() == 0:
+    print(cuda.is_initialized(), tried(cuda.start), flush=True)
+    os._exit(0)
+os.wait()
+print(cuda.is_initialized())
+"""
+        child, parent = lines(driver, program)
+        assert child.startswith("False CudaError: cuInit returned 3 (CUDA_ERROR_NOT_INITIALIZED")
+        assert parent == "True"
+
+    @pytest.mark.parametrize("list_", ["0,0", ""])
+    def test_a_start_that_fails_settles_nothing(self, driver: FakeDriver, list_: str) -> None:
+        """As an H200 with driver 580 has it, for the errors 101 and 100."""
+        program = """
+print(str(tried(cuda.start)).split()[3], cuda.is_initialized())
+os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+cuda.start()
+print(*cuda.uuids())
+"""
+        expected = "101" if list_ else "100"
+        assert lines(driver, program, CUDA_VISIBLE_DEVICES=list_) == [f"{expected} False", UUIDS[1]]
+
+
+@pytest.mark.fake_driver
+class TestDevices:
+    def test_uuids_are_in_cudas_order(self, driver: FakeDriver) -> None:
+        program = "cuda.start(); print(*cuda.uuids())"
+        assert lines(driver, program) == [" ".join(UUIDS)]
+        env = {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert lines(driver, program, **env) == [" ".join(UUIDS[::-1])]
+
+    def test_real_uuids(self, fake_driver: MakeDriver) -> None:
+        program = "cuda.start(); print(cuda.uuids()[2])"
+        expected = "GPU-00000002-1111-2222-3333-444444444444"
+        assert lines(fake_driver(DGX), program) == [expected]
+
+    def test_a_mig_instance(self, fake_driver: MakeDriver) -> None:
+        (gpu,) = [gpu for gpu in SLICES.gpus if gpu.mig]
+        assert gpu.mig is not None
+        uuid = gpu.mig[0].uuid
+        found = lines(
+            fake_driver(SLICES), "cuda.start(); print(*cuda.uuids())", CUDA_VISIBLE_DEVICES=uuid
+        )
+        assert found == [uuid]
+
+    def test_a_driver_from_before_cuda_11(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(this_machine(2))
+        driver.omit("cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRelease_v2")
+        program = """
+cuda.start()
+contexts = cuda.Contexts(1)
+contexts.retain(0)
+contexts.release()
+print(*cuda.uuids())
+"""
+        assert lines(driver, program) == [" ".join(UUIDS)]
+
+
+@pytest.mark.fake_driver
+class TestContexts:
+    def test_nothing_is_made_current(self, driver: FakeDriver) -> None:
+        driver.watch("cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPushCurrent_v2")
+        program = """
+cuda.start()
+contexts = cuda.Contexts(2)
+print(contexts.retain(0) != 0, contexts.retain(1) != 0)
+"""
+        assert lines(driver, program) == ["True True"]
+        assert driver.calls("cuCtxSetCurrent") == driver.calls("cuCtxPushCurrent_v2") == 0
+
+    def test_nobody_elses_hold_is_let_go(self, driver: FakeDriver) -> None:
+        """A framework in the same process holds the same context (torch does)."""
+        program = """
+cuda.start()
+contexts, others = cuda.Contexts(2), cuda.Contexts(2)
+contexts.retain(1)
+others.retain(1)
+contexts.release()
+contexts.release()
+others.release()
+print("released")
+"""
+        driver.watch("cuDevicePrimaryCtxRelease_v2")
+        assert lines(driver, program) == ["released"]
+        assert driver.calls("cuDevicePrimaryCtxRelease_v2") == 2
+
+    def test_one_that_cannot_be_had_is_not_held(self, driver: FakeDriver) -> None:
+        driver.fail("cuDevicePrimaryCtxRetain", 46, gpu=1)
+        driver.watch("cuDevicePrimaryCtxRelease_v2")
+        program = """
+cuda.start()
+contexts = cuda.Contexts(2)
+contexts.retain(0)
+print(tried(contexts.retain, 1))
+contexts.release()
+"""
+        (said,) = lines(driver, program)
+        expected = "cuDevicePrimaryCtxRetain returned 46 (CUDA_ERROR_DEVICE_UNAVAILABLE: "
+        assert said.startswith(f"CudaError: {expected}")
+        assert driver.calls("cuDevicePrimaryCtxRelease_v2") == 1
+
+    def test_all_are_let_go_though_one_fails(self, driver: FakeDriver) -> None:
+        driver.fail("cuDevicePrimaryCtxRelease_v2", 999, gpu=1)
+        program = """
+cuda.start()
+contexts = cuda.Contexts(2)
+contexts.retain(0), contexts.retain(1)
+print(tried(contexts.release))
+print(tried(contexts.release))
+"""
+        said, again = lines(driver, program)
+        assert said.startswith("CudaError: cuDevicePrimaryCtxRelease_v2 returned 999")
+        assert again == "None"
+        assert driver.calls("cuDevicePrimaryCtxRelease_v2") == 2
+
+
+class TestNoLibrary:
+    START = BEGIN + "print(tried(cuda.start)); print(cuda.is_initialized())"
+
+    def test_one_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "libcuda.so.1").write_bytes(b"not a library")
+        said, after = run(self.START, env={"LD_LIBRARY_PATH": str(tmp_path)}).stdout.splitlines()
+        assert said.startswith("NoDriverError: the NVIDIA driver's library CUDA cannot be loaded (")
+        assert said.endswith("(NVIDIA_DRIVER_CAPABILITIES=compute,utility)")
+        assert after == "None"
+
+    @pytest.mark.fake_driver
+    def test_one_that_is_too_old(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(this_machine(1))
+        driver.omit("cuDevicePrimaryCtxRetain")
+        (said,) = lines(driver, "cuda.start(); print(tried(cuda.Contexts(1).retain, 0))")
+        assert said == (
+            "NoDriverError: the NVIDIA driver's library CUDA (libcuda.so.1) has no "
+            "cuDevicePrimaryCtxRetain; update the driver"
+        )

@@ -1,0 +1,470 @@
+"""What occupies claimed GPUs: all or none, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuaff.claims.cuda_trouble import explain
+from gpuaff.claims.placeholder import Placeholder, kind_of, occupy
+from gpuaff.errors import InvalidOptionError
+from gpuaff.system.cuda import CudaError
+
+from fakedriver.driver import FakeDriver
+from processes import stopped
+
+STAND_INS = str(Path(__file__).parent / "stand_in")
+"""Modules that use CUDA as torch, TensorFlow, pycuda and CuPy do, as far as placeholders go."""
+
+UUIDS = tuple(f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2))
+
+BEGIN = f"""
+import os, signal, sys
+from gpuaff.claims.placeholder import kind_of, occupy
+from gpuaff.errors import PlaceholderError
+from gpuaff.system import cuda, nvml
+
+UUIDS = {UUIDS}
+
+def on_gpus():
+    # On which GPUs the driver lists this process.
+    found = nvml.users()
+    return [i for i, gpu in enumerate(found) if os.getpid() in {{u.pid for u in gpu.users}}]
+
+def refused(kind, *arguments, **options):
+    try:
+        occupy(kind_of(kind), *arguments, **options)
+    except PlaceholderError as error:
+        return error
+    raise AssertionError("it was not refused")
+"""
+
+
+def lines(driver: FakeDriver, program: str, **env: str) -> list[str]:
+    """What a program on the fake machine prints."""
+    return driver.run(BEGIN + program, env=env).stdout.splitlines()
+
+
+def users(driver: FakeDriver) -> int:
+    """How many processes are on GPUs by now."""
+    program = "print(sum(len(gpu.users) for gpu in nvml.users()))"
+    return int(lines(driver, program)[0])
+
+
+class TestWhatMayBeAskedFor:
+    @pytest.mark.parametrize("kind", Placeholder)
+    def test_a_word_or_its_member(self, kind: Placeholder) -> None:
+        assert kind_of(kind) is kind_of(str(kind)) is kind_of(kind.value) is kind
+
+    def test_a_function_or_nothing(self) -> None:
+        assert kind_of(print) is print
+        assert kind_of(None) is None
+
+    @pytest.mark.parametrize("value", [0, 1, True, 2.5, b"torch", ["torch"], (), object()])
+    def test_nonsense(self, value: object) -> None:
+        with pytest.raises(InvalidOptionError, match="expected one of context, torch") as caught:
+            kind_of(value)
+        assert caught.value.option == "placeholder"
+
+    @pytest.mark.parametrize(
+        ("word", "meant"),
+        [("pytorch", "torch"), ("Context", "context"), ("tensor_flow", "tensorflow")],
+    )
+    def test_a_word_that_is_nearly_one(self, word: str, meant: str) -> None:
+        with pytest.raises(InvalidOptionError, match=rf"; did you mean {meant}\?$"):
+            kind_of(word)
+
+    @given(st.text().filter(lambda text: text not in list(Placeholder)))
+    def test_no_other_word(self, word: str) -> None:
+        with pytest.raises(InvalidOptionError):
+            kind_of(word)
+
+    def test_a_release_that_is_no_function(self) -> None:
+        def make(device_no: int) -> int:
+            return device_no
+
+        make.release = 3  # type: ignore[attr-defined]
+        with pytest.raises(InvalidOptionError, match=r"placeholder\.release=3"):
+            kind_of(make)
+
+
+class Maker:
+    """A placeholder function that tells what was done with it."""
+
+    def __init__(self, *, fails: dict[int, BaseException] | None = None) -> None:
+        self.made: list[int] = []
+        self.released: list[object] = []
+        self.fails = fails or {}
+        self.release_fails: dict[object, BaseException] = {}
+
+    def __call__(self, device_no: int) -> object:
+        if device_no in self.fails:
+            raise self.fails[device_no]
+        self.made.append(device_no)
+        return f"on {device_no}"
+
+    def release(self, placeholder: object) -> None:
+        self.released.append(placeholder)
+        if placeholder in self.release_fails:
+            raise self.release_fails[placeholder]
+
+
+class TestFunctions:
+    def test_local_ordinals_and_back(self) -> None:
+        maker = Maker()
+        occupied = occupy(maker, ("a", "b", "c"))
+        assert maker.made == [0, 1, 2]
+        assert occupied.held == ("on 0", "on 1", "on 2")
+        assert not occupied.made_context
+        occupied.release()
+        occupied.release()
+        assert maker.released == ["on 2", "on 1", "on 0"]
+        assert occupied.held == ()
+
+    def test_the_numbers_that_cuda_has_for_them(self) -> None:
+        maker = Maker()
+        assert occupy(maker, ("a", "b"), ordinals=(3, 1)).held == ("on 3", "on 1")
+
+    def test_one_that_returns_nothing_and_needs_no_release(self) -> None:
+        occupied = occupy(lambda _: None, ("a", "b"))
+        assert occupied.held == (None, None)
+        occupied.release()
+
+    def test_nothing(self) -> None:
+        occupied = occupy(None, ("a", "b"))
+        assert occupied.held == ()
+        assert not occupied.made_context
+        occupied.release()
+
+    @pytest.mark.parametrize(
+        "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()]
+    )
+    def test_what_it_raises_is_raised_after_the_undo(self, error: BaseException) -> None:
+        maker = Maker(fails={2: error})
+        with pytest.raises(type(error)) as caught:
+            occupy(maker, ("a", "b", "c", "d"))
+        assert caught.value is error
+        assert maker.made == [0, 1]
+        assert maker.released == ["on 1", "on 0"]
+
+    def test_an_undo_that_fails_hides_nothing(self) -> None:
+        error = ValueError("first")
+        maker = Maker(fails={2: error})
+        maker.release_fails = {"on 1": OSError("second")}
+        with pytest.raises(ValueError, match="first"):
+            occupy(maker, ("a", "b", "c"))
+        assert maker.released == ["on 1", "on 0"]
+
+    def test_a_release_that_fails_is_told_when_all_were_tried(self) -> None:
+        maker = Maker()
+        maker.release_fails = {"on 2": OSError("late"), "on 1": KeyError("later")}
+        occupied = occupy(maker, ("a", "b", "c"))
+        with pytest.raises(OSError, match="late"):
+            occupied.release()
+        assert maker.released == ["on 2", "on 1", "on 0"]
+        occupied.release()
+
+    def test_a_ctrl_c_in_a_release_goes_before_other_errors(self) -> None:
+        maker = Maker()
+        maker.release_fails = {"on 1": OSError(), "on 0": KeyboardInterrupt()}
+        occupied = occupy(maker, ("a", "b"))
+        with pytest.raises(KeyboardInterrupt):
+            occupied.release()
+
+
+@pytest.mark.fake_driver
+class TestContexts:
+    def test_others_see_them_until_the_release(self, driver: FakeDriver) -> None:
+        program = """
+occupied = occupy(kind_of("context"), UUIDS)
+print(on_gpus(), occupied.made_context, len(occupied.held))
+occupied.release()
+print(on_gpus(), occupied.made_context, occupied.held)
+occupied.release()
+print([name for name in ("torch", "tensorflow", "pycuda", "cupy") if name in sys.modules])
+"""
+        assert lines(driver, program) == ["[0, 1] True 2", "[] True ()", "[]"]
+
+    def test_one_of_several_that_cuda_shows(self, driver: FakeDriver) -> None:
+        program = """
+occupied = occupy(kind_of("context"), UUIDS[1:], ordinals=(1,))
+print(on_gpus())
+occupied.release()
+print(on_gpus())
+"""
+        assert lines(driver, program) == ["[1]", "[]"]
+
+    @pytest.mark.case("E13", "E16")
+    @pytest.mark.parametrize(
+        ("code", "name", "advice"),
+        [
+            (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "its compute mode lets one process in"),
+            (2, "CUDA_ERROR_OUT_OF_MEMORY", "its memory is full"),
+        ],
+    )
+    def test_the_second_cannot_be_had(
+        self, driver: FakeDriver, code: int, name: str, advice: str
+    ) -> None:
+        driver.fail("cuDevicePrimaryCtxRetain", code, gpu=1)
+        said, on = lines(driver, 'print(refused("context", UUIDS)); print(on_gpus())')
+        begin = f"placeholder='context' could not occupy {UUIDS[1]} (CUDA device 1): "
+        assert said.startswith(begin + f"cuDevicePrimaryCtxRetain returned {code} ({name}")
+        assert advice in said
+        assert on == "[]"
+
+    @pytest.mark.parametrize(
+        ("code", "advice"),
+        [(100, "CUDA_VISIBLE_DEVICES"), (802, "nvidia-fabricmanager"), (803, "reboot")],
+    )
+    def test_cuda_does_not_start(self, driver: FakeDriver, code: int, advice: str) -> None:
+        driver.fail("cuInit", code)
+        (said,) = lines(driver, 'print(refused("context", UUIDS))')
+        assert said.startswith(
+            f"placeholder='context': CUDA does not start: cuInit returned {code} "
+        )
+        assert advice in said
+
+    def test_cuda_shows_other_gpus(self, driver: FakeDriver) -> None:
+        driver.watch("cuDevicePrimaryCtxRetain")
+        program = """
+print(refused("context", UUIDS[::-1]))
+print(refused("context", UUIDS[:1]))
+print(refused("context", UUIDS[:1], ordinals=(1,)))
+"""
+        for said, claimed in zip(
+            lines(driver, program),
+            (
+                f"{UUIDS[1]} as device 0, {UUIDS[0]} as device 1",
+                f"{UUIDS[0]} as device 0",
+                f"{UUIDS[0]} as device 1",
+            ),
+            strict=True,
+        ):
+            shown = f"{UUIDS[0]} as device 0, {UUIDS[1]} as device 1"
+            begin = f"claimed was {claimed}, but CUDA shows this process {shown}: "
+            assert said.startswith(begin)
+        assert driver.calls("cuDevicePrimaryCtxRetain") == 0
+
+    def test_after_a_fork_from_a_process_that_uses_cuda(self, driver: FakeDriver) -> None:
+        program = """
+cuda.start()
+if os.fork() == 0:
+    print(refused("context", UUIDS), flush=True)
+    os._exit(0)
+os.wait()
+"""
+        (said,) = lines(driver, program)
+        assert "cuInit returned 3 (CUDA_ERROR_NOT_INITIALIZED" in said
+        assert "forked from one that had initialised CUDA" in said
+        assert "set_start_method('spawn')" in said
+        assert "placeholder=None" in said
+
+    def test_no_library(self, tmp_path: Path, driver: FakeDriver) -> None:
+        (tmp_path / "libcuda.so.1").write_bytes(b"not a library")
+        (said,) = lines(driver, 'print(refused("context", UUIDS))', LD_LIBRARY_PATH=str(tmp_path))
+        begin = "placeholder='context': the NVIDIA driver's library CUDA cannot be loaded"
+        assert said.startswith(begin)
+
+    def test_a_release_in_a_driver_that_is_broken_is_no_error(self, driver: FakeDriver) -> None:
+        driver.fail("cuDevicePrimaryCtxRelease_v2", 719)
+        program = 'occupy(kind_of("context"), UUIDS).release(); print("done")'
+        assert lines(driver, program) == ["done"]
+
+
+@pytest.mark.fake_driver
+class TestInterrupts:
+    def test_ctrl_c_in_a_function_that_hangs(self, driver: FakeDriver) -> None:
+        program = """
+import time
+from gpuaff.system.cuda import Contexts
+
+contexts = Contexts(2)
+
+def make(device_no):
+    contexts.retain(device_no)
+    if device_no == 1:
+        print(on_gpus(), flush=True)
+        time.sleep(60)
+    return device_no
+
+def release(placeholder):
+    print("released", placeholder, flush=True)
+    contexts.release()
+
+make.release = release
+cuda.start()
+try:
+    occupy(make, UUIDS)
+except KeyboardInterrupt:
+    print(on_gpus(), flush=True)
+input()
+"""
+        with stopped(BEGIN + program, env=driver.env()) as child:
+            assert child.heard() == "[0, 1]"
+            child.process.send_signal(signal.SIGINT)
+            assert child.heard() == "released 0"
+            assert child.heard() == "[]"
+
+    def test_ctrl_c_at_every_step(self, driver: FakeDriver) -> None:
+        """Wherever in our code it comes, no context is left."""
+        program = """
+from gpuaff.claims import contexts, placeholder
+OURS = {module.__file__ for module in (cuda, contexts, placeholder)}
+left = None
+
+def trace(frame, event, argument):
+    global left
+    if frame.f_code.co_filename not in OURS or left is None:
+        return None
+    if event == "line":
+        left -= 1
+        if left == 0:
+            left = None
+            raise KeyboardInterrupt
+    return trace
+
+step, interrupted = 0, True
+while interrupted:
+    step += 1
+    left, occupied, interrupted = step, None, False
+    sys.settrace(trace)
+    try:
+        occupied = occupy(kind_of("context"), UUIDS)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        left = None
+        sys.settrace(None)
+    assert interrupted == (occupied is None)
+    expected = [] if interrupted else [0, 1]
+    assert on_gpus() == expected, (step, on_gpus())
+print(step)
+"""
+        assert int(lines(driver, program)[0]) > 60
+
+    def test_a_process_that_is_killed_between_two_contexts(self, driver: FakeDriver) -> None:
+        driver.kill("cuDevicePrimaryCtxRetain", gpu=1)
+        done = driver.run(BEGIN + 'occupy(kind_of("context"), UUIDS)', check=False)
+        assert done.returncode == -signal.SIGKILL
+        driver.heal()
+        eventually(lambda: users(driver) == 0)
+        assert lines(driver, 'occupy(kind_of("context"), UUIDS); print(on_gpus())') == ["[0, 1]"]
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """The driver lists a process for a moment after its end."""
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.fake_driver
+class TestFrameworks:
+    @pytest.mark.parametrize(
+        ("kind", "first", "after"),
+        [
+            ("torch", "1 zero on cuda:0", "[0, 1]"),
+            ("cupy", "1 zero on 0", "[0, 1]"),
+            ("tensorflow", "namespace(values=[1.0]", "[0, 1]"),
+            ("pycuda", "<pycuda.driver.Context", "[]"),
+        ],
+    )
+    def test_both_gpus_are_taken(
+        self, driver: FakeDriver, kind: str, first: str, after: str
+    ) -> None:
+        """Only pycuda lets its contexts go; and none of them is current when the process ends."""
+        program = f"""
+occupied = occupy(kind_of("{kind}"), UUIDS)
+print(on_gpus(), occupied.made_context, len(occupied.held))
+print(occupied.held[0])
+occupied.release()
+print(on_gpus())
+"""
+        found = lines(driver, program, PYTHONPATH=STAND_INS)
+        assert found[0] == "[0, 1] True 2"
+        assert found[1].startswith(first)
+        assert found[2] == after
+
+    def test_pycuda_contexts_that_are_still_held_at_the_end(self, driver: FakeDriver) -> None:
+        program = 'occupied = occupy(kind_of("pycuda"), UUIDS); print("done")'
+        assert lines(driver, program, PYTHONPATH=STAND_INS) == ["done"]
+
+    def test_a_framework_that_fails_for_the_second(self, driver: FakeDriver) -> None:
+        driver.fail("cuDevicePrimaryCtxRetain", 2, gpu=1)
+        program = 'print(refused("pycuda", UUIDS)); print(on_gpus())'
+        said, on = lines(driver, program, PYTHONPATH=STAND_INS)
+        assert said == (
+            f"placeholder='pycuda' could not occupy {UUIDS[1]} (CUDA device 1): CUDA error 2"
+        )
+        assert on == "[]"
+
+    def test_a_tensor_that_is_put_elsewhere(self, driver: FakeDriver) -> None:
+        env = {"PYTHONPATH": STAND_INS, "STAND_IN_WITHOUT_CUDA": "1"}
+        (said,) = lines(driver, 'print(refused("tensorflow", UUIDS))', **env)
+        assert "TensorFlow has put it on /job:localhost/replica:0/task:0/device:CPU:0" in said
+
+    def test_other_gpus_are_not_touched(self, driver: FakeDriver) -> None:
+        driver.watch("cuDevicePrimaryCtxRetain")
+        program = 'print(refused("torch", UUIDS[::-1]))'
+        (said,) = lines(driver, program, PYTHONPATH=STAND_INS)
+        assert said.startswith("claimed was ")
+        assert driver.calls("cuDevicePrimaryCtxRetain") == 0
+
+    def test_a_function_that_started_cuda_with_other_gpus(self, driver: FakeDriver) -> None:
+        program = """
+from stand_in_cuda import release, retain
+retain.release = lambda _: print("released")
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+print(refused(retain, UUIDS[1:]))
+"""
+        released, said = lines(driver, program, PYTHONPATH=STAND_INS)
+        assert released == "released"
+        assert said.startswith(f"claimed was {UUIDS[1]} as device 0, but CUDA shows this process")
+
+    @pytest.mark.parametrize("kind", ["tensorflow", "pycuda", "cupy"])
+    def test_one_that_is_not_installed(self, driver: FakeDriver, tmp_path: Path, kind: str) -> None:
+        program = f'sys.modules["{kind}"] = None; print(refused("{kind}", UUIDS))'
+        (said,) = lines(driver, program)
+        assert said.startswith(f"placeholder='{kind}': the Python module {kind} is not installed")
+        assert f"pip install {kind}" in said
+
+    def test_one_that_is_broken(self, driver: FakeDriver, tmp_path: Path) -> None:
+        (tmp_path / "cupy.py").write_text("import a_module_that_is_nowhere")
+        (said,) = lines(driver, 'print(refused("cupy", UUIDS))', PYTHONPATH=str(tmp_path))
+        begin = "placeholder='cupy': the Python module cupy cannot be imported (No module named"
+        assert said.startswith(begin)
+
+    @pytest.mark.needs("torch")
+    @pytest.mark.slow
+    def test_the_real_torch_without_cuda(self, driver: FakeDriver) -> None:
+        driver.watch("cuInit")
+        program = """
+import torch
+if torch.version.cuda is None:
+    print(refused("torch", UUIDS))
+"""
+        for said in lines(driver, program):
+            assert said.startswith("placeholder='torch': this torch (")
+            assert "was built without CUDA" in said
+            assert driver.calls("cuInit") == 0
+
+
+class TestWords:
+    def test_the_drivers_words_come_first(self) -> None:
+        error = CudaError(
+            802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized", "cuInit"
+        )
+        assert explain(error).startswith(
+            "cuInit returned 802 (CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized); the "
+            "machine's GPUs are not ready yet"
+        )
+
+    def test_an_error_that_means_nothing_special(self) -> None:
+        assert explain(CudaError(12345, "", "", "cuInit")) == "cuInit returned 12345"
