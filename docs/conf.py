@@ -64,6 +64,12 @@ def machine(online, *near, l3=None):
     )
 
 
+def grant(machine, *gpus):
+    from gpuaff.binding.grant import grant_of
+
+    return grant_of(machine, gpus)[0]
+
+
 def draw(machine, nproc, **options):
     owners = {}
     for share in gpuaff.plan(machine, nproc, **options).shares:

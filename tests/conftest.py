@@ -16,6 +16,7 @@ from gpuaff.topology.model import Topology
 import cpusets
 import mempolicies
 import openmp_region
+import pci_devices
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
@@ -73,6 +74,7 @@ _HAS: dict[str, Callable[[], bool]] = {
     "cpusets": cpusets.available,
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
+    "mount-namespaces": pci_devices.available,
     "numa-machine": machine.available,
     "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,

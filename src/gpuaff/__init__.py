@@ -1,9 +1,10 @@
-"""Put each training process on its own share of the CPU cores next to its GPU.
+"""Claim free GPUs, and put each training process on the CPU cores next to its own.
 
     import gpuaff
+    gpuaff.claim_gpus(2)
     gpuaff.set_affinity(local_rank, nproc)
 
-Names are loaded when they are first used, so that ``import gpuaff`` costs nothing.
+Names are loaded when first used: ``import gpuaff`` costs nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +17,16 @@ if TYPE_CHECKING:
     from gpuaff.allocator.planner import plan
     from gpuaff.binding.affinity import Affinity, set_affinity
     from gpuaff.checking.check import Check, ThreadCheck, check
-    from gpuaff.errors import (  # fmt: skip
-        GpuaffError,
-        GPUAffinityError,
-        InvalidOptionError,
-        NoDriverError,
-        TopologyError,
-    )
+    from gpuaff.claims.claim import Claim
+    from gpuaff.claims.claimer import claim_gpus, current_claim
+    from gpuaff.claims.model import ClaimedGpu, Waiting
+    from gpuaff.errors import (
+        AlreadyClaimedError, ClaimError, ClaimLostError, ClaimTimeoutError, CudaInitializedError,
+        GpuaffError, GPUAffinityError, GpusBusyError, InvalidOptionError, LockDirectoryError,
+        NoDriverError, NotEnoughGpusError, PlaceholderError, TopologyError
+    )  # fmt: skip
     from gpuaff.notices import Notice
     from gpuaff.topology.model import Topology
-
-__all__ = [
-    "Affinity", "Check", "GPUAffinityError", "GpuaffError", "InvalidOptionError", "Mode",
-    "Multithreading", "NoDriverError", "Notice", "Partition", "Plan", "Scope", "Share",
-    "ThreadCheck", "Topology", "TopologyError", "__version__", "check", "plan", "set_affinity",
-]  # fmt: skip
 
 _NAMES = {
     "_version": "__version__",
@@ -39,11 +35,17 @@ _NAMES = {
     "allocator.planner": "plan",
     "binding.affinity": "Affinity set_affinity",
     "checking.check": "Check ThreadCheck check",
-    "errors": "GPUAffinityError GpuaffError InvalidOptionError NoDriverError TopologyError",
+    "claims.claim": "Claim",
+    "claims.claimer": "claim_gpus current_claim",
+    "claims.model": "ClaimedGpu Waiting",
+    "errors": "AlreadyClaimedError ClaimError ClaimLostError ClaimTimeoutError GPUAffinityError "
+    "CudaInitializedError GpuaffError GpusBusyError InvalidOptionError LockDirectoryError "
+    "NoDriverError NotEnoughGpusError PlaceholderError TopologyError",
     "notices": "Notice",
     "topology.model": "Topology",
 }
 _HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> object:
@@ -51,8 +53,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'gpuaff' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value
+    return globals().setdefault(name, getattr(import_module(_HOME[name]), name))
 
 
 def __dir__() -> list[str]:

@@ -231,7 +231,7 @@ class TestBorderUnused:
 def test_nothing_of_the_border_was_chosen() -> None:
     assert refusal(EIGHT, 2, partition="machine", cpus="4-5") == (
         'partition="machine" puts rank 0 inside the border of GPU 0, CPUs 0-3, but cpus= names '
-        "only 4-5; name some of it, or leave one of them out"
+        'only 4-5; name some of it, leave cpus= out, or ask for partition="job"'
     )
 
 

@@ -421,6 +421,22 @@ def test_ranks_on_one_gpu_cut_its_border() -> None:
         decide(A100, too_many, ranks(9, 16), UNKNOWN)
 
 
+@pytest.mark.parametrize("masks", [COMMON, UNKNOWN])
+def test_a_claimed_gpu_is_nobody_elses(masks: Masks) -> None:
+    """Whatever the number of ranks; by ``job``, or without the border, only near it."""
+    seen, own = A100.with_visible_devices("2"), OwnGpus(claimed=True)
+    plan = decide(seen, machine_wide(16), ranks(11, 16), masks, own)
+    assert only_share(plan, 11).cpus == parse_cpulist("16-23,144-151")
+    assert (plan.partition, {"gpus-unknown", "masks-unknown"} & set(codes(plan))) == (
+        "machine",
+        set(),
+    )
+    part = seen.with_allowed(parse_cpulist("16-23"))
+    plan = decide(part, machine_wide(16), ranks(11, 16), masks, own)
+    assert only_share(plan, 11).cpus == parse_cpulist("16-23")
+    assert plan.partition == "job"
+
+
 @pytest.mark.case("D10")
 def test_an_own_gpu_has_its_border() -> None:
     seen = A100.with_visible_devices("2")

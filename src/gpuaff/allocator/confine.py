@@ -35,23 +35,25 @@ def confined(
         GPUAffinityError: ``cpus=`` leaves a rank nothing of its GPU's border.
     """
     found = borders(topology)
-    lacking = [seat for seat in seats if not _holds(granted[seat.rank], found.get(seat.gpu))]
-    if lacking:
-        return tuple(seats), None, [_border_unused(lacking, found, granted)]
+    for seat in seats:
+        why = lacking(found, seat.gpu, granted[seat.rank])
+        if why is not None:
+            return tuple(seats), None, [_border_unused(why, granted)]
     inside = tuple(replace(seat, allowed=seat.allowed & found[seat.gpu]) for seat in seats)
     for seat, whole in zip(inside, seats, strict=True):
         if not seat.allowed:
             raise GPUAffinityError(
                 f'partition="machine" puts rank {seat.rank} inside the border of GPU {seat.gpu}, '
                 f"CPUs {format_cpulist(found[seat.gpu])}, but cpus= names only "
-                f"{format_cpulist(whole.allowed)}; name some of it, or leave one of them out"
+                f"{format_cpulist(whole.allowed)}; name some of it, leave cpus= out, or ask for "
+                'partition="job"'
             )
-    return inside, BORDER_RULE, _shared_borders(topology, seats)
+    return inside, BORDER_RULE, shared_borders(topology, (seat.gpu for seat in seats))
 
 
-def _shared_borders(topology: Topology, seats: Iterable[Seat]) -> list[Notice]:
+def shared_borders(topology: Topology, gpus: Iterable[int]) -> list[Notice]:
     """MIG instances of a GPU sit where it sits: whoever has another one has the same border."""
-    cut = next((seat.gpu for seat in seats if topology.gpu_by_index[seat.gpu].mig), None)
+    cut = next((gpu for gpu in gpus if topology.gpu_by_index[gpu].mig), None)
     if cut is None:
         return []
     text = (
@@ -61,24 +63,27 @@ def _shared_borders(topology: Topology, seats: Iterable[Seat]) -> list[Notice]:
     return [Notice("border-shared", text)]
 
 
-def _holds(granted: CpuSet, border: CpuSet | None) -> bool:
-    return bool(border and border <= granted)
+def lacking(found: Mapping[int, CpuSet], gpu: int, granted: CpuSet) -> str | None:
+    """Why nobody can stay inside the border of a GPU, in words; None when one can.
 
-
-def _border_unused(
-    lacking: Sequence[Seat], found: Mapping[int, CpuSet], granted: Sequence[CpuSet]
-) -> Notice:
-    seat = lacking[0]
-    if seat.gpu not in found:
-        why = f"GPU {seat.gpu} is not among the accelerators that sysfs shows"
-    elif not found[seat.gpu]:
-        why = f"GPU {seat.gpu} has none: there are more accelerators than cores near them"
-    else:
-        denied = format_cpulist(found[seat.gpu] - granted[seat.rank])
-        why = (
-            f"the one of GPU {seat.gpu}, CPUs {format_cpulist(found[seat.gpu])}, is not allowed "
-            f"whole here (not {denied})"
+    Args:
+        found: the borders, by GPU.
+        gpu: the GPU's index.
+        granted: what may be used.
+    """
+    if gpu not in found:
+        return f"GPU {gpu} is not among the accelerators that sysfs shows"
+    if not found[gpu]:
+        return f"GPU {gpu} has none: there are more accelerators than cores near them"
+    if denied := found[gpu] - granted:
+        return (
+            f"the one of GPU {gpu}, CPUs {format_cpulist(found[gpu])}, is not allowed whole here "
+            f"(not {format_cpulist(denied)})"
         )
+    return None
+
+
+def _border_unused(why: str, granted: Sequence[CpuSet]) -> Notice:
     allowed = format_cpulist(union(granted))
     return Notice(
         "border-unused",

@@ -199,9 +199,9 @@ def set_affinity(
         balanced: whether every rank gets equally many cores (default), for the unique modes.
         min_physical_cores: a demand: fewer cores for any rank are an error.
         max_physical_cores: the most cores that a rank gets.
-        partition: ``auto`` (default) and ``job``: the CPUs are cut among the ranks of this job.
-            ``machine``: each rank stays inside the border of its GPU, which is the same for every
-            job.
+        partition: ``job``: the CPUs are cut among the ranks of this job. ``machine``: each rank
+            stays inside the border of its GPU, which is the same for every job. ``auto``
+            (default): ``machine`` inside a claim, else ``job``.
         cpus: the only CPUs that are shared out; they must be allowed.
         reserve: how many cores of each rank's part stay out of its share, for helpers.
         rank_allowed: the CPUs that each rank may use, by rank, where ranks have masks of their

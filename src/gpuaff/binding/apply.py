@@ -113,6 +113,8 @@ class Attempt:
                 *([] if whose.bound else suspicion.of_mask(topology, over.parent)),
             ]
         )
+        if self.process.taken is not None:  # the mask is narrow since a claim has made it so
+            warnings = [w for w in warnings if w.code not in ("mask-narrow", "mask-shrunk")]
         if self.strict:
             refuse_if_broken(warnings)
         share, before = plan.share_of(self.rank), Before.of(self.process)

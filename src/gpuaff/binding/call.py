@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuaff.allocator.options import check_count, check_rank
+from gpuaff.allocator.modes import Partition
+from gpuaff.allocator.options import Options, check_count, check_rank
 from gpuaff.allocator.plan import Plan
 from gpuaff.binding.affinity import Affinity
 from gpuaff.binding.apply import Attempt, Outcome, RefusedError
@@ -12,23 +13,14 @@ from gpuaff.binding.extras import Asked
 from gpuaff.binding.process import this_process
 from gpuaff.binding.report import refuse_if_broken, say, say_where
 from gpuaff.binding.undo import current, refused
+from gpuaff.binding.unpinnable import reason
 from gpuaff.binding.whole import whole
-from gpuaff.launch import beside
+from gpuaff.launch import beside, claimed
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment
 from gpuaff.notices import Notice
-from gpuaff.settings import is_strict, pinning_is_off, plan_options
+from gpuaff.records import replace
+from gpuaff.settings import is_strict, plan_options
 from gpuaff.system import kernel
-
-_OFF = Notice("off", "GPUAFF=off: the mask stays")
-
-_OTHER_MACHINE = Notice(
-    "other-machine",
-    "GPUAFF_FSROOT describes another machine, by which this process cannot be pinned: unset it",
-)
-
-_NOT_LINUX = Notice(
-    "not-linux", "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
-)
 
 
 def bind(
@@ -57,16 +49,16 @@ def bind(
     options = plan_options((ranks or ALONE).local_size, arguments)
     asked = Asked.of(memory, openmp)
     remarks = () if remark is None else (remark,)
-    if pinning_is_off():
-        return _unpinned(ranks, (_OFF,), strict=False)
-    if ranks is None or not kernel.can_pin():
-        return _unpinned(ranks, remarks if ranks is None else (_NOT_LINUX,), strict=strict)
-    if not kernel.machine_tree().is_live:
-        return _unpinned(ranks, (_OTHER_MACHINE,), strict=strict)
+    why = reason()
+    if why is not None and (ranks is not None or why.code == "off"):
+        return _unpinned(ranks, (why,), strict=strict)
+    if ranks is None:
+        return _unpinned(ranks, remarks, strict=strict)
     try:
         process = this_process()
     except OSError as error:  # a seccomp filter
         return _unpinned(ranks, (refused(error),), strict=strict)
+    options, said_of_claim = _in_a_claim(options)
     attempt = Attempt(
         process=process,
         ranks=ranks,
@@ -75,7 +67,17 @@ def bind(
         strict=strict,
         let_rest=let_rest,
     )
-    return _twice(attempt, remarks or beside.observe(ranks))
+    return _twice(attempt, (*(remarks or beside.observe(ranks)), *said_of_claim))
+
+
+def _in_a_claim(options: Options) -> tuple[Options, tuple[Notice, ...]]:
+    """Inside a claim ``auto`` is ``machine``: strangers' claims don't meet, nor do their CPUs."""
+    if options.partition is not Partition.AUTO:
+        return options, ()
+    claim, notice = claimed.observe()
+    if claim is None:
+        return options, () if notice is None else (notice,)
+    return replace(options, partition=Partition.MACHINE), ()
 
 
 def _twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Affinity:

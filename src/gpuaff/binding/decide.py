@@ -146,8 +146,11 @@ def _inside_its_border(
     """The plan for the ranks on this rank's GPU: what others may use does not matter inside.
 
     Where each rank sees GPUs of its own, nobody tells who else is on them: one rank a GPU then,
-    unless there are more ranks than GPUs, or the launcher may have put several on one.
+    unless there are more ranks than GPUs, or the launcher may have put several on one. Those that
+    this rank has claimed are nobody else's.
     """
+    if gpus is not None and gpus.claimed:
+        return _alone(topology, options, ranks, gpus)
     count = len(topology.visible) if gpus is None else gpus.on_node or len(gpus.named or ())
     if gpus is not None and (gpus.shared or ranks.local_size > count):
         return _alone(topology, replace(options, partition=Partition.JOB), ranks, gpus)

@@ -57,12 +57,31 @@ NOTHING = Extras()
 
 
 @dataclass()
+class Taken:
+    """A grant that is in force: the CPUs that came with a claim (:mod:`gpuaff.binding.grant`).
+
+    Attributes:
+        before: how the process was before; what is undone meanwhile is not brought back.
+        bound: as :class:`Process` has it, as the grant was taken.
+        apart: likewise.
+        cut: threads that were bound to a part outside of the grant: what each had, and what it
+            was left with, by id.
+    """
+
+    before: Before
+    bound: Mapping[int, CpuSet] = field(default_factory=dict)
+    apart: Mapping[int, CpuSet] = field(default_factory=dict)
+    cut: Mapping[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
+
+
+@dataclass()
 class Process:
-    """The masks of one process. The only thing in gpuaff that changes.
+    """The masks of one process. With its :class:`Taken` the only thing in gpuaff that changes.
 
     Attributes:
         pid: whose masks these are.
-        original: the main thread's CPUs when gpuaff was first called: the border.
+        original: the border: the main thread's CPUs when gpuaff was first called; those of a
+            grant while it is in force.
         share: what gpuaff has set since; None when nothing is set.
         bound: the masks of threads that somebody had bound on purpose and that gpuaff has moved
             all the same, or can't tell from its own by their mask, by id.
@@ -70,6 +89,7 @@ class Process:
         reserved: the CPUs that are kept out of the share for helpers.
         extras: what is set besides.
         moved: what each thread had that the call that is at work has moved, by id.
+        taken: the grant that is in force; None when there is none.
         lock: held while one is at work.
     """
 
@@ -81,12 +101,18 @@ class Process:
     reserved: CpuSet = frozenset()
     extras: Extras = NOTHING
     moved: dict[int, CpuSet] = field(default_factory=dict)
+    taken: Taken | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def set_here(self) -> tuple[CpuSet, ...]:
         """What threads have asked for that nobody else has bound, the likeliest first."""
         return (self.original,) if self.share is None else (self.share, self.original)
+
+    @property
+    def in_force(self) -> CpuSet | None:
+        """What gpuaff has set: a share, else the CPUs of a grant; None when that is nothing."""
+        return self.original if self.share is None and self.taken is not None else self.share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +126,7 @@ class Before:
     apart: Mapping[int, CpuSet] = field(default_factory=dict)
     reserved: CpuSet = frozenset()
     extras: Extras = NOTHING
+    taken: Taken | None = None
 
     @classmethod
     def of(cls, process: Process) -> Before:
@@ -112,12 +139,27 @@ class Before:
             apart=process.apart,
             reserved=process.reserved,
             extras=process.extras,
+            taken=process.taken,
         )
 
     @property
     def first(self) -> Before:
-        """How it was before the first call."""
-        return Before(pid=self.pid, original=self.original)
+        """How it was before the first call, or the first since a grant was taken."""
+        taken = self.taken
+        if taken is None:
+            return Before(pid=self.pid, original=self.original)
+        return Before(
+            pid=self.pid,
+            original=self.original,
+            bound=taken.bound,
+            apart=taken.apart,
+            taken=taken,
+        )
+
+    @property
+    def in_force(self) -> CpuSet | None:
+        """What gpuaff has set: a share, else the CPUs of a grant; None when that is nothing."""
+        return self.original if self.share is None and self.taken is not None else self.share
 
     @property
     def mask(self) -> CpuSet:
@@ -128,6 +170,8 @@ class Before:
         """Let a process remember that of its CPUs."""
         process.share, process.bound = self.share, dict(self.bound)
         process.apart, process.reserved = self.apart, self.reserved
+        if process.pid == self.pid:  # a child has a border of its own
+            process.original, process.taken = self.original, self.taken
 
 
 _processes: dict[int, Process] = {}
@@ -136,22 +180,35 @@ _processes: dict[int, Process] = {}
 _inherited: list[CpuSet] = []
 """In a forked child, the share that its parent had set: what the child starts with."""
 
+_enclosing: list[tuple[Taken, CpuSet]] = []
+"""In a forked child, the grant that was in force in its parent, and the CPUs of that."""
+
 
 def _be_another() -> None:
     """Start anew in a forked child; a child that has called nothing passes on what it was given."""
-    if _processes:
-        _inherited[:] = [process.share for process in _processes.values() if process.share]
+    for process in _processes.values():
+        _inherited[:] = [] if process.in_force is None else [process.in_force]
+        if process.taken is not None:
+            _enclosing[:] = [(process.taken, process.original)]
     _processes.clear()
 
 
 kernel.in_forked_child(_be_another)
 
 
+def enclosing() -> tuple[Taken | None, CpuSet | None]:
+    """The grant that this process is in or was forked in, and its CPUs; None where that is none."""
+    process = remembered()
+    if process is not None and process.taken is not None:
+        return process.taken, process.original
+    return _enclosing[0] if _enclosing else (None, None)
+
+
 def expected() -> CpuSet | None:
     """The CPUs that gpuaff has set for this process, or for the one that it was forked from."""
     process = remembered()
     if process is not None:
-        return process.share
+        return process.in_force
     return _inherited[0] if _inherited else None
 
 

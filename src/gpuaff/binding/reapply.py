@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from gpuaff.binding.process import Process, this_process
+from gpuaff.binding.process import Process, enclosing, this_process
 from gpuaff.binding.report import say
 from gpuaff.binding.threads import move, move_all, move_caller
 from gpuaff.binding.whole import whole
@@ -24,12 +24,16 @@ def put_into_force(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None
     Raises:
         GPUAffinityError: another call is at work in this thread.
     """
-    # A forked child that has called nothing yet started with its parent's share.
-    process = this_process(border=share)
-    try:
-        notices = whole(process, lambda: _put(process, share, reserved))
-    except OSError as error:
-        notices = [_refused(share, error)]
+    grant = enclosing()[1]
+    inside = share if grant is None else share & grant
+    notices = [] if grant is None or inside == share else [_outside(share, grant, inside)]
+    if inside:
+        # A forked child that has called nothing yet started with its parent's share.
+        process = this_process(border=inside)
+        try:
+            notices += whole(process, lambda: _put(process, inside, reserved))
+        except OSError as error:
+            notices.append(_refused(inside, error))
     say(notices, rank=rank)
 
 
@@ -100,6 +104,15 @@ def _cut(asked: CpuSet, got: CpuSet) -> Notice:
     text = (
         f"of CPUs {format_cpulist(asked)} the kernel granted {format_cpulist(got)} again: a cpuset "
         "denies the others"
+    )
+    return Notice("mask-cut", text)
+
+
+def _outside(share: CpuSet, grant: CpuSet, inside: CpuSet) -> Notice:
+    instead = f"{format_cpulist(inside)} are taken" if inside else "every thread stays where it is"
+    text = (
+        f"of CPUs {format_cpulist(share)} not all are among those of the claim, "
+        f"{format_cpulist(grant)}: {instead}; call set_affinity to plan from these"
     )
     return Notice("mask-cut", text)
 

@@ -23,6 +23,7 @@ _BROKEN = frozenset(
         "complex-unknown",
         "cpus-unknown",
         "gpus-unknown",
+        "grant-unpinned",
         "mask-cut",
         "memory-cut",
         "memory-none",
@@ -106,3 +107,10 @@ def say_where(
     place = f"GPU {share.gpu} (NUMA {nodes})"
     with_memory = "" if memory is None else f" memory {memory}"
     _log("info", f"gpuaff: rank {rank} -> {place} cpus {listed} [{cores}]{with_memory}")
+
+
+def say_grant(gpus: Iterable[int], cpus: CpuSet) -> None:
+    """The one line for a claim's CPUs: ``claim of GPUs 0-1 -> cpus 0-15,128-143``."""
+    listed = frozenset(gpus)
+    which = f"GPU{'s' if len(listed) > 1 else ''} {format_cpulist(listed)}"
+    _log("info", f"gpuaff: claim of {which} -> cpus {format_cpulist(cpus)}")

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from gpuaff.binding import extras as besides
 from gpuaff.binding.granted import shown
-from gpuaff.binding.process import NOTHING, Before, Extras, Process, expect, remembered
+from gpuaff.binding.process import NOTHING, Before, Extras, Process, enclosing, expect, remembered
 from gpuaff.binding.report import say
 from gpuaff.binding.threads import Moved, move, move_all
 from gpuaff.binding.whole import whole
@@ -39,6 +39,9 @@ def put_back(share: CpuSet | None, before: Before, extras: Extras | None) -> Non
 
 
 def _here(process: Process, share: CpuSet | None, before: Before, now: Extras) -> None:
+    if before.taken is not process.taken:
+        _across_a_grant(process, share, before, now)
+        return
     # Undone by a restore() meanwhile: what other threads have left undone goes back as well.
     undone = share is not None and process.share is None
     if not undone and (share is not None or process.share != before.share):
@@ -47,8 +50,29 @@ def _here(process: Process, share: CpuSet | None, before: Before, now: Extras) -
     say(besides.shed(process, now), rank=None)
 
 
+def _across_a_grant(process: Process, share: CpuSet | None, before: Before, now: Extras) -> None:
+    """Undo a call from before the grant that is in force, or from a grant that was given back.
+
+    A grant is a border, so no thread moves: in the first case the grant's end brings back another
+    mask than it would have; in the second the end has undone the call.
+    """
+    taken = process.taken
+    if taken is None or before.taken is not taken.before.taken:
+        say(besides.shed(process, now), rank=None)
+        return
+    then = taken.before
+    undone = share is not None and then.share is None
+    if process.share is None:  # else what is set besides is that call's
+        say(besides.put_back(process, NOTHING if undone else before.extras), rank=None)
+    say(besides.shed(process, now), rank=None)
+    if not undone and (share is not None or then.share != before.share):
+        taken.before = before
+
+
 def _in_a_child(process: Process | None, share: CpuSet | None, before: Before, now: Extras) -> None:
     """In a forked child: its threads have the mask, whatever it has done itself."""
+    if before.taken is not enclosing()[0]:
+        return  # of a call outside of the grant that the child is in
     if process is None or process.share != share:
         process = Process(pid=kernel.process_id(), original=before.original, share=share)
     child, to = process, replace(before, bound={}, apart={})  # by the ids of the parent's threads
@@ -60,7 +84,7 @@ def _in_a_child(process: Process | None, share: CpuSet | None, before: Before, n
         say(back, rank=None)
 
     whole(child, work, memory=bool(now.memory or before.extras.memory))
-    expect(before.share)
+    expect(before.in_force)
 
 
 def _rewound(process: Process, share: CpuSet | None, before: Before) -> Moved:

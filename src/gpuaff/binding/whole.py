@@ -66,6 +66,8 @@ def _move_back(process: Process, before: Before) -> None:
     likely = [before.mask] if before.share is None else [before.share, before.original]
     for tid, mask in process.moved.items():
         put_again(tid, mask, likely)
-    if process.share not in (None, before.share):  # those who were born there meanwhile
+    now = {process.original} if process.share is None else {process.share, process.original}
+    ours = now - {before.share, before.original}
+    if ours:  # those who were born there meanwhile
         spare = {*process.moved, *process.bound}
-        move_all(before.mask, ours={process.share}, spare=spare)
+        move_all(before.mask, ours=ours, spare=spare)

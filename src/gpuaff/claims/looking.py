@@ -8,9 +8,9 @@ from gpuaff.claims import leases
 from gpuaff.claims.board import Entry
 from gpuaff.claims.leases import Holder
 from gpuaff.claims.model import Demand, Device, DeviceReading, Usage
-from gpuaff.claims.occupancy import People, judge, listed
+from gpuaff.claims.occupancy import People, judge
+from gpuaff.claims.people import names_of, people_on
 from gpuaff.claims.queue import who
-from gpuaff.system import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 class Names(Mapping[int, str]):
     """Processes in words, looked up when one is asked for: psutil costs more than all the rest."""
 
-    def __init__(self) -> None:
-        """None is known at first."""
+    def __init__(self, people: People) -> None:
+        """None is looked up at first."""
+        self._people = people
         self._known: dict[int, str | None] = {}
 
     def __getitem__(self, pid: int) -> str:
         if pid not in self._known:
-            from gpuaff.system.processes import describe
-
-            self._known[pid] = describe(pid)
+            self._known[pid] = names_of([pid], self._people).get(pid)
         found = self._known[pid]
         if found is None:
             raise KeyError(pid)
@@ -41,12 +40,15 @@ class Names(Mapping[int, str]):
         return len(self._known)
 
 
+HERE = People(me=0)
+"""For processes of whom the kernel has told: their numbers are those of this PID namespace."""
+
+
 class Looker:
     """Looks at devices again and again.
 
     Attributes:
         readings: what the driver told last, of all devices.
-        names: processes in words.
     """
 
     def __init__(
@@ -67,9 +69,8 @@ class Looker:
         """
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
-        self._first_namespace = kernel.in_first_pid_namespace()
+        self._holders = Names(HERE)
         self.readings: tuple[DeviceReading, ...] = ()
-        self.names = Names()
 
     def look(self) -> tuple[DeviceReading, ...]:
         """Ask the driver."""
@@ -84,37 +85,16 @@ class Looker:
             entries: what stands on the board.
         """
         readings = self.look()
+        people = people_on(readings, own_is_free=self._own_is_free)
         judged = judge(
             readings,
-            people=self._people(readings),
-            leased=leased(self._devices, entries, self.names),
-            names=self.names if self._first_namespace else {},
+            people=people,
+            leased=leased(self._devices, entries, self._holders),
+            names=Names(people),
             demand=self._demand,
         )
         by_uuid = {usage.device.uuid: usage for usage in judged}
         return tuple(by_uuid[device.uuid] for device in self._devices)
-
-    def _people(self, readings: Sequence[DeviceReading]) -> People:
-        """Who is who: only asked where anybody is listed, as it costs the import of psutil."""
-        pids = listed(readings)
-        if not pids or not self._first_namespace:
-            return People(first_namespace=self._first_namespace)
-        return People(
-            own=self._family(),
-            ended=kernel.ended(pids),
-            me=kernel.process_id(),
-        )
-
-    def own(self) -> frozenset[int] | None:
-        """The processes that count as ours; None where the driver's numbers mean nothing here."""
-        return self._family() if self._first_namespace else None
-
-    def _family(self) -> frozenset[int]:
-        if not self._own_is_free:
-            return frozenset((kernel.process_id(),))
-        from gpuaff.system.processes import family
-
-        return family()
 
 
 def leased(

@@ -16,7 +16,7 @@ from gpuaff.claims.placeholder import Kind, kind_of, occupy
 from gpuaff.claims.pool import Bounds, in_order, pool, visible
 from gpuaff.claims.request import Request, VisibleAs, read
 from gpuaff.claims.selection import choose
-from gpuaff.claims.strangers import refuse_strangers
+from gpuaff.claims.strangers import our_own, refuse_strangers
 from gpuaff.claims.too_late import too_late
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
 from gpuaff.launch import claimed
@@ -55,7 +55,7 @@ def make(
         raise InvalidOptionError("on_wait", on_wait, "a function of one argument, or None")
     if environ.fsroot() is not None:
         raise ClaimError(
-            "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed from here: unset it"
+            "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
         )
     making = _Making(
         request=request,
@@ -91,13 +91,11 @@ class _Making:
     on_wait: Callable[[Waiting], object] | None
 
     def claim(self, session: UsageSession) -> Claim:
-        devices = session.devices()
         shown = [one.device for one in session.look(utilization=False) if not one.denied]
         around = nested.enclosing()
-        if around is not None:
-            shown_inside = [device for device in shown if device.uuid in around.uuids]
-        bounds = _bounds()
-        wanted = pool(shown if around is None else shown_inside, self._request(shown), bounds)
+        inside = shown if around is None else [one for one in shown if one.uuid in around.uuids]
+        bounds = _bounds(may_ask=self.request.count is None)
+        wanted = pool(inside, self._request(shown), bounds)
         looker = Looker(
             session,
             wanted.devices,
@@ -108,7 +106,6 @@ class _Making:
             ),
             own_is_free=self.own_is_free,
         )
-        del devices
         ground: Ground = Machine(look=looker.usages)
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
@@ -165,12 +162,15 @@ class _Making:
             undo.callback(grant.give_back)
         ordinals = self._ordinals(obtained, shown, bounds)
         occupied = occupy(
-            self.kind, [device.uuid for device in obtained.devices], ordinals=ordinals
+            self.kind,
+            [device.uuid for device in obtained.devices],
+            ordinals=None if self.request.visible is not None else ordinals,
         )
         undo.callback(occupied.release)
         if looker is not None and occupied.made_context:
             try:
-                refuse_strangers(before, looker.look(), obtained.devices, own=looker.own())
+                after = looker.look()
+                refuse_strangers(before, after, obtained.devices, own=our_own(after))
             except ClaimLostError:
                 lost.remember()
                 raise
@@ -241,6 +241,15 @@ def _quiet() -> AbstractContextManager[object]:
     return holding()
 
 
-def _bounds() -> Bounds:
-    """What this process was given, by its environment."""
-    return Bounds(visible=environ.get(VISIBLE), device_order=environ.get(ORDER))
+def _bounds(*, may_ask: bool) -> Bounds:
+    """What this process was given, by its environment; ``qstat`` is asked only for a count."""
+    from gpuaff.launch.schedulers import granted
+
+    found = granted(may_ask=may_ask)
+    return Bounds(
+        visible=environ.get(VISIBLE),
+        device_order=environ.get(ORDER),
+        granted=found.indices,
+        granted_count=found.count,
+        source=found.source,
+    )

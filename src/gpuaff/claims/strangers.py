@@ -1,10 +1,11 @@
-"""Has a stranger come onto a GPU between the look and the claim? Pure."""
+"""Has a stranger come onto a GPU between the look and the claim?"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from gpuaff.claims.model import Device, DeviceReading
+from gpuaff.claims.people import people_on
 from gpuaff.errors import ClaimLostError
 
 
@@ -41,3 +42,9 @@ def refuse_strangers(
                 f"leases has come onto it meanwhile ({who}); all was undone. CUDA has settled "
                 "which GPUs this process sees: start it again, and let others claim as well"
             )
+
+
+def our_own(readings: Sequence[DeviceReading]) -> frozenset[int] | None:
+    """Our processes among those that the driver lists; None where its numbers mean nothing here."""
+    people = people_on(readings)
+    return frozenset((*people.own, people.me)) if people.me and people.first_namespace else None

@@ -6,12 +6,12 @@ given each its own (case D10).
 
 from __future__ import annotations
 
-from gpuaff.launch import slurm
+from gpuaff.launch import claimed, slurm
 from gpuaff.launch.launchers import Launcher, innermost
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.variables import Get, number
 from gpuaff.records import dataclass
-from gpuaff.system import environ
+from gpuaff.system import environ, kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,14 @@ class OwnGpus:
         own: those of this rank, as the launcher counts; None when they are not told.
         on_node: how many the job has on this node; None when that is not told.
         shared: whether it is told that other ranks may be on this rank's too.
+        claimed: whether this rank has claimed them for itself, so that nobody else is on them.
     """
 
     named: tuple[int, ...] | None = None
     own: tuple[int, ...] | None = None
     on_node: int | None = None
     shared: bool = False
+    claimed: bool = False
 
 
 def observe(ranks: Ranks, *, visible: int) -> OwnGpus | None:
@@ -40,7 +42,18 @@ def observe(ranks: Ranks, *, visible: int) -> OwnGpus | None:
         ranks: the ranks in use.
         visible: how many GPUs CUDA shows this process.
     """
+    if ranks.local_size > 1 and visible and _is_claimer():
+        return OwnGpus(claimed=True)
     return classify(environ.get, ranks, visible=visible)
+
+
+def _is_claimer() -> bool:
+    """Whether this process itself has claimed; a claim around the launcher is for all ranks."""
+    claim, pid = claimed.observe()[0], kernel.process_id()
+    if claim is None or claim.pid != pid:
+        return False
+    facts = kernel.thread_facts(pid, pid)  # ids are used again
+    return facts is None or facts.started == claim.started
 
 
 def classify(get: Get, ranks: Ranks, *, visible: int) -> OwnGpus | None:

@@ -39,14 +39,50 @@ def from_environment() -> tuple[Ranks | None, Notice | None]:
             "neither LOCAL_RANK nor LOCAL_WORLD_SIZE is set: taking this to be rank 0 of 1; "
             f"start under torchrun or call set_affinity({_numbers(environ.get)})",
         )
-    rank, size = number(said), number(told)
-    if rank is not None and size is not None and rank < size:
-        return Ranks(local_rank=rank, local_size=size), None
+    ranks = _ranks(said, number(told))
+    if ranks is not None:
+        return ranks, None
     return None, Notice(
         "bad-rank",
         f"LOCAL_RANK={said!r} and LOCAL_WORLD_SIZE={told!r} name no rank of this node; "
         "call set_affinity(local_rank, nproc_per_node)",
     )
+
+
+def of_launcher() -> Ranks | None:
+    """The ranks by whatever launcher has started this process; None when none has."""
+    return launched(environ.get)
+
+
+def launched(get: Get) -> Ranks | None:
+    """:func:`of_launcher`, with an environment from anywhere.
+
+    The innermost launcher counts (:mod:`gpuaff.launch.launchers`); where its numbers name no rank,
+    that is None too. Last come numbers as torchrun's from a launcher that we don't know.
+    """
+    torchrun = get("LOCAL_RANK"), number(get("LOCAL_WORLD_SIZE"))
+    if get("TORCHELASTIC_RUN_ID") and torchrun[0]:
+        return _ranks(*torchrun)
+    open_mpi = get("OMPI_COMM_WORLD_LOCAL_RANK"), number(get("OMPI_COMM_WORLD_LOCAL_SIZE"))
+    # MPICH and Intel MPI: the proxies of hydra set both for each process.
+    hydra = get("MPI_LOCALRANKID"), number(get("MPI_LOCALNRANKS"))
+    is_task = get("SLURM_STEP_ID") != _INTERACTIVE
+    srun = get("SLURM_LOCALID"), tasks_here(get) if is_task else None
+    for said, size in (open_mpi, hydra, srun, torchrun):
+        if said and size is not None:
+            return _ranks(said, size)
+    return None
+
+
+_INTERACTIVE = str(0xFFFFFFFA)
+"""``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task."""
+
+
+def _ranks(said: str | None, size: int | None) -> Ranks | None:
+    rank = number(said)
+    if rank is None or size is None or rank >= size:
+        return None
+    return Ranks(local_rank=rank, local_size=size)
 
 
 def _numbers(get: Get) -> str:

@@ -10,6 +10,11 @@ def get(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def names(prefix: str) -> list[str]:
+    """The names of the variables that begin so, in order."""
+    return sorted(name for name in os.environ if name.startswith(prefix))
+
+
 def put(name: str, value: str | None) -> None:
     """Set a variable for this process, its C libraries and its children; None unsets it."""
     if value is None:

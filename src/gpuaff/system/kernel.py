@@ -201,6 +201,11 @@ def in_first_pid_namespace() -> bool:
         return False
 
 
+def host_name() -> str | None:
+    """This machine's name, with its domain or without; None when it cannot be seen."""
+    return Tree().read("proc/sys/kernel/hostname") or None
+
+
 def process_id() -> int:
     """This process's id, which is its main thread's id too."""
     return os.getpid()
