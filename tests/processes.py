@@ -38,9 +38,10 @@ def masks(pid: int) -> dict[int, frozenset[int]]:
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A clean environment: no rank, no CUDA, no gpuaff option of whoever runs the tests."""
-    launchers = ("LOCAL_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_")
+    launchers = ("LOCAL_", "MPI_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_")
+    schedulers = ("JOB_ID", "PBS_", "QUEUE", "SGE_")
     runtimes = ("CUDA_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTOBLAS_", "LD_LIBRARY_PATH")
-    ours = ("GPUAFF", *runtimes, *launchers)
+    ours = ("GPUAFF", *runtimes, *launchers, *schedulers)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return {**kept, "PYTHONPATH": str(SRC), **(extra or {})}
 

@@ -52,6 +52,12 @@ def test_psutil_has_one_gate() -> None:
     ]
 
 
+def test_programs_have_one_gate() -> None:
+    assert [name for name, tree in modules() if "subprocess" in imported(tree)] == [
+        "system/programs.py"
+    ]
+
+
 def test_foreign_code_is_called_by_gates_only() -> None:
     assert {name for name, tree in modules() if "ctypes" in imported(tree)} <= GATES
 

@@ -4,7 +4,7 @@
     gpuaff.claim_gpus(2)
     gpuaff.set_affinity(local_rank, nproc)
 
-Names are loaded when first used: ``import gpuaff`` costs nothing.
+Names are loaded when they are first used, so that ``import gpuaff`` costs nothing.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ if TYPE_CHECKING:
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.claimer import claim_gpus, current_claim
     from gpuaff.claims.model import ClaimedGpu, Waiting
-    from gpuaff.errors import (
-        AlreadyClaimedError, ClaimError, ClaimLostError, ClaimTimeoutError, CudaInitializedError,
-        GpuaffError, GPUAffinityError, GpusBusyError, InvalidOptionError, LockDirectoryError,
-        NoDriverError, NotEnoughGpusError, PlaceholderError, TopologyError
-    )  # fmt: skip
+    from gpuaff.errors import *
     from gpuaff.notices import Notice
     from gpuaff.topology.model import Topology
+
+__all__ = [
+    "Affinity", "AlreadyClaimedError", "Check", "Claim", "ClaimError", "ClaimLostError",
+    "ClaimTimeoutError", "ClaimedGpu", "CudaInitializedError", "GPUAffinityError", "GpuaffError",
+    "GpusBusyError", "InvalidOptionError", "LockDirectoryError", "Mode", "Multithreading",
+    "NoDriverError", "NotEnoughGpusError", "Notice", "Partition", "PlaceholderError", "Plan",
+    "Scope", "Share", "ThreadCheck", "Topology", "TopologyError", "Waiting", "__version__",
+    "check", "claim_gpus", "current_claim", "plan", "set_affinity",
+]  # fmt: skip
 
 _NAMES = {
     "_version": "__version__",
     "allocator.modes": "Mode Multithreading Partition Scope",
-    "allocator.plan": "Plan Share",
-    "allocator.planner": "plan",
+    "allocator.plan": "Plan Share", "allocator.planner": "plan",
     "binding.affinity": "Affinity set_affinity",
     "checking.check": "Check ThreadCheck check",
-    "claims.claim": "Claim",
-    "claims.claimer": "claim_gpus current_claim",
+    "claims.claim": "Claim", "claims.claimer": "claim_gpus current_claim",
     "claims.model": "ClaimedGpu Waiting",
-    "errors": "AlreadyClaimedError ClaimError ClaimLostError ClaimTimeoutError GPUAffinityError "
-    "CudaInitializedError GpuaffError GpusBusyError InvalidOptionError LockDirectoryError "
-    "NoDriverError NotEnoughGpusError PlaceholderError TopologyError",
-    "notices": "Notice",
-    "topology.model": "Topology",
-}
-_HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}
-__all__ = list(_HOME)
+    "notices": "Notice", "topology.model": "Topology",
+}  # fmt: skip
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'gpuaff' has no attribute {name!r}")
     from importlib import import_module
 
-    return globals().setdefault(name, getattr(import_module(_HOME[name]), name))
+    home = import_module(f"gpuaff.{_HOME.get(name, 'errors')}")
+    return globals().setdefault(name, getattr(home, name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *__all__})

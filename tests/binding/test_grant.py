@@ -99,6 +99,45 @@ print(free() == before == now(), outside() == high, inside() == low)
     assert machine.says(script) == ["True"] * 11
 
 
+def test_a_thread_that_keeps_a_part(machine: Machine) -> None:
+    """It may run inside and outside: the outside is cut, and comes back."""
+    script = """
+os.sched_setaffinity(0, {min(before)})
+wide = bound_to(before)
+made = take_grant([0])
+print(codes(made), wide() == made.cpus == {min(before)})
+gpuaff.set_affinity(0, 1).restore()
+made.give_back()
+print(wide() == before, now() == {min(before)})
+"""
+    assert machine.says(script) == ["[]", "True", "True", "True"]
+
+
+def test_a_main_thread_that_was_narrowed(machine: Machine) -> None:
+    """By an import: nobody has bound it there on purpose."""
+    script = """
+both = gpuaff.set_affinity(0, 1)
+os.sched_setaffinity(0, {max(before)})
+made = take_grant([0])
+print(now() == made.cpus, made.give_back() == both)
+"""
+    assert machine.says(script) == ["True", "True"]
+
+
+def test_cores_for_helpers_are_not_the_claims(machine: Machine) -> None:
+    script = """
+gpuaff.set_affinity(0, 1, reserve=1)
+helper = bound_to({max(before)})
+print(gpuaff.check().ok)
+made = take_grant([0])
+outside = bound_to({max(before)})
+print(gpuaff.check().ok)
+made.give_back()
+print(helper() == outside() == {max(before)}, gpuaff.check().ok)
+"""
+    assert machine.says(script) == ["True", "False", "True", "True"]
+
+
 def test_a_thread_that_calls_while_it_is_bound(machine: Machine) -> None:
     script = """
 high = {max(before)}
@@ -196,8 +235,16 @@ made = take_grant([0])
 inner = gpuaff.set_affinity(0, 1, memory="bind", openmp=True)
 made.give_back()
 print(state() == first)
+outer = gpuaff.set_affinity(0, 1, memory="bind")
+made = take_grant([0])
+inner = gpuaff.set_affinity(0, 1, openmp=True)
+outer.restore()
+print(state()[2] is not None)
+inner.restore()
+made.give_back()
+print(state() == first)
 """
-    assert machine.says(script) == ["True"] * 4
+    assert machine.says(script) == ["True"] * 6
 
 
 def test_a_forked_child_stays_inside(machine: Machine) -> None:
@@ -259,6 +306,29 @@ def test_a_cpuset_that_loses_part_of_the_border(machine: Machine) -> None:
         )
         said = machine.says(script, inside=box.join_command())
     assert said == ["['grant-unpinned']", "False", "True"]
+
+
+@pytest.mark.needs("cpusets")
+def test_a_cpuset_that_loses_it_during_the_call(machine: Machine) -> None:
+    with cpusets.cpuset(CPUS) as box:
+        script = f"""
+from gpuaff.binding import grant
+observe, first = grant.observe, []
+def shrinking(**asked):
+    found = observe(**asked)
+    if not first:
+        first.append(open({str(box.folder / "cpuset.cpus")!r}, "w").write("{CPUS[0]}"))
+        time.sleep(0.1)
+    return found
+grant.observe = shrinking
+made = take_grant([0, 1])
+print(codes(made), made.pinned, now() == {{{CPUS[0]}}})
+open({str(box.folder / "cpuset.cpus")!r}, "w").write("{CPUS[0]}-{CPUS[1]}")
+time.sleep(0.1)
+print(now() == before)
+"""
+        said = machine.says(script, inside=box.join_command())
+    assert said == ["['grant-unpinned']", "False", "True", "True"]
 
 
 def test_gpus_that_sysfs_does_not_show(bare: Machine) -> None:
@@ -327,7 +397,9 @@ def test_wholly_or_not_at_all(machine: Machine) -> None:
 import logging
 class Fails(logging.Filter):
     def filter(self, record):
+        born.append(bound_to(None))  # where the caller is by now
         raise KeyboardInterrupt
+born = []
 log = logging.getLogger("gpuaff")
 log.setLevel("INFO")
 log.addFilter(fails := Fails())
@@ -353,9 +425,9 @@ log.removeFilter(fails)
 take_grant([0]).give_back()
 print(state() == there)
 outer.restore()
-print(state() == first)
+print(state() == first, all(thread() == before for thread in born))
 """
-    assert machine.says(script) == ["True"] * 5
+    assert machine.says(script) == ["True"] * 6
 
 
 def test_threads_that_are_born_meanwhile(machine: Machine) -> None:

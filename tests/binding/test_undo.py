@@ -137,6 +137,19 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert said(driver, script) == ["0"]
 
 
+def test_a_forked_child_keeps_its_own_border(driver: FakeDriver) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 2)
+child = os.fork()
+if child == 0:
+    gpuaff.set_affinity(0, 1)
+    affinity.restore()
+    os._exit(not gpuaff.set_affinity(0, 1) <= affinity)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert said(driver, script) == ["0"]
+
+
 def test_a_bound_caller_without_a_gpu_stays_bound(driver: FakeDriver) -> None:
     script = """
 gpuaff.set_affinity(0, 2)

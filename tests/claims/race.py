@@ -102,11 +102,11 @@ def play(claimers: int, gpus: int, rng: random.Random) -> Round:
             buffer += os.read(reader, 1 << 16)
             *lines, buffer = buffer.split(b"\n")
             for line in lines:
-                pid, _, said = line.decode().partition(" ")
+                who, _, said = line.decode().partition(" ")
                 if said.startswith("!"):
                     made.failures.append(said)
-                elif int(pid) in made.live:
-                    made.holders[int(pid)] = said
+                elif int(who) in made.live:
+                    made.holders[int(who)] = said
         made.resume()
         if hurt and made.live:
             hurt -= 1
@@ -131,10 +131,20 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    import gpuaff.claims.making  # noqa: F401 - once for all
+    # Once for all, and for those who may not read our files.
+    import ctypes.util
+    import logging  # noqa: F401
+
+    import psutil  # noqa: F401
+    import pynvml  # noqa: F401
+
+    import gpuaff.claims.making
+    import gpuaff.claims.safe_gpu_lock
+    import gpuaff.topology.live  # noqa: F401
 
     rng = random.Random(args.seed)
-    start, failures, killed, paused = time.monotonic(), [], 0, 0
+    start, killed, paused = time.monotonic(), 0, 0
+    failures: list[str] = []
     for number in range(args.rounds):
         made = play(args.claimers, args.gpus, rng)
         failures += [f"round {number}: {failure}" for failure in made.failures]

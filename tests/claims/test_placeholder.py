@@ -24,6 +24,9 @@ STAND_INS = str(Path(__file__).parent / "stand_in")
 
 UUIDS = tuple(f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2))
 
+EXCLUSIVE_PROCESS = 3
+"""NVML_COMPUTEMODE_EXCLUSIVE_PROCESS."""
+
 BEGIN = f"""
 import os, signal, sys
 from gpuaff.claims.placeholder import kind_of, occupy
@@ -35,7 +38,7 @@ UUIDS = {UUIDS}
 def on_gpus():
     # On which GPUs the driver lists this process.
     found = nvml.users()
-    return [i for i, gpu in enumerate(found) if os.getpid() in {{u.pid for u in gpu.users}}]
+    return [i for i, gpu in enumerate(found) if os.getpid() in gpu.pids]
 
 def refused(kind, *arguments, **options):
     try:
@@ -49,12 +52,6 @@ def refused(kind, *arguments, **options):
 def lines(driver: FakeDriver, program: str, **env: str) -> list[str]:
     """What a program on the fake machine prints."""
     return driver.run(BEGIN + program, env=env).stdout.splitlines()
-
-
-def users(driver: FakeDriver) -> int:
-    """How many processes are on GPUs by now."""
-    program = "print(sum(len(gpu.users) for gpu in nvml.users()))"
-    return int(lines(driver, program)[0])
 
 
 class TestWhatMayBeAskedFor:
@@ -120,12 +117,12 @@ class TestFunctions:
         maker = Maker()
         occupied = occupy(maker, ("a", "b", "c"))
         assert maker.made == [0, 1, 2]
-        assert occupied.held == ("on 0", "on 1", "on 2")
+        assert list(occupied.held) == ["on 0", "on 1", "on 2"]
         assert not occupied.made_context
         occupied.release()
         occupied.release()
         assert maker.released == ["on 2", "on 1", "on 0"]
-        assert occupied.held == ()
+        assert not occupied.held
 
     def test_the_numbers_that_cuda_has_for_them(self) -> None:
         maker = Maker()
@@ -200,7 +197,6 @@ print(on_gpus())
 """
         assert lines(driver, program) == ["[1]", "[]"]
 
-    @pytest.mark.case("E13", "E16")
     @pytest.mark.parametrize(
         ("code", "name", "advice"),
         [
@@ -218,6 +214,23 @@ print(on_gpus())
         assert advice in said
         assert on == "[]"
 
+    def test_an_exclusive_gpu_that_somebody_is_on(self, driver: FakeDriver) -> None:
+        """The parent's context keeps its own child out, too."""
+        driver.set_compute_mode(1, EXCLUSIVE_PROCESS)
+        program = """
+import subprocess
+if len(sys.argv) > 1:
+    print(refused("context", UUIDS), on_gpus())
+else:
+    occupied = occupy(kind_of("context"), UUIDS)
+    subprocess.run([sys.executable, "-c", os.environ["PROGRAM"], "child"], check=True)
+    print(on_gpus())
+"""
+        child, parent = lines(driver, program, PROGRAM=BEGIN + program)
+        assert "returned 46 (CUDA_ERROR_DEVICE_UNAVAILABLE" in child
+        assert child.endswith("A parent that claims for its children takes placeholder=None []")
+        assert parent == "[0, 1]"
+
     @pytest.mark.parametrize(
         ("code", "advice"),
         [(100, "CUDA_VISIBLE_DEVICES"), (802, "nvidia-fabricmanager"), (803, "reboot")],
@@ -226,7 +239,7 @@ print(on_gpus())
         driver.fail("cuInit", code)
         (said,) = lines(driver, 'print(refused("context", UUIDS))')
         assert said.startswith(
-            f"placeholder='context': CUDA does not start: cuInit returned {code} "
+            f"placeholder='context': CUDA does not start: cuInit returned {code}"
         )
         assert advice in said
 
@@ -250,6 +263,14 @@ print(refused("context", UUIDS[:1], ordinals=(1,)))
             begin = f"claimed was {claimed}, but CUDA shows this process {shown}: "
             assert said.startswith(begin)
         assert driver.calls("cuDevicePrimaryCtxRetain") == 0
+
+    def test_cuda_does_not_tell_its_gpus(self, driver: FakeDriver) -> None:
+        driver.fail("cuDeviceGetUuid_v2", 999)
+        (said,) = lines(driver, 'print(refused("context", UUIDS))')
+        assert said.startswith("CUDA does not tell its GPUs: cuDeviceGetUuid_v2 returned 999")
+        driver.omit("cuDeviceGetUuid", "cuDeviceGetUuid_v2")
+        (said,) = lines(driver, 'print(refused("context", UUIDS))')
+        assert said.endswith("has no cuDeviceGetUuid; update the driver")
 
     def test_after_a_fork_from_a_process_that_uses_cuda(self, driver: FakeDriver) -> None:
         program = """
@@ -349,11 +370,11 @@ print(step)
         assert int(lines(driver, program)[0]) > 60
 
     def test_a_process_that_is_killed_between_two_contexts(self, driver: FakeDriver) -> None:
-        driver.kill("cuDevicePrimaryCtxRetain", gpu=1)
+        driver.kill_at("cuDevicePrimaryCtxRetain", gpu=1)
         done = driver.run(BEGIN + 'occupy(kind_of("context"), UUIDS)', check=False)
         assert done.returncode == -signal.SIGKILL
         driver.heal()
-        eventually(lambda: users(driver) == 0)
+        eventually(lambda: not driver.contexts(0) and not driver.contexts(1))
         assert lines(driver, 'occupy(kind_of("context"), UUIDS); print(on_gpus())') == ["[0, 1]"]
 
 
@@ -429,8 +450,17 @@ print(refused(retain, UUIDS[1:]))
         assert said.startswith(f"claimed was {UUIDS[1]} as device 0, but CUDA shows this process")
 
     @pytest.mark.parametrize("kind", ["tensorflow", "pycuda", "cupy"])
-    def test_one_that_is_not_installed(self, driver: FakeDriver, tmp_path: Path, kind: str) -> None:
-        program = f'sys.modules["{kind}"] = None; print(refused("{kind}", UUIDS))'
+    def test_one_that_is_not_installed(self, driver: FakeDriver, kind: str) -> None:
+        program = f"""
+class Hides:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "{kind}":
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hides)
+print(refused("{kind}", UUIDS))
+"""
         (said,) = lines(driver, program)
         assert said.startswith(f"placeholder='{kind}': the Python module {kind} is not installed")
         assert f"pip install {kind}" in said

@@ -439,6 +439,11 @@ static int set_lock(uint64_t number, short kind)
     return fcntl(opened, F_OFD_SETLK, &byte);
 }
 
+static uint32_t own_pid(void)
+{
+    return (uint32_t)getpid() + (fake_at_home() ? 0 : FAKE_FOREIGN);
+}
+
 static int meet(const struct device *device, const struct fake_process *other)
 {
     return other->gpu == device->gpu &&
@@ -472,7 +477,7 @@ static void log_doubles(const struct device *device)
             .gpu = device->gpu,
             .slot = device->slot,
             .holder = other->pid,
-            .newcomer = (uint32_t)getpid(),
+            .newcomer = own_pid(),
             .at = fake_now(),
         };
     }
@@ -504,10 +509,10 @@ static CUresult enter_device(struct device *device)
     state->processes[state->process_count++] = (struct fake_process){
         .gpu = device->gpu,
         .slot = device->slot,
-        .pid = (uint32_t)getpid(),
+        .pid = own_pid(),
         .kinds = FAKE_COMPUTE,
         .memory = CONTEXT_MEMORY,
-        .start = fake_start((uint32_t)getpid()),
+        .start = fake_at_home() ? fake_start(own_pid()) : 0,
         .lock = device->lock,
     };
     return SUCCESS;

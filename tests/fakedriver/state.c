@@ -165,6 +165,13 @@ uint64_t fake_now(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
+int fake_at_home(void)
+{
+    struct stat status;
+
+    return !stat("/proc/self/ns/pid", &status) && status.st_ino == state->pid_namespace;
+}
+
 uint64_t fake_start(uint32_t pid)
 {
     char text[1024], *rest;
@@ -198,13 +205,14 @@ static int is_open(int lock, const struct fake_process *process)
 }
 
 /* Whether what it has on the GPU is gone; where it is not, whether it is listed is noted. */
-static int is_gone(int lock, struct fake_process *process)
+static int is_gone(int lock, int home, struct fake_process *process)
 {
-    int dead = process->start && fake_start(process->pid) != process->start;
+    int dead = home && process->start && fake_start(process->pid) != process->start;
 
     if (!process->lock)
         return dead;
-    process->unlisted = dead;
+    if (home)
+        process->unlisted = dead;
     return !is_open(lock, process);
 }
 
@@ -220,10 +228,11 @@ void fake_remove(uint32_t place)
 void fake_sweep(int lock, uint32_t gpu)
 {
     uint64_t now = fake_now();
+    int home = state->process_count && fake_at_home();
 
     for (uint32_t i = state->process_count; i-- > 0;) {
         struct fake_process *process = &state->processes[i];
-        if (process->gpu != gpu || !is_gone(lock, process))
+        if (process->gpu != gpu || !is_gone(lock, home, process))
             continue;
         process->unlisted = 0;
         if (!process->noticed)

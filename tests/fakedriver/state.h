@@ -21,6 +21,7 @@ enum {
     FAKE_FAULTS = 64,
     FAKE_PROCESSES = 256,
     FAKE_DOUBLES = 64,
+    FAKE_FOREIGN = 1 << 22, /* the most that Linux lets a pid be, and above all that are */
 };
 
 /* The codes of nvml.h that the fake driver gives of itself. */
@@ -154,6 +155,7 @@ struct fake_state {
     uint64_t locks;        /* the numbers of contexts' bytes that were given out */
     uint64_t double_count; /* all that there were: the log keeps the last */
     struct fake_double doubles[FAKE_DOUBLES];
+    uint64_t pid_namespace; /* the inode of the one that all pids here are of */
 };
 
 /* Map the file that GPUAFF_FAKE_STATE names. NULL, said on stderr, when it cannot be used. */
@@ -185,6 +187,11 @@ uint64_t fake_reserved(uint32_t gpu, int32_t slot);
 void fake_remove(uint32_t place);
 
 uint64_t fake_now(void);
+
+/* Whether this process is in the PID namespace of the state. Who is not cannot look for the
+ * others, and is listed as FAKE_FOREIGN and its own pid: as in a container, where the driver's
+ * pids mean nothing. */
+int fake_at_home(void);
 
 /* Field 22 of a process's stat; 0 where there is none or it is a zombie. */
 uint64_t fake_start(uint32_t pid);

@@ -22,6 +22,8 @@ LINKS = 36
 FAULTS = 64
 PROCESSES = 256
 DOUBLES = 64
+FOREIGN = 1 << 22
+"""What is added to the pids of another PID namespace."""
 WORD_BITS = 64
 
 
@@ -210,6 +212,7 @@ class State(ctypes.Structure):
         ("locks", ctypes.c_uint64),
         ("double_count", ctypes.c_uint64),
         ("doubles", Double * DOUBLES),
+        ("pid_namespace", ctypes.c_uint64),
     )
 
 
@@ -219,6 +222,8 @@ def create(path: Path) -> State:
     with path.open("r+b") as file:
         state = State.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(State)))
     state.magic, state.version, state.size = MAGIC, VERSION, ctypes.sizeof(State)
+    namespace = Path("/proc/self/ns/pid")
+    state.pid_namespace = namespace.stat().st_ino if namespace.exists() else 0
     return state
 
 

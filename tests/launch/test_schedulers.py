@@ -1,4 +1,4 @@
-"""How many GPUs a scheduler has granted: its variables, Torque's file, and real ``qstat`` programs."""
+"""How many GPUs a scheduler has granted: its variables, Torque's file, real ``qstat``s."""
 
 from __future__ import annotations
 

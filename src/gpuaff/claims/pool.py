@@ -134,7 +134,8 @@ def _count(request: Request, seen: Sequence[Device], bounds: Bounds) -> int:
     if request.count is not None:
         return request.count
     if bounds.granted_count is not None:
-        return bounds.granted_count
+        shown = bounds.visible is not None and seen  # somebody may have shown fewer
+        return min(bounds.granted_count, len(seen)) if shown else bounds.granted_count
     if bounds.visible is not None and seen:
         return len(seen)
     raise InvalidOptionError(

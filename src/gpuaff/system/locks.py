@@ -238,12 +238,11 @@ def make_folder(path: str) -> None:
     try:
         _make(handle, "README", _README)
         os.fchmod(handle, 0o1777)
-        with suppress(FileExistsError):
-            os.rename(unfinished, path)  # noqa: PTH104
-            return
-        _remove(handle, unfinished)  # somebody else was first
-    except BaseException:
+        os.rename(unfinished, path)  # noqa: PTH104
+    except BaseException as error:
         _remove(handle, unfinished)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return  # somebody else was first
         raise
     finally:
         os.close(handle)
