@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     # Once for all, and for those who may not read our files.
-    import ctypes.util
+    import ctypes.util  # noqa: F401
     import logging  # noqa: F401
 
     import psutil  # noqa: F401

@@ -189,6 +189,12 @@ class TestMemory:
     def test_one_list_tells_and_the_other_does_not(self) -> None:
         both = idle(compute={7: None}, graphics={7: GIB}, used=GIB)
         assert busy(both, people=CONTAINER) is None
+        assert busy(replace(both, compute={7: MIB}), people=CONTAINER) is None, "the larger one"
+
+    def test_gpus_share_nothing(self) -> None:
+        readings = [used_by(42), idle(gpu(1), used=IDLE + CONTEXT)]
+        found = judge(readings, people=People(own={42}), leased={})
+        assert [usage.busy for usage in found] == [None, Busy.MEMORY]
 
     def test_parts_of_a_gpu_instance_share_its_memory(self) -> None:
         used = IDLE + CONTEXT

@@ -79,6 +79,11 @@ print(sorted(people_on([used_by(int(sys.argv[1]))]).own))
             people = people_on([used_by(process.pid, os.getpid())])
         assert people.ended == {process.pid}
 
+    def test_one_that_is_gone_tells_nothing_of_others(self) -> None:
+        people = people_on([used_by(4_100_000, os.getpid())])
+        assert (people.own, people.ended) == ({os.getpid()}, {4_100_000})
+        assert people.first_namespace
+
 
 @needs_first_namespace
 def test_names() -> None:

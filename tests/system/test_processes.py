@@ -92,7 +92,7 @@ ctypes.CDLL(None).syscall(exit_thread, 0)
             assert facts is not None
             assert not kernel.has_ended(process.pid)
 
-    @pytest.mark.parametrize("pid", [0, -1, 2**32 - 1, 2**40])
+    @pytest.mark.parametrize("pid", [0, -1, -4, 2**32 - 1, 2**40])
     def test_what_no_process_can_be(self, pid: int) -> None:
         assert not kernel.has_ended(pid)
 

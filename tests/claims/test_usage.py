@@ -1,0 +1,451 @@
+"""How devices are used, read from the fake driver by the real nvidia-ml-py."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from typing import Any
+
+import pytest
+
+from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading
+from gpuaff.claims.occupancy import People, judge
+from gpuaff.topology.model import Gpu, MigInstance, Topology
+
+from claims.readings import GIB, MIB
+from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.state import NVML
+
+pytestmark = pytest.mark.fake_driver
+
+ELSEWHERE = 4_100_000
+"""No process here: the fake driver takes it for one of another namespace, and lists it."""
+
+MACHINE = Topology(
+    gpus=(
+        Gpu(index=0, uuid="GPU-0", pci_bus_id="0000:0a:00.0", name="H100"),
+        Gpu(
+            index=1,
+            uuid="GPU-1",
+            pci_bus_id="0000:0b:00.0",
+            name="H100",
+            mig=(
+                MigInstance(uuid="MIG-1", gpu_instance=3, compute_instance=0),
+                MigInstance(uuid="MIG-2", gpu_instance=4, compute_instance=0),
+            ),
+        ),
+        Gpu(index=2, uuid="GPU-2", pci_bus_id="0000:0c:00.0", name="H100"),
+    )
+)
+
+PLAIN = Topology(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(3)))
+
+DEVICES = (
+    Device(index=0, uuid="GPU-0", pci_bus_id="0000:0a:00.0", name="H100"),
+    Device(
+        index=1,
+        uuid="MIG-1",
+        pci_bus_id="0000:0b:00.0",
+        name="H100",
+        parent="GPU-1",
+        gpu_instance=3,
+    ),
+    Device(
+        index=1,
+        uuid="MIG-2",
+        pci_bus_id="0000:0b:00.0",
+        name="H100",
+        parent="GPU-1",
+        gpu_instance=4,
+    ),
+    Device(index=2, uuid="GPU-2", pci_bus_id="0000:0c:00.0", name="H100"),
+)
+
+LOOK = """
+import base64, pickle, sys
+from gpuaff.system import nvml
+assert "pynvml" not in sys.modules, "imported too early"
+with nvml.usage_session() as session:
+    looks = []
+    for _ in range({looks}):
+        looks.append(session.look(utilization={utilization}))
+    answer = session.devices(), looks, session.notes
+assert "psutil" not in sys.modules, "it costs a tenth of a claim"
+print("ANSWER", base64.b64encode(pickle.dumps(answer)).decode())
+"""
+
+Answer = tuple[tuple[Device, ...], list[tuple[DeviceReading, ...]], tuple[str, ...]]
+
+
+def session(driver: FakeDriver, *, looks: int = 1, utilization: bool = False) -> Answer:
+    """What a process on the fake machine sees: the devices, each look, and the notes."""
+    said = driver.run(LOOK.format(looks=looks, utilization=utilization)).stdout
+    line = next(line for line in said.splitlines() if line.startswith("ANSWER "))
+    answer: Answer = pickle.loads(base64.b64decode(line.removeprefix("ANSWER ")))
+    return answer
+
+
+def look(driver: FakeDriver, **how: Any) -> tuple[DeviceReading, ...]:
+    return session(driver, **how)[1][-1]
+
+
+def reasons(driver: FakeDriver, people: People, **more: Any) -> list[Busy | None]:
+    """Why each device is busy."""
+    found = judge(look(driver), people=people, **{"leased": {}, **more})
+    return [usage.busy for usage in found]
+
+
+@pytest.fixture
+def driver(fake_driver: MakeDriver) -> FakeDriver:
+    return fake_driver(MACHINE)
+
+
+@pytest.fixture
+def plain(fake_driver: MakeDriver) -> FakeDriver:
+    """Three GPUs without MIG."""
+    return fake_driver(PLAIN)
+
+
+@pytest.mark.case("D2")
+def test_devices(driver: FakeDriver) -> None:
+    devices, [readings], notes = session(driver)
+    assert devices == DEVICES
+    assert tuple(reading.device for reading in readings) == DEVICES
+    assert notes == ()
+    assert driver.inits == driver.shutdowns == 1
+
+
+def test_an_idle_machine(driver: FakeDriver) -> None:
+    first, mig, _, _ = look(driver)
+    assert first == DeviceReading(
+        device=DEVICES[0],
+        compute={},
+        graphics={},
+        used=3 * MIB,
+        free=80 * GIB - 483 * MIB,
+        total=80 * GIB,
+        compute_mode=ComputeMode.DEFAULT,
+        display=False,
+    )
+    assert (mig.compute, mig.graphics) == ({}, {})
+    assert (mig.display, mig.utilization, mig.problems) == (None, None, ())
+    assert mig.compute_mode is ComputeMode.DEFAULT
+    assert mig.total is not None
+    assert mig.total < 80 * GIB
+    assert reasons(driver, People()) == [None] * 4
+
+
+def test_who_is_there(driver: FakeDriver) -> None:
+    driver.use(0, ELSEWHERE, memory=GIB)
+    driver.use(0, ELSEWHERE + 1, memory=10 * MIB, graphics=True)
+    driver.use(0, ELSEWHERE + 2, memory=20 * MIB, both=True)
+    driver.use(1, ELSEWHERE + 3, slot=2)
+    first, one, two, last = look(driver)
+    assert first.compute == {ELSEWHERE: GIB, ELSEWHERE + 2: 20 * MIB}
+    assert first.graphics == {ELSEWHERE + 1: 10 * MIB, ELSEWHERE + 2: 20 * MIB}
+    assert first.used == GIB + 33 * MIB
+    assert (one.compute, two.compute) == ({}, {ELSEWHERE + 3: 500 * MIB})
+    assert last.compute == {}
+    assert reasons(driver, People()) == [Busy.PROCESSES, None, Busy.PROCESSES, None]
+
+
+def test_one_that_is_listed_twice(plain: FakeDriver) -> None:
+    """As one that is on several instances of a GPU is on the whole of it."""
+    plain.use(0, ELSEWHERE, memory=GIB)
+    plain.use(0, ELSEWHERE, memory=MIB)
+    assert look(plain)[0].compute == {ELSEWHERE: GIB + MIB}
+
+
+def test_on_a_cut_gpu_only_root_is_told_of_the_whole(driver: FakeDriver) -> None:
+    driver.use(1, ELSEWHERE, slot=1)
+    driver.hide_processes()
+    assert reasons(driver, People()) == [None, Busy.PROCESSES, None, None]
+
+
+def test_other_answers(plain: FakeDriver) -> None:
+    plain.set_compute_mode(0, 3)
+    plain.set_compute_mode(1, 2)
+    plain.set_compute_mode(2, 1)
+    plain.set_display(0, True)
+    plain.set_utilization(0, 57)
+    readings = look(plain, utilization=True)
+    assert [reading.compute_mode for reading in readings] == [
+        ComputeMode.EXCLUSIVE_PROCESS,
+        ComputeMode.PROHIBITED,
+        ComputeMode.EXCLUSIVE_THREAD,
+    ]
+    assert [reading.display for reading in readings] == [True, False, False]
+    assert readings[0].utilization == 57
+    assert look(plain)[0].utilization is None, "it was not asked for"
+
+
+@pytest.mark.case("E13", "E16")
+def test_compute_modes(plain: FakeDriver) -> None:
+    plain.set_compute_mode(0, 3)
+    plain.set_compute_mode(1, 2)
+    plain.set_compute_mode(2, 3)
+    plain.use(0, ELSEWHERE)
+    own = People(own={ELSEWHERE}, me=1)
+    assert reasons(plain, own) == [Busy.EXCLUSIVE, Busy.PROHIBITED, None]
+
+
+@pytest.mark.case("E4", "E11")
+def test_the_first_gpu_is_not_taken_when_it_is_in_use(plain: FakeDriver) -> None:
+    plain.use(0, ELSEWHERE)
+    plain.set_utilization(1, 40)
+    plain.set_utilization(2, 0)
+    readings = look(plain, utilization=True)
+    found = judge(readings, people=People(), leased={})
+    assert [usage.busy for usage in found] == [Busy.PROCESSES, None, None]
+    found = judge(readings, people=People(), leased={}, demand=Demand(count=1, max_utilization=30))
+    assert [usage.busy for usage in found] == [Busy.PROCESSES, Busy.WORKING, None]
+
+
+@pytest.mark.case("E15")
+class TestContainers:
+    def test_nobody_is_listed(self, plain: FakeDriver) -> None:
+        plain.use(0, ELSEWHERE, memory=811 * MIB)
+        plain.hide_all_processes()
+        assert reasons(plain, People(first_namespace=False)) == [Busy.MEMORY, None, None]
+
+    def test_the_memory_of_each_is_not_told(self, plain: FakeDriver) -> None:
+        plain.use(0, ELSEWHERE)
+        plain.use(1, ELSEWHERE, graphics=True)
+        plain.hide_process_memory()
+        readings = look(plain)
+        assert readings[0].compute == {ELSEWHERE: None}
+        assert readings[1].graphics == {ELSEWHERE: None}
+        assert reasons(plain, People()) == [Busy.PROCESSES, None, None]
+        inside = People(own={ELSEWHERE}, first_namespace=False)
+        assert reasons(plain, inside) == [Busy.UNREADABLE, Busy.UNREADABLE, None]
+
+    def test_memory_that_nobody_explains(self, driver: FakeDriver) -> None:
+        driver.set_memory_used(0, GIB)
+        driver.set_memory_used(1, GIB, slot=2)
+        assert reasons(driver, People()) == [Busy.MEMORY, None, Busy.MEMORY, None]
+
+
+def test_a_single_gpu_with_a_screen(plain: FakeDriver) -> None:
+    plain.set_display(0, True)
+    plain.set_memory_used(0, 2 * GIB)
+    plain.use(0, ELSEWHERE, graphics=True)
+    assert reasons(plain, People())[0] is None
+    plain.use(0, ELSEWHERE + 1)
+    assert reasons(plain, People())[0] is Busy.PROCESSES
+
+
+def test_who_has_ended_is_listed_for_a_while(plain: FakeDriver) -> None:
+    plain.linger(60_000)
+    child = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+    plain.use(0, child)
+    running = look(plain)
+    os.kill(child, 9)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    ended = look(plain)
+    os.waitpid(child, 0)
+    assert running[0].compute == ended[0].compute == {child: 500 * MIB}
+    [usage, *_] = judge(ended, people=People(ended={child}), leased={})
+    assert (usage.busy, usage.leaving) == (Busy.PROCESSES, True)
+
+
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
+GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+FIELDS = {
+    COMPUTE: ("compute",),
+    GRAPHICS: ("graphics",),
+    "nvmlDeviceGetMemoryInfo_v2": ("used",),
+    "nvmlDeviceGetUtilizationRates": ("utilization",),
+    "nvmlDeviceGetComputeMode": ("compute_mode",),
+    "nvmlDeviceGetDisplayActive": ("display",),
+}
+"""Every function that a look calls, and what is None where it fails."""
+
+
+@pytest.mark.case("F1")
+class TestOneFunctionFails:
+    @pytest.mark.parametrize("function", FIELDS)
+    def test_of_some_gpus(self, plain: FakeDriver, function: str) -> None:
+        for index in range(3):
+            plain.set_utilization(index, 7)
+        plain.fail(function, NVML.NOT_SUPPORTED, gpu=0)
+        plain.fail(function, NVML.UNKNOWN, gpu=1)
+        found = look(plain, utilization=True)
+        for reading in found[:2]:
+            lost = tuple(name for name in READ if getattr(reading, name) is None)
+            assert lost == FIELDS[function]
+            assert function.partition("_")[0] in reading.problems[0]
+        assert all(getattr(found[2], name) is not None for name in READ)
+        assert found[2].problems == ()
+        assert [u.busy for u in judge(found, people=People(), leased={})] == [None] * 3
+
+    def test_all_of_them(self, plain: FakeDriver) -> None:
+        for function in FIELDS:
+            plain.fail(function, NVML.UNKNOWN, gpu=0)
+        plain.fail("nvmlDeviceGetMemoryInfo", NVML.UNKNOWN, gpu=0)
+        found = look(plain, utilization=True)
+        assert all(getattr(found[0], name) is None for name in READ)
+        [usage, second, _] = judge(found, people=People(), leased={})
+        assert usage.busy is Busy.UNREADABLE
+        assert usage.message.startswith("GPU 0: the driver tells neither who computes on it nor")
+        assert second.busy is None
+
+    def test_a_problem_of_the_moment_is_forgotten(self, plain: FakeDriver) -> None:
+        """It is said of the look that it spoiled: the next one asks anew."""
+        plain.use(0, ELSEWHERE)
+        program = """
+from gpuaff.system import nvml
+import pynvml
+with nvml.usage_session() as session:
+    right = pynvml.nvmlDeviceGetComputeMode
+    def wrong(handle):
+        raise pynvml.NVMLError(999)
+    pynvml.nvmlDeviceGetComputeMode = wrong
+    print(len(session.look()[0].problems))
+    pynvml.nvmlDeviceGetComputeMode = right
+    print(len(session.look()[0].problems))
+"""
+        assert plain.run(program).stdout.split() == ["1", "0"]
+
+
+READ = ("compute", "graphics", "used", "free", "total", "utilization", "compute_mode", "display")
+
+
+def test_an_older_driver(plain: FakeDriver) -> None:
+    """What its function for memory calls used says nothing; what is free is true."""
+    plain.omit(COMPUTE, GRAPHICS, "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMigMode")
+    plain.use(0, ELSEWHERE)
+    plain.use(1, ELSEWHERE, graphics=True)
+    _, [readings], notes = session(plain)
+    assert notes == ()
+    first, second, third = readings
+    assert first.compute == second.graphics == {ELSEWHERE: 500 * MIB}
+    assert (third.used, third.free, third.total) == (None, 80 * GIB - 483 * MIB, 80 * GIB)
+    assert [problem.partition(":")[0] for problem in third.problems] == ["memory in use"] * 2
+    assert "keeps for itself" in third.problems[1]
+    on_host = judge(readings, people=People(), leased={})
+    assert [usage.busy for usage in on_host] == [Busy.PROCESSES, None, None]
+    inside = judge(readings, people=People(first_namespace=False), leased={})
+    assert [usage.busy for usage in inside] == [Busy.PROCESSES, *[Busy.UNREADABLE] * 2]
+
+
+def test_no_way_to_tell_who_computes(plain: FakeDriver) -> None:
+    plain.use(0, ELSEWHERE)
+    plain.fail(COMPUTE, NVML.FUNCTION_NOT_FOUND)
+    plain.fail(f"{COMPUTE[:-1]}2", NVML.FUNCTION_NOT_FOUND)
+    assert reasons(plain, People()) == [Busy.MEMORY, None, None]
+
+
+class TestLeftOut:
+    def test_denied_by_a_device_cgroup(self, driver: FakeDriver) -> None:
+        driver.deny(0)
+        devices, [readings], notes = session(driver)
+        assert devices == DEVICES[1:]
+        assert len(readings) == 3
+        [note] = notes
+        assert note.startswith("GPU 0 is left out, as it cannot be told which one it is: ")
+        assert "nvmlDeviceGetHandleByIndex" in note
+
+    def test_lost_before(self, driver: FakeDriver) -> None:
+        driver.lose_gpu(1)
+        devices, _, notes = session(driver)
+        assert [device.uuid for device in devices] == ["GPU-0", "GPU-2"]
+        assert len(notes) == 1
+
+    def test_without_uuid(self, driver: FakeDriver) -> None:
+        driver.fail("nvmlDeviceGetUUID", NVML.UNKNOWN, gpu=2)
+        devices, _, notes = session(driver)
+        assert devices == DEVICES[:3]
+        assert "nvmlDeviceGetUUID" in notes[0]
+
+    def test_an_instance_without_uuid(self, driver: FakeDriver) -> None:
+        driver.fail("nvmlDeviceGetUUID", NVML.UNKNOWN, gpu=1, after=1)
+        devices, _, notes = session(driver)
+        assert [device.uuid for device in devices] == ["GPU-0", "GPU-2"]
+        assert notes[0].startswith("GPU 1: UUID of a MIG instance: ")
+
+    @pytest.mark.case("D2")
+    def test_cut_into_nothing(self, fake_driver: MakeDriver) -> None:
+        driver = fake_driver(Topology(gpus=(Gpu(index=0, mig=()),)))
+        devices, [readings], notes = session(driver)
+        assert (devices, readings) == ((), ())
+        assert notes == (
+            "GPU 0: it is in MIG mode and has no instance, so there is nothing to claim",
+        )
+
+    def test_what_is_not_needed_to_tell_devices_apart(self, driver: FakeDriver) -> None:
+        driver.fail("nvmlDeviceGetName", NVML.UNKNOWN, gpu=0)
+        driver.fail("nvmlDeviceGetPciInfo_v3", NVML.UNKNOWN, gpu=0)
+        devices, [readings], notes = session(driver)
+        assert devices[0] == Device(index=0, uuid="GPU-0")
+        assert len(notes) == 2
+        assert readings[0].problems == (), "what failed before a look is no problem of it"
+
+
+def test_a_gpu_that_falls_off_the_bus(driver: FakeDriver) -> None:
+    """It is not asked again: it would say the same, and may take long to say it."""
+    driver.fail(COMPUTE, NVML.GPU_IS_LOST, gpu=1, after=2)
+    _, [first, second, third], _ = session(driver, looks=3)
+    assert [reading.lost for reading in first] == [False] * 4
+    assert [reading.lost for reading in second] == [False, True, True, False]
+    assert second[1].problems == second[2].problems == third[1].problems
+    assert "nvmlDeviceGetComputeRunningProcesses" in second[1].problems[0]
+    assert driver.calls(COMPUTE) == 2 + 1, "of two instances, and once in vain"
+    assert third[1:3] == second[1:3]
+    found = judge(third, people=People(), leased={})
+    assert [usage.busy for usage in found] == [None, Busy.LOST, Busy.LOST, None]
+    assert found[1].lasting
+
+
+ALL = [*FIELDS, "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName"]
+
+
+def test_a_look_asks_no_more_than_it_needs(plain: FakeDriver) -> None:
+    """Six questions a GPU, and a seventh for each list that is not empty."""
+    plain.watch(*ALL, "nvmlDeviceGetMigMode", "nvmlDeviceGetPciInfo_v3")
+    plain.use(0, ELSEWHERE)
+    session(plain, looks=10)
+    counts = {function: plain.calls(function) for function in ALL}
+    assert counts == {
+        COMPUTE: 30 + 10,
+        GRAPHICS: 30,
+        "nvmlDeviceGetMemoryInfo_v2": 30,
+        "nvmlDeviceGetUtilizationRates": 0,
+        "nvmlDeviceGetComputeMode": 30,
+        "nvmlDeviceGetDisplayActive": 30,
+        "nvmlDeviceGetHandleByIndex_v2": 3,
+        "nvmlDeviceGetUUID": 3,
+        "nvmlDeviceGetName": 3,
+    }
+    assert plain.calls("nvmlDeviceGetMigMode") == plain.calls("nvmlDeviceGetPciInfo_v3") == 3
+
+
+def test_looking_makes_no_context(plain: FakeDriver) -> None:
+    session(plain, looks=2)
+    assert [plain.contexts_made(gpu) for gpu in range(3)] == [0, 0, 0]
+    assert [plain.contexts(gpu) for gpu in range(3)] == [set(), set(), set()]
+
+
+def test_no_driver(plain: FakeDriver) -> None:
+    plain.refuse(NVML.DRIVER_NOT_LOADED)
+    program = """
+from gpuaff import errors
+from gpuaff.system import nvml
+try:
+    with nvml.usage_session():
+        print("started")
+except errors.NoDriverError as error:
+    print(error.reason)
+"""
+    said = plain.run(program).stdout.strip()
+    assert said == "the kernel module of the NVIDIA driver is not loaded"
+
+
+def test_nvml_is_shut_down_when_something_is_raised(plain: FakeDriver) -> None:
+    program = """
+from gpuaff.system import nvml
+with nvml.usage_session():
+    raise SystemExit
+"""
+    plain.run(program)
+    assert plain.inits == plain.shutdowns == 1
