@@ -76,12 +76,13 @@ _HAS: dict[str, Callable[[], bool]] = {
     "memory-policies": mempolicies.available,
     "mount-namespaces": pci_devices.available,
     "numa-machine": machine.available,
+    "safe_gpu": lambda: find_spec("safe_gpu") is not None,
     "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
 }
 """What a test may need besides programs. The compiler is for the fake driver, and on Linux only;
-gpu_affinity is NVIDIA's package; torch must be this Python's own; the emulated machine is made by
-tests/numa_machine/machine.sh."""
+gpu_affinity is NVIDIA's package, safe_gpu is BUT Speech@FIT's; torch must be this Python's own; the
+emulated machine is made by tests/numa_machine/machine.sh."""
 
 
 @pytest.fixture(scope="session")
