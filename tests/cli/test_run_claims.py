@@ -215,8 +215,9 @@ class TestWaits:
             heard(first)
             with machine.running("--wait", "--", "sh", "-c", "echo $$") as second:
                 line = said(second)
-                start = "gpuaff: waiting for 1 GPU, next in line, none free; GPU 0: "
-                assert line.startswith(start)
+                assert line.startswith(
+                    "gpuaff: waiting for 1 GPU, next in line, none free; GPU 0: "
+                )
                 assert f"(pid {first.pid})" in line
                 first.kill()
                 assert heard(second) == str(second.pid)
