@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
@@ -117,7 +118,7 @@ class _Making:
                 choose=_Choice(
                     wanted.count, wanted.devices, in_order=self.request.gpus is not None
                 ),
-                quiet=_quiet,
+                quiet=partial(_quiet, wanted.count, self.request.wait, inside=around is not None),
                 kept=quiet,
             )
             undo.callback(attempts.undo)
@@ -235,10 +236,13 @@ class _Choice:
         return tuple(by_index[index] for index in chosen)
 
 
-def _quiet() -> AbstractContextManager[object]:
-    from gpuaff.claims.safe_gpu_lock import holding
+def _quiet(wanted: int, wait: float | None, *, inside: bool) -> AbstractContextManager[object]:
+    """Keep safe_gpu's users from choosing; inside a claim nobody else comes into question."""
+    if inside:
+        return nullcontext()
+    from gpuaff.claims.safe_gpu_lock import holding, patience
 
-    return holding()
+    return holding(wanted, limit=patience(wait))
 
 
 def _bounds(*, may_ask: bool) -> Bounds:
