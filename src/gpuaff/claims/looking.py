@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuaff.claims import leases
 from gpuaff.claims.board import Entry
 from gpuaff.claims.leases import Holder
-from gpuaff.claims.model import Demand, Device, DeviceReading, Usage
+from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
 from gpuaff.claims.occupancy import People, judge
 from gpuaff.claims.people import names_of, people_on
 from gpuaff.claims.queue import who
@@ -84,17 +84,27 @@ class Looker:
         Args:
             entries: what stands on the board.
         """
+        held = leased(self._devices, entries, self._holders)
+        if all(device.uuid in held for device in self._devices):
+            # Nothing can be had, so the driver need not be asked: it answers slowly while others
+            # start CUDA.
+            return tuple(_leased(device, held[device.uuid]) for device in self._devices)
         readings = self.look()
         people = people_on(readings, own_is_free=self._own_is_free)
         judged = judge(
             readings,
             people=people,
-            leased=leased(self._devices, entries, self._holders),
+            leased=held,
             names=Names(people),
             demand=self._demand,
         )
         by_uuid = {usage.device.uuid: usage for usage in judged}
         return tuple(by_uuid[device.uuid] for device in self._devices)
+
+
+def _leased(device: Device, who_has_it: str) -> Usage:
+    why = who_has_it or "somebody who has left no word"
+    return Usage(device=device, busy=Busy.LEASED, message=f"{device}: leased by {why}")
 
 
 def leased(

@@ -8,6 +8,7 @@ from functools import partial
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
+from gpuaff.claims.connections import observe_connections
 from gpuaff.claims.exported import export
 from gpuaff.claims.ground import Enclosing, Ground, Machine
 from gpuaff.claims.looking import Looker
@@ -92,7 +93,7 @@ class _Making:
     on_wait: Callable[[Waiting], object] | None
 
     def claim(self, session: UsageSession) -> Claim:
-        shown = [one.device for one in session.look(utilization=False) if not one.denied]
+        shown = session.devices()
         around = nested.enclosing()
         inside = shown if around is None else [one for one in shown if one.uuid in around.uuids]
         bounds = _bounds(may_ask=self.request.count is None)
@@ -111,16 +112,11 @@ class _Making:
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
         lost.stand_back()
-        with ExitStack() as quiet, ExitStack() as undo:
-            attempts = Attempts(
-                ground,
-                wanted,
-                choose=_Choice(
-                    wanted.count, wanted.devices, in_order=self.request.gpus is not None
-                ),
-                quiet=partial(_quiet, wanted.count, self.request.wait, inside=around is not None),
-                kept=quiet,
-            )
+        with ExitStack() as kept, ExitStack() as undo:
+            named = self.request.gpus is not None
+            choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
+            quiet = partial(_quiet, wanted.count, self.request.wait, inside=around is not None)
+            attempts = Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept)
             undo.callback(attempts.undo)
             obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
             claim = self._use(obtained, shown, bounds, looker if around is None else None, undo)
@@ -218,18 +214,18 @@ class _Making:
 
 
 class _Choice:
-    """Chooses among free devices; the machine is looked at once, and only where it matters."""
+    """Chooses among free devices; connections are asked for once, and only where they matter."""
 
-    def __init__(self, count: int, devices: Sequence[Device], *, in_order: bool) -> None:
+    def __init__(
+        self, count: int, devices: Sequence[Device], session: UsageSession, *, in_order: bool
+    ) -> None:
         self._count, self._in_order = count, in_order
         self._topology = None
-        if count < len(devices) and not any(device.is_mig for device in devices):
-            from gpuaff.topology.live import observe
-
-            self._topology = observe(links=True, accelerators=False)
+        if not in_order and count < len(devices) and not any(one.is_mig for one in devices):
+            self._topology = observe_connections(session)
 
     def __call__(self, free: Sequence[Device]) -> tuple[Device, ...]:
-        if self._in_order or self._topology is None:
+        if self._topology is None:
             return tuple(free[: self._count])
         by_index = {device.index: device for device in free}
         chosen = choose(self._count, by_index, topology=self._topology)
