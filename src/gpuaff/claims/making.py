@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
@@ -111,10 +112,11 @@ class _Making:
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
         lost.stand_back()
-        with ExitStack() as quiet, ExitStack() as undo:
+        with ExitStack() as kept, ExitStack() as undo:
             named = self.request.gpus is not None
             choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
-            attempts = Attempts(ground, wanted, choose=choice, quiet=_quiet, kept=quiet)
+            quiet = partial(_quiet, wanted.count, self.request.wait, inside=around is not None)
+            attempts = Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept)
             undo.callback(attempts.undo)
             obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
             claim = self._use(obtained, shown, bounds, looker if around is None else None, undo)
@@ -230,10 +232,13 @@ class _Choice:
         return tuple(by_index[index] for index in chosen)
 
 
-def _quiet() -> AbstractContextManager[object]:
-    from gpuaff.claims.safe_gpu_lock import holding
+def _quiet(wanted: int, wait: float | None, *, inside: bool) -> AbstractContextManager[object]:
+    """Keep safe_gpu's users from choosing; inside a claim nobody else comes into question."""
+    if inside:
+        return nullcontext()
+    from gpuaff.claims.safe_gpu_lock import holding, patience
 
-    return holding()
+    return holding(wanted, limit=patience(wait))
 
 
 def _bounds(around: Claimed | None, *, may_ask: bool) -> Bounds:
