@@ -21,6 +21,7 @@ from gpuaff.claims.strangers import our_own, refuse_strangers
 from gpuaff.claims.too_late import too_late
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
 from gpuaff.launch import claimed
+from gpuaff.launch.claimed import Claimed
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.system import environ
@@ -95,9 +96,8 @@ class _Making:
     def claim(self, session: UsageSession) -> Claim:
         shown = session.devices()
         around = nested.enclosing()
-        inside = shown if around is None else [one for one in shown if one.uuid in around.uuids]
-        bounds = _bounds(may_ask=self.request.count is None)
-        wanted = pool(inside, self._request(shown), bounds)
+        bounds = _bounds(around, may_ask=self.request.count is None)
+        wanted = pool(shown, self._request(shown), bounds)
         looker = Looker(
             session,
             wanted.devices,
@@ -255,7 +255,7 @@ class _Quiet:
             yield
 
 
-def _bounds(*, may_ask: bool) -> Bounds:
+def _bounds(around: Claimed | None, *, may_ask: bool) -> Bounds:
     """What this process was given, by its environment; ``qstat`` is asked only for a count."""
     from gpuaff.launch.schedulers import granted
 
@@ -266,4 +266,5 @@ def _bounds(*, may_ask: bool) -> Bounds:
         granted=found.indices,
         granted_count=found.count,
         source=found.source,
+        around=None if around is None else around.uuids,
     )
