@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
@@ -21,6 +22,7 @@ from gpuaff.claims.strangers import our_own, refuse_strangers
 from gpuaff.claims.too_late import too_late
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
 from gpuaff.launch import claimed
+from gpuaff.launch.claimed import Claimed
 from gpuaff.records import dataclass, replace
 from gpuaff.system import environ
 from gpuaff.system.nvml import usage_session
@@ -94,9 +96,8 @@ class _Making:
     def claim(self, session: UsageSession) -> Claim:
         shown = session.devices()
         around = nested.enclosing()
-        inside = shown if around is None else [one for one in shown if one.uuid in around.uuids]
-        bounds = _bounds(may_ask=self.request.count is None)
-        wanted = pool(inside, self._request(shown), bounds)
+        bounds = _bounds(around, may_ask=self.request.count is None)
+        wanted = pool(shown, self._request(shown), bounds)
         looker = Looker(
             session,
             wanted.devices,
@@ -111,10 +112,11 @@ class _Making:
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
         lost.stand_back()
-        with ExitStack() as quiet, ExitStack() as undo:
+        with ExitStack() as kept, ExitStack() as undo:
             named = self.request.gpus is not None
             choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
-            attempts = Attempts(ground, wanted, choose=choice, quiet=_quiet, kept=quiet)
+            quiet = partial(_quiet, wanted.count, self.request.wait, inside=around is not None)
+            attempts = Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept)
             undo.callback(attempts.undo)
             obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
             claim = self._use(obtained, shown, bounds, looker if around is None else None, undo)
@@ -230,13 +232,16 @@ class _Choice:
         return tuple(by_index[index] for index in chosen)
 
 
-def _quiet() -> AbstractContextManager[object]:
-    from gpuaff.claims.safe_gpu_lock import holding
+def _quiet(wanted: int, wait: float | None, *, inside: bool) -> AbstractContextManager[object]:
+    """Keep safe_gpu's users from choosing; inside a claim nobody else comes into question."""
+    if inside:
+        return nullcontext()
+    from gpuaff.claims.safe_gpu_lock import holding, patience
 
-    return holding()
+    return holding(wanted, limit=patience(wait))
 
 
-def _bounds(*, may_ask: bool) -> Bounds:
+def _bounds(around: Claimed | None, *, may_ask: bool) -> Bounds:
     """What this process was given, by its environment; ``qstat`` is asked only for a count."""
     from gpuaff.launch.schedulers import granted
 
@@ -247,4 +252,5 @@ def _bounds(*, may_ask: bool) -> Bounds:
         granted=found.indices,
         granted_count=found.count,
         source=found.source,
+        around=None if around is None else around.uuids,
     )

@@ -239,10 +239,14 @@ def make_folder(path: str) -> None:
         _make(handle, "README", _README)
         os.fchmod(handle, 0o1777)
         os.rename(unfinished, path)  # noqa: PTH104
-    except BaseException as error:
+    except OSError:
         _remove(handle, unfinished)
-        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return  # somebody else was first
+        # Somebody else was first: ENOTEMPTY, or EPERM where that is another user and the folder
+        # above is sticky, as /tmp is.
+        if not os.path.lexists(path):
+            raise
+    except BaseException:
+        _remove(handle, unfinished)
         raise
     finally:
         os.close(handle)
