@@ -229,7 +229,8 @@ class Attempts:
         taken = lease.take(chosen)
         if taken is not None:
             return taken
-        slot.write({**self._record, "gpus": [self._ground.key(one) for one in chosen]})
+        gpus = [self._ground.key(one) for one in chosen]
+        slot.write({**self._record, "since": kernel.wall_clock(), "gpus": gpus})
         slot.hold_begins()
         return Obtained(
             devices=chosen,
@@ -346,9 +347,11 @@ class _Teller:
         """Tell it."""
         from logging import getLogger  # only those who wait pay for it
 
+        from gpuaff.text import counted
+
         getLogger("gpuaff").info(
-            "waiting for %d GPUs, %d before: %s",
-            standing.wanted,
+            "waiting for %s, %d before: %s",
+            counted(standing.wanted, "GPU"),
             standing.position,
             "; ".join(standing.reasons),
         )
