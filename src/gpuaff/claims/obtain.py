@@ -291,9 +291,11 @@ class _Teller:
         self._told = what
         from logging import getLogger  # only those who wait pay for it
 
+        from gpuaff.text import counted
+
         getLogger("gpuaff").info(
-            "waiting for %d GPUs, %d before: %s",
-            standing.wanted,
+            "waiting for %s, %d before: %s",
+            counted(standing.wanted, "GPU"),
             standing.position,
             "; ".join(standing.reasons),
         )
