@@ -19,6 +19,7 @@ from gpuaff.claims import lockdir
 from gpuaff.errors import LockDirectoryError
 from gpuaff.records import dataclass
 from gpuaff.system import kernel, locks
+from gpuaff.system.kernel import ThreadFacts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,6 +67,17 @@ class Entry:
     def start(self) -> int | None:
         """When the writer started, in clock ticks since the machine did."""
         return self._number("start")
+
+    @property
+    def uid(self) -> int | None:
+        """The number of the user for whom the writer acts."""
+        return self._number("uid")
+
+    @property
+    def since(self) -> float | None:
+        """Since when the writer waits, or holds, in seconds since 1970."""
+        found = self.record.get("since")
+        return float(found) if isinstance(found, int | float) else None
 
     @property
     def ticket(self) -> int:
@@ -234,14 +246,23 @@ def entry_at(handle: int, slot: int) -> Entry | None:
 
 def stopped(found: Iterable[Entry]) -> frozenset[int]:
     """The slots whose writers are stopped (SIGSTOP, Ctrl-Z), as far as they can be seen."""
-    return frozenset(entry.slot for entry in found if _is_stopped(entry))
+    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and facts.stopped)
 
 
-def _is_stopped(entry: Entry) -> bool:
+def living(found: Iterable[Entry]) -> frozenset[int]:
+    """The slots whose writers live and can be seen: their ids are those of this PID namespace.
+
+    Others have ended, and children keep their slot, or are elsewhere.
+    """
+    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and not facts.ended)
+
+
+def _facts(entry: Entry) -> ThreadFacts | None:
+    """What the kernel tells of a writer; None when there is none, or another process."""
     if entry.pid is None:
-        return False
+        return None
     facts = kernel.thread_facts(entry.pid, entry.pid)
-    return facts is not None and facts.started == entry.start and facts.stopped
+    return facts if facts is not None and facts.started == entry.start else None
 
 
 def about_me() -> dict[str, Any]:

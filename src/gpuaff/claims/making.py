@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
@@ -23,6 +22,7 @@ from gpuaff.claims.too_late import too_late
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
 from gpuaff.launch import claimed
 from gpuaff.launch.claimed import Claimed
+from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.system import environ
 from gpuaff.system.nvml import usage_session
@@ -115,11 +115,12 @@ class _Making:
         with ExitStack() as kept, ExitStack() as undo:
             named = self.request.gpus is not None
             choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
-            quiet = partial(_quiet, wanted.count, self.request.wait, inside=around is not None)
+            quiet = _Quiet(wanted.count, self.request.wait, inside=around is not None)
             attempts = Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept)
             undo.callback(attempts.undo)
             obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
             claim = self._use(obtained, shown, bounds, looker if around is None else None, undo)
+            claim.warnings = (*quiet.warnings, *claim.warnings)
             undo.pop_all()
         return claim
 
@@ -232,13 +233,26 @@ class _Choice:
         return tuple(by_index[index] for index in chosen)
 
 
-def _quiet(wanted: int, wait: float | None, *, inside: bool) -> AbstractContextManager[object]:
-    """Keep safe_gpu's users from choosing; inside a claim nobody else comes into question."""
-    if inside:
-        return nullcontext()
-    from gpuaff.claims.safe_gpu_lock import holding, patience
+class _Quiet:
+    """Keeps safe_gpu's users from choosing; inside a claim they do not come into question.
 
-    return holding(wanted, limit=patience(wait))
+    Attributes:
+        warnings: that it could not.
+    """
+
+    def __init__(self, wanted: int, wait: float | None, *, inside: bool) -> None:
+        self._wanted, self._wait, self._inside = wanted, wait, inside
+        self.warnings: tuple[Notice, ...] = ()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self._inside:
+            yield
+            return
+        from gpuaff.claims.safe_gpu_lock import holding, patience
+
+        with holding(self._wanted, limit=patience(self._wait)) as self.warnings:
+            yield
 
 
 def _bounds(around: Claimed | None, *, may_ask: bool) -> Bounds:

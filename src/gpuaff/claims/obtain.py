@@ -196,7 +196,8 @@ class Attempts:
         taken = lease.take(chosen)
         if taken is not None:
             return taken
-        slot.write({**self._record, "gpus": [self._ground.key(one) for one in chosen]})
+        gpus = [self._ground.key(one) for one in chosen]
+        slot.write({**self._record, "since": kernel.wall_clock(), "gpus": gpus})
         slot.hold_begins()
         return Obtained(
             devices=chosen,
