@@ -108,7 +108,7 @@ class _Making:
             ),
             own_is_free=self.own_is_free,
         )
-        ground: Ground = Machine(look=looker.usages)
+        ground: Ground = Machine(looker=looker)
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
         lost.stand_back()
