@@ -106,6 +106,31 @@ class Entry:
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
+_unheld: dict[int, int] = {}
+"""The descriptors of slots that hold no GPUs yet, and their numbers; −1 while that is not known."""
+
+
+def _forget_in_child() -> None:
+    """A forked child must not keep its parent's place in the queue alive, so it closes its copy."""
+    locks.close(*_unheld)
+    _unheld.clear()
+
+
+kernel.in_forked_child(_forget_in_child)
+
+
+def leave() -> None:
+    """Give back what this process has on the board without holding GPUs; may be called again.
+
+    Ctrl-C may come between any two steps, so not every such slot has a :class:`Slot`.
+    """
+    for handle, number in tuple(_unheld.items()):
+        if number >= 0:  # closing is not enough: a child that is being forked has a copy
+            locks.free_range(handle, WAITS + number)
+        _unheld.pop(handle, None)
+        locks.close(handle)
+
+
 class Slot:
     """This process's slot on the board."""
 
@@ -136,6 +161,7 @@ class Slot:
     def hold_begins(self) -> None:
         """Say that this process holds GPUs, and waits no more."""
         locks.try_range(self.handle, HOLDS + self.number)
+        _unheld.pop(self.handle, None)
         locks.free_range(self.handle, WAITS + self.number)
 
     def release(self) -> None:
@@ -149,6 +175,7 @@ class Slot:
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""
         handle, self.handle = self.handle, -1
+        _unheld.pop(handle, None)
         locks.close(handle)
 
     @property
@@ -178,26 +205,31 @@ def take() -> Slot:
         LockDirectoryError: the board cannot be used, or all slots are taken.
     """
     handle = opened()
+    _unheld[handle] = -1
     try:
         used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
         used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
-        first = (
-            kernel.process_id()
-        )  # not all at the first slots: who waits for one may miss a change
+        first = kernel.process_id()  # a slot is not used again at once: its followers are waking
         for number in (at % SLOTS for at in range(first, first + SLOTS)):
             if number not in used and locks.try_range(handle, WAITS + number):
+                _unheld[handle] = number
                 if not locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1):
                     locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
                     return Slot(handle, number)
                 locks.free_range(handle, WAITS + number)
     except BaseException:
-        locks.close(handle)
+        _drop(handle)
         raise
-    locks.close(handle)
+    _drop(handle)
     raise LockDirectoryError(
         path(),
         f"all of its {SLOTS} slots are in use by claimers: see gpuaff status",
     )
+
+
+def _drop(handle: int) -> None:
+    _unheld.pop(handle, None)
+    locks.close(handle)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -224,6 +256,11 @@ def read(handle: int) -> tuple[Entry, ...]:
         Entry(slot=number, waits=found[number], record=_record(handle, number))
         for number in sorted(found)
     )
+
+
+def holding(handle: int) -> frozenset[int]:
+    """The slots of those who hold GPUs; the open file's own is not among them."""
+    return frozenset(at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS))
 
 
 def _record(handle: int, number: int) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ class Making:
             ),
             own_is_free=self.own_is_free,
         )
-        ground: Ground = Machine(look=looker.usages)
+        ground: Ground = Machine(looker=looker)
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
         named = self.request.gpus is not None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Collection
+import struct
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from gpuaff.system import locks
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _CLOSED = 0x8 | 0x10
 """IN_CLOSE_WRITE and IN_CLOSE_NOWRITE of ``sys/inotify.h``."""
 
+_EVENT = struct.Struct("iIII")
+"""``struct inotify_event``: the watch, what happened, a cookie, the length of the name behind."""
+
 
 class Watch:
     """Watches files and processes until it is closed.
@@ -29,15 +33,12 @@ class Watch:
         sees_files: whether files are watched; False where no instance could be had.
     """
 
-    def __init__(self, paths: Collection[str]) -> None:
-        """Begin to watch.
-
-        Args:
-            paths: files and directories whose being closed wakes; those that are not there do not.
-        """
-        self._files = _inotify(paths) if paths else -1
+    def __init__(self) -> None:
+        """Nothing is watched at first."""
+        self.sees_files = False
+        self._files = -1
+        self._unseen: list[str] = []
         self._processes: dict[int, int] = {}
-        self.sees_files = self._files >= 0
 
     def __enter__(self) -> Self:
         return self
@@ -48,6 +49,14 @@ class Watch:
         if self._files >= 0:
             locks.close(self._files)
             self._files = -1
+
+    def begin(self, paths: Collection[str]) -> None:
+        """Watch files and directories from now on: their being closed wakes."""
+        if paths and self._files < 0:
+            self._files = _inotify()
+            self._unseen = list(paths)
+            self._see()
+        self.sees_files = self._files >= 0
 
     def follow(self, pids: Collection[int]) -> None:
         """Watch these processes from now on, and no others."""
@@ -64,32 +73,56 @@ class Watch:
         Returns:
             Whether anything has happened.
         """
+        self._see()
         poll = select.poll()
         handles = [*self._processes.values(), *([self._files] if self._files >= 0 else [])]
         for handle in handles:
             poll.register(handle, select.POLLIN)
-        happened = poll.poll(max(0, int(seconds * 1000)))
-        self._drain()
-        return bool(happened)
+        happened = {handle for handle, _ in poll.poll(max(0, int(seconds * 1000)))}
+        closed = self._closed()
+        return closed or bool(happened - {self._files})
 
-    def _drain(self) -> None:
-        """Forget what has happened until now: it counts once."""
+    def _see(self) -> None:
+        """Watch those files, too, that were not there before."""
+        if self._unseen and self._files >= 0:
+            self._unseen = [path for path in self._unseen if not _add(self._files, path)]
+
+    def _closed(self) -> bool:
+        """Whether a watched file was closed until now: that counts once.
+
+        A watched directory also tells of what is in it, and the files of a PCI device are read by
+        many: those events have a name, and do not count.
+        """
+        found = False
         with suppress(BlockingIOError):
             while self._files >= 0:
-                os.read(self._files, 1 << 16)
+                found |= any(not name for name in _names(os.read(self._files, 1 << 16)))
+        return found
 
 
-def _inotify(paths: Collection[str]) -> int:
+def _names(events: bytes) -> Iterator[int]:
+    """How long the name of each event is."""
+    at = 0
+    while at < len(events):
+        length = _EVENT.unpack_from(events, at)[3]
+        yield length
+        at += _EVENT.size + length
+
+
+def _inotify() -> int:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "inotify_init1"):
         return -1
-    handle = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    if handle >= 0:
-        for path in paths:
-            libc.inotify_add_watch(handle, os.fsencode(path), _CLOSED)
-    return handle
+    return int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def _add(handle: int, path: str) -> bool:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.inotify_add_watch(handle, os.fsencode(path), _CLOSED) >= 0)
 
 
 def _pidfd(pid: int) -> int | None:
