@@ -152,11 +152,12 @@ class Attempts:
             GpusBusyError: as there.
             LockDirectoryError: as there.
         """
+        self._ground.look()
         entries = board.entries()
         seen = _Refused(
             usages=self._ground.usages(entries), ahead=self._ahead(entries), entries=entries
         )
-        self._never(seen.usages)
+        self._never(seen)
         free = [usage.device for usage in seen.usages if usage.busy is None]
         if seen.ahead or len(free) < self._pool.count:
             raise self._too_late(seen, 0)
