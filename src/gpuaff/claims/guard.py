@@ -6,8 +6,8 @@ GPU is ever given to two does not depend on it: leases see to that.
 The driver is asked before, and who has leased what is read again under the guard. So claimers ask
 the driver all at once, and one who hangs in it holds up nobody.
 
-It is a ``flock`` of our own and not filelock's, whose open truncates whatever somebody has put in
-the file's place, and whose import takes longer than all of ours.
+It is a ``flock`` of our own and not filelock's, which opens the file for writing (and truncates
+whatever stands there, up to 3.29 at least), asks again every 50 ms, and takes 40 ms to import.
 """
 
 from __future__ import annotations
