@@ -43,6 +43,10 @@ PART_COUNT = 64
 """More than any claim has GPUs."""
 
 
+MOST = (1 << 53) - 1
+"""The largest number in a record that counts: other languages' JSON has no larger ones."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """What stands in a slot whose writer lives.
@@ -76,7 +80,7 @@ class Entry:
     def beat(self) -> float | None:
         """When the writer last told that it is well, in seconds since the machine started."""
         found = self.record.get("beat")
-        return float(found) if isinstance(found, int | float) else None
+        return float(found) if isinstance(found, float) else self._number("beat")
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -91,7 +95,8 @@ class Entry:
 
     def _number(self, key: str) -> int | None:
         found = self.record.get(key)
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        fits = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MOST
+        return found if fits else None
 
 
 class Slot:
@@ -109,17 +114,10 @@ class Slot:
             LockDirectoryError: it cannot be written.
         """
         text = dumps({"v": VERSION, **record}, ensure_ascii=True).encode()
-        if len(text) > SLOT_SIZE:
-            text = dumps({"v": VERSION, "pid": record.get("pid")}).encode()
-        try:
-            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE))
-        except OSError as error:
-            where = path()
-            raise LockDirectoryError(where, f"it cannot be written: {error.strerror}") from None
-
-    def wait_begins(self) -> None:
-        """Say that this process waits."""
-        locks.try_range(self.handle, WAITS + self.number)
+        if len(text) > SLOT_SIZE:  # some ninety MIG instances: then any of them is wanted
+            text = dumps({"v": VERSION, **record, "gpus": []}, ensure_ascii=True).encode()
+        with lockdir.using(path()):
+            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE)[:SLOT_SIZE])
 
     def hold_begins(self) -> None:
         """Say that this process holds GPUs, and waits no more."""
@@ -167,25 +165,41 @@ def take() -> Slot:
     """
     handle = opened()
     try:
-        used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
-        used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
-        first = (
-            kernel.process_id()
-        )  # not all at the first slots: who waits for one may miss a change
-        for number in (at % SLOTS for at in range(first, first + SLOTS)):
-            if number not in used and locks.try_range(handle, WAITS + number):
-                if not locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1):
-                    locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
-                    return Slot(handle, number)
-                locks.free_range(handle, WAITS + number)
+        with lockdir.using(path()):
+            number = _free_slot(handle)
     except BaseException:
         locks.close(handle)
         raise
+    if number is not None:
+        return Slot(handle, number)
     locks.close(handle)
     raise LockDirectoryError(
         path(),
         f"all of its {SLOTS} slots are in use by claimers: see gpuaff status",
     )
+
+
+def _free_slot(handle: int) -> int | None:
+    """Take the byte of a slot whose other bytes nobody has; its old record is gone then.
+
+    Those inside a claim may outlive it: then its slot is in use.
+    """
+    used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
+    used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
+    # Not all at the first slots: who waits for one that is given on at once would not be woken.
+    first = kernel.process_id()
+    for number in (at % SLOTS for at in range(first, first + SLOTS)):
+        if number in used or not locks.try_range(handle, WAITS + number):
+            continue
+        parts = PARTS + number * PART_COUNT
+        if not (
+            locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1)
+            or locks.locked_bytes(handle, parts, parts + PART_COUNT)
+        ):
+            locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
+            return number
+        locks.free_range(handle, WAITS + number)
+    return None
 
 
 def entries() -> tuple[Entry, ...]:
@@ -205,8 +219,9 @@ def entries() -> tuple[Entry, ...]:
 
 def read(handle: int) -> tuple[Entry, ...]:
     """As :func:`entries`, through an open file, whose own slot is not among them."""
-    holding = locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)
-    waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
+    with lockdir.using(path()):
+        holding = locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)
+        waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
     found = {at - WAITS: True for at in waiting} | {at - HOLDS: False for at in holding}
     return tuple(
         Entry(slot=number, waits=found[number], record=_record(handle, number))
@@ -215,13 +230,20 @@ def read(handle: int) -> tuple[Entry, ...]:
 
 
 def _record(handle: int, number: int) -> Mapping[str, Any]:
-    try:
-        found = loads(
-            locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE).decode("utf-8", "replace")
-        )
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    for _ in range(_READS):
+        data = locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE)
+        if not data.strip():
+            break
+        try:
+            found = loads(data.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+_READS = 3
+"""How often an unreadable record is read: the kernel may show one that is half written."""
 
 
 def entry_at(handle: int, slot: int) -> Entry | None:

@@ -50,17 +50,23 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
     """
     handle = _opened()
     try:
-        end = time.monotonic() + limit
-        while not locks.try_flock(handle):
-            if time.monotonic() >= end:
-                raise _stuck(handle, limit)
-            time.sleep(_STEP)
+        with lockdir.using(f"{lockdir.path()}/{NAME}"):
+            _wait(handle, limit)
         yield
     finally:
         if handle in _open:  # not in a child that was forked meanwhile
             _open.discard(handle)
-            locks.unlock(handle)  # closing is not enough: a forked child may have a copy
+            with suppress(OSError):  # where there are no locks, an error has said so
+                locks.unlock(handle)  # closing is not enough: a forked child may have a copy
             locks.close(handle)
+
+
+def _wait(handle: int, limit: float) -> None:
+    end = time.monotonic() + limit
+    while not locks.try_flock(handle):
+        if time.monotonic() >= end:
+            raise _stuck(handle, limit)
+        time.sleep(_STEP)
 
 
 def _opened() -> int:

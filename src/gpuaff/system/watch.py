@@ -7,6 +7,7 @@ old kernels have no pidfds: then what is left wakes, and the caller's own time l
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Collection
@@ -37,6 +38,7 @@ class Watch:
         """
         self._files = _inotify(paths) if paths else -1
         self._processes: dict[int, int] = {}
+        self._ended: set[int] = set()
         self.sees_files = self._files >= 0
 
     def __enter__(self) -> Self:
@@ -50,10 +52,14 @@ class Watch:
             self._files = -1
 
     def follow(self, pids: Collection[int]) -> None:
-        """Watch these processes from now on, and no others."""
+        """Watch these processes from now on, and no others.
+
+        One that has ended wakes once, however long it is still listed.
+        """
         for pid in self._processes.keys() - set(pids):
             locks.close(self._processes.pop(pid))
-        for pid in set(pids) - self._processes.keys():
+        self._ended &= set(pids)
+        for pid in set(pids) - self._processes.keys() - self._ended:
             handle = _pidfd(pid)
             if handle is not None:
                 self._processes[pid] = handle
@@ -70,6 +76,10 @@ class Watch:
             poll.register(handle, select.POLLIN)
         happened = poll.poll(max(0, int(seconds * 1000)))
         self._drain()
+        woken = {handle for handle, _ in happened}
+        for pid in [pid for pid, handle in self._processes.items() if handle in woken]:
+            locks.close(self._processes.pop(pid))
+            self._ended.add(pid)
         return bool(happened)
 
     def _drain(self) -> None:
@@ -86,9 +96,11 @@ def _inotify(paths: Collection[str]) -> int:
     if not hasattr(libc, "inotify_init1"):
         return -1
     handle = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    if handle >= 0:
-        for path in paths:
-            libc.inotify_add_watch(handle, os.fsencode(path), _CLOSED)
+    for path in paths if handle >= 0 else ():
+        failed = libc.inotify_add_watch(handle, os.fsencode(path), _CLOSED) < 0
+        if failed and ctypes.get_errno() != errno.ENOENT:  # a user has only so many watches, too
+            locks.close(handle)
+            return -1
     return handle
 
 
