@@ -7,10 +7,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from gpuaff.claims.model import Device
+from gpuaff.system.watch import Watch
 
 from processes import Stopped, run, stopped
 
@@ -20,6 +22,7 @@ from pathlib import Path
 from gpuaff.claims import board, guard, leases, line, lockdir, queue
 from gpuaff.claims.leases import Lease
 from gpuaff.claims.model import Device
+from gpuaff.system.watch import Watch
 from gpuaff.errors import LockDirectoryError
 from gpuaff.system import locks
 
@@ -94,6 +97,14 @@ def locker(script: str, *, uid: int | None = None) -> Iterator[Stopped]:
 def can_lease(device: str = "gpu(0)") -> bool:
     """Whether another process could have a device now."""
     return said(f"print(isinstance(leased({device}), Lease))") == "True"
+
+
+@contextmanager
+def watching(*paths: str | Path) -> Iterator[Watch]:
+    """Files whose being closed wakes."""
+    with Watch() as watch:
+        watch.begin([str(path) for path in paths])
+        yield watch
 
 
 def until(happened: Callable[[], bool], *, within: float = 20) -> float:

@@ -1,4 +1,4 @@
-"""Clients in other languages: they exclude ours and are excluded, by docs/lease-protocol.md alone."""
+"""Clients in other languages: they exclude ours and are excluded, by the protocol's page alone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_c_excludes_and_is_excluded(lock_folder: Path, client: Path, in_sysfs: b
     os.close(lockdir.open_file("guard"))  # the folder itself: it has to be there
     extra = directory() if in_sysfs else []
     address = Path(extra[0]).name if extra else None
-    command = [client, lock_folder, "GPU-0", *extra]
+    command: list[str | Path] = [client, lock_folder, "GPU-0", *extra]
     with held(*command) as process:
         assert not can_lease(address)
         assert not can_lease()  # where sysfs is another one, as in a container

@@ -13,9 +13,19 @@ from gpuaff.claims import leases
 from gpuaff.claims.leases import Holder, Lease
 from gpuaff.claims.model import Device
 from gpuaff.system import locks
-from gpuaff.system.watch import Watch
 
-from claims.lockers import A_USER, ANOTHER, can_lease, gpu, instance, locker, said, two_users, until
+from claims.lockers import (
+    A_USER,
+    ANOTHER,
+    can_lease,
+    gpu,
+    instance,
+    locker,
+    said,
+    two_users,
+    until,
+    watching,
+)
 
 PCI = Path("/sys/bus/pci/devices")
 HOLD = """
@@ -238,7 +248,7 @@ def test_releasing_wakes_those_who_watch_though_a_child_has_it_open(lock_folder:
     lease = Lease()
     assert lease.take([gpu(0)]) is None
     with subprocess.Popen(["sleep", "60"], pass_fds=lease.fds) as child:
-        with Watch([leases.locks_of(gpu(0))[0].path]) as watch:
+        with watching(leases.locks_of(gpu(0))[0].path) as watch:
             assert not watch.wait(0.01)
             lease.release()
             assert watch.wait(10)
@@ -254,7 +264,7 @@ def test_releasing_opens_nothing_that_was_put_in_the_files_place(lock_folder: Pa
     path = lock_folder / "gpu-GPU-0"
     path.unlink()
     path.symlink_to(victim)
-    with Watch([str(victim)]) as watch:
+    with watching(victim) as watch:
         lease.release()
         assert not watch.wait(0.05)
 

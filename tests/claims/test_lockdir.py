@@ -208,7 +208,10 @@ PLANTED: dict[Callable[[Path], None], str] = {
 
 @two_users
 @pytest.mark.case("E7")
-@pytest.mark.parametrize("owner", [0, A_USER], ids=["root's", "another user's"])
+@pytest.mark.parametrize(
+    "owner",
+    [pytest.param(0, id="root's", marks=pytest.mark.slow), pytest.param(A_USER, id="a user's")],
+)
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_what_is_planted_is_named_and_not_touched(
     lock_folder: Path, plant: Callable[[Path], None], owner: int

@@ -18,7 +18,7 @@ from gpuaff.system import locks
 from gpuaff.system.watch import Watch
 
 import seccomp
-from claims.lockers import until
+from claims.lockers import until, watching
 from processes import printed, run, stopped
 
 _NUMBERS = {"x86_64": (294, 254, 434), "aarch64": (26, 27, 434)}
@@ -139,7 +139,7 @@ handle = os.open({str(tmp_path)!r}, os.O_RDONLY)
 print("open")
 sys.stdin.readline()
 """
-    with Watch([str(tmp_path)]) as watch, stopped(script) as process:
+    with watching(tmp_path) as watch, stopped(script) as process:
         process.heard()
         assert not watch.wait(0.01)
         process.process.kill()
@@ -151,7 +151,7 @@ def test_touching_wakes_though_a_child_has_the_file_open_still(tmp_path: Path) -
     handle = locks.open_directory(str(tmp_path))
     child = subprocess.Popen(["sleep", "60"], pass_fds=[handle])
     try:
-        with Watch([str(tmp_path)]) as watch:
+        with watching(tmp_path) as watch:
             os.close(os.dup(handle))
             assert not watch.wait(0.01)
             locks.touch(handle)
@@ -163,7 +163,7 @@ def test_touching_wakes_though_a_child_has_the_file_open_still(tmp_path: Path) -
 
 
 def test_a_process_that_has_ended_wakes_once_however_long_it_is_listed() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child, Watch([]) as watch:
+    with subprocess.Popen(["sleep", "60"]) as child, Watch() as watch:
         watch.follow([child.pid])
         assert not watch.wait(0.01)
         child.send_signal(signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_a_process_that_has_ended_wakes_once_however_long_it_is_listed() -> None
 
 
 def test_who_is_gone_or_nobody_is_not_followed() -> None:
-    with Watch([]) as watch:
+    with Watch() as watch:
         watch.follow([1 << 22, 0, -1])
         assert not watch.wait(0.01)
 
@@ -184,11 +184,12 @@ def test_who_is_gone_or_nobody_is_not_followed() -> None:
     ("call", "error"), [(INIT, errno.EMFILE), (ADD, errno.ENOSPC), (PIDFD, errno.ENOSYS)]
 )
 def test_where_there_is_no_more_of_it_time_wakes(tmp_path: Path, call: int, error: int) -> None:
-    """A user has 128 instances of inotify, by default, and so many watches; old kernels lack pidfds."""
+    """A user has 128 instances of inotify, and so many watches; old kernels lack pidfds."""
     script = f"""
 import os
 from gpuaff.system.watch import Watch
-with Watch([{str(tmp_path)!r}, "/not/there"]) as watch:
+with Watch() as watch:
+    watch.begin([{str(tmp_path)!r}, "/not/there"])
     watch.follow([os.getppid()])
     print(watch.sees_files, watch.wait(0.01))
 """

@@ -91,7 +91,7 @@ LINES = st.lists(st.tuples(GPUS, st.booleans(), st.floats(0, 20)), min_size=1, m
 def test_somebody_is_always_first_and_nobody_waits_for_the_stuck(
     people: list[tuple[int, tuple[set[str], bool, float]]], data: st.DataObject
 ) -> None:
-    """Among those who are well, and for each of them: exactly the earlier ones who want the same."""
+    """For each: exactly those who are well, came earlier and want any of the same."""
     entries = {
         ticket: waits(ticket, ticket, *sorted(gpus), beat=NOW - age)
         for ticket, (gpus, _, age) in people

@@ -53,6 +53,11 @@ def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
         yield Lock(path=f"{lockdir.path()}/{name}", name=name)
 
 
+def files_of(device: Device) -> tuple[str, ...]:
+    """What the kernel calls the files that hold a lease of this device alone."""
+    return tuple(locks.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Holder:
     """Somebody who has a lock of a device.

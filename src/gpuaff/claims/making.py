@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
@@ -21,6 +21,8 @@ from gpuaff.claims.strangers import our_own, refuse_strangers
 from gpuaff.claims.too_late import too_late
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
 from gpuaff.launch import claimed
+from gpuaff.launch.claimed import Claimed
+from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.system import environ
 from gpuaff.system.nvml import usage_session
@@ -94,9 +96,8 @@ class _Making:
     def claim(self, session: UsageSession) -> Claim:
         shown = session.devices()
         around = nested.enclosing()
-        inside = shown if around is None else [one for one in shown if one.uuid in around.uuids]
-        bounds = _bounds(may_ask=self.request.count is None)
-        wanted = pool(inside, self._request(shown), bounds)
+        bounds = _bounds(around, may_ask=self.request.count is None)
+        wanted = pool(shown, self._request(shown), bounds)
         looker = Looker(
             session,
             wanted.devices,
@@ -107,17 +108,19 @@ class _Making:
             ),
             own_is_free=self.own_is_free,
         )
-        ground: Ground = Machine(look=looker.usages)
+        ground: Ground = Machine(looker=looker)
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
         lost.stand_back()
-        with ExitStack() as quiet, ExitStack() as undo:
+        with ExitStack() as kept, ExitStack() as undo:
             named = self.request.gpus is not None
             choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
-            attempts = Attempts(ground, wanted, choose=choice, quiet=_quiet, kept=quiet)
+            quiet = _Quiet(wanted.count, self.request.wait, inside=around is not None)
+            attempts = Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept)
             undo.callback(attempts.undo)
             obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
             claim = self._use(obtained, shown, bounds, looker if around is None else None, undo)
+            claim.warnings = (*quiet.warnings, *claim.warnings)
             undo.pop_all()
         return claim
 
@@ -230,13 +233,29 @@ class _Choice:
         return tuple(by_index[index] for index in chosen)
 
 
-def _quiet() -> AbstractContextManager[object]:
-    from gpuaff.claims.safe_gpu_lock import holding
+class _Quiet:
+    """Keeps safe_gpu's users from choosing; inside a claim they do not come into question.
 
-    return holding()
+    Attributes:
+        warnings: that it could not.
+    """
+
+    def __init__(self, wanted: int, wait: float | None, *, inside: bool) -> None:
+        self._wanted, self._wait, self._inside = wanted, wait, inside
+        self.warnings: tuple[Notice, ...] = ()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self._inside:
+            yield
+            return
+        from gpuaff.claims.safe_gpu_lock import holding, patience
+
+        with holding(self._wanted, limit=patience(self._wait)) as self.warnings:
+            yield
 
 
-def _bounds(*, may_ask: bool) -> Bounds:
+def _bounds(around: Claimed | None, *, may_ask: bool) -> Bounds:
     """What this process was given, by its environment; ``qstat`` is asked only for a count."""
     from gpuaff.launch.schedulers import granted
 
@@ -247,4 +266,5 @@ def _bounds(*, may_ask: bool) -> Bounds:
         granted=found.indices,
         granted_count=found.count,
         source=found.source,
+        around=None if around is None else around.uuids,
     )

@@ -35,6 +35,7 @@ class Bounds:
         granted: NVML's indices of the GPUs that the scheduler names; None when it names none.
         granted_count: how many GPUs the scheduler has granted; None when it does not tell.
         source: who told that, in words; or why nobody did.
+        around: what the claim has in which this process runs, by UUID; None when it runs in none.
     """
 
     visible: str | None = None
@@ -42,6 +43,7 @@ class Bounds:
     granted: Collection[int] | None = None
     granted_count: int | None = None
     source: str = ""
+    around: Collection[str] | None = None
 
 
 def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
@@ -76,7 +78,18 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
 
 
 def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
-    """The devices that this process was given, and why these."""
+    """The devices that this process was given, and why these.
+
+    The variables count all that CUDA may show, also inside a claim of some.
+    """
+    seen, why = _given(devices, bounds)
+    if bounds.around is None:
+        return seen, why
+    inside = tuple(device for device in seen if device.uuid in bounds.around)
+    return inside, f"the claim around this process has {_counted(len(inside))} for it"
+
+
+def _given(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
     everything = f"this machine has {_counted(len(devices))}"
     if bounds.visible is not None or bounds.device_order is not None:
         found = visible(devices, bounds)

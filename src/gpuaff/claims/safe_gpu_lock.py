@@ -75,6 +75,16 @@ def path() -> str | None:
     return said
 
 
+def patience(wait: float | None) -> float | None:
+    """For how long a claim waits for safe_gpu users who are choosing, in seconds.
+
+    Args:
+        wait: for how long it waits for GPUs. Even one that does not wait has to let them choose:
+            they are about to take GPUs, and nobody knows yet which.
+    """
+    return None if wait is None else max(LIMIT, wait)
+
+
 @contextmanager
 def holding(
     wanted: int = 1, *, limit: float | None = LIMIT, where: str | None = None

@@ -19,6 +19,7 @@ _COMMANDS = {
     "topo": "show the CPUs, NUMA nodes and GPUs of a machine",
     "plan": "show which cores each rank would get",
     "check": "check the CPUs of running processes",
+    "status": "show who has which GPU, and who waits",
     "run": "claim GPUs, and become a command that has them to itself",
 }
 """Each command, a module of this package, and what it does in a line."""

@@ -4,7 +4,7 @@
 
 is all that changes: names, arguments, log lines and errors are the old ones
 (``docs/migrate-safe-gpu.md`` tells where they are not, and why). It works through
-:func:`gpuaff.claim_gpus`, as a new script should.
+``gpuaff.claim_gpus``, as a new script should.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ gpu_owner: GPUOwner | None = None
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 _THEIR_NAMES = {"n": "nb_gpus", "placeholder": "placeholder_fn"}
-"""What safe_gpu calls an argument of :func:`gpuaff.claim_gpus`, where that differs."""
+"""What safe_gpu calls an argument of ``gpuaff.claim_gpus``, where that differs."""
 
 _NOT_OCCUPYING = (AlreadyClaimedError, GpusBusyError, NotEnoughGpusError)
 """What goes wrong before anything is occupied."""
@@ -271,22 +271,23 @@ def claim_gpus(
 ) -> None:
     """Take free GPUs for this process, and make only them visible to CUDA.
 
-    Call it before CUDA is started. What it has made is :data:`gpu_owner`.
+    Call it before CUDA is started. What it has made is ``gpu_owner``.
 
     Args:
         nb_gpus: how many; with 0 no GPU is visible.
         placeholder_fn: what occupies each: a function of the device's number in this process,
             whose ``release``, if it has one, is called with its result on release. By default it is
             a context, which frameworks then use, and which takes a tenth of the time that
-            importing one takes; other words of :func:`gpuaff.claim_gpus` may be given as well.
+            importing one takes; other words of ``gpuaff.claim_gpus`` may be given as well.
         logger: told what happens, at level INFO; the module ``logging`` will do, too.
         debug_sleep: seconds between setting CUDA_VISIBLE_DEVICES and occupying.
 
     Raises:
         NvidiasmiError: there is no usable driver.
-        RuntimeError: too few GPUs are free (:class:`gpuaff.GpusBusyError`) or exist
-            (:class:`gpuaff.NotEnoughGpusError`), CUDA has been started already, this process has a
-            claim (:class:`gpuaff.AlreadyClaimedError`), or the placeholder has failed.
+        RuntimeError: too few GPUs are free (:class:`~gpuaff.errors.GpusBusyError`) or exist
+            (:class:`~gpuaff.errors.NotEnoughGpusError`), CUDA has been started already, this
+            process has a claim (:class:`~gpuaff.errors.AlreadyClaimedError`), or the placeholder
+            has failed.
         ValueError: several are asked for where there is one GPU, and it drives a screen; or an
             argument cannot be meant.
     """

@@ -76,6 +76,11 @@ def _lock_of(line: str) -> FileLock | None:
     )
 
 
+def real_name(path: str) -> str:
+    """A path without links: what /proc calls the file of a process that has opened it."""
+    return os.path.realpath(path)
+
+
 def identity(path: str) -> tuple[int, int] | None:
     """The device number and inode of a file, without opening it; None when there is none."""
     try:
