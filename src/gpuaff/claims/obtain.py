@@ -144,6 +144,25 @@ class Attempts:
         with Watch() as watch:
             return self._until_obtained(wait, _Teller(on_wait), watch)
 
+    def preview(self) -> tuple[Device, ...]:
+        """What :meth:`obtain` would get now, without waiting. Nothing is taken.
+
+        Raises:
+            NotEnoughGpusError: as there.
+            GpusBusyError: as there.
+            LockDirectoryError: as there.
+        """
+        self._ground.look()
+        entries = board.entries()
+        seen = _Refused(
+            usages=self._ground.usages(entries), ahead=self._ahead(entries), entries=entries
+        )
+        self._never(seen)
+        free = [usage.device for usage in seen.usages if usage.busy is None]
+        if seen.ahead or len(free) < self._pool.count:
+            raise self._too_late(seen, 0)
+        return self._choose(free)
+
     def undo(self) -> None:
         """Give back whatever there is: a place in the queue, leases; however far it has come."""
         try:
