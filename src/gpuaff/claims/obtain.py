@@ -222,7 +222,7 @@ class Attempts:
                     if isinstance(got, Obtained):
                         self._kept.push(stack.pop_all())
                     elif may_join and self._place is None:
-                        self._place = join(self._record, wanted=self._pool.count, gpus=self._wants)
+                        self._place = self._join()
                     return got
 
     def _choose_and_lease(self) -> Obtained | _Refused:
@@ -241,9 +241,7 @@ class Attempts:
         return _Refused(usages=usages, ahead=ahead, entries=entries, hidden=hidden)
 
     def _lease(self, chosen: tuple[Device, ...], usages: Sequence[Usage]) -> Obtained | Device:
-        if self._slot is None:
-            self._slot = board.take() if self._place is None else self._place.slot
-        slot = self._slot
+        slot = self._slot_for_claim()
         lease = self._held = self._ground.lease(slot)
         taken = lease.take(chosen)
         if taken is not None:
@@ -257,6 +255,19 @@ class Attempts:
             slot=slot,
             usages=tuple(usage for one in chosen for usage in usages if usage.device == one),
         )
+
+    def _slot_for_claim(self) -> Slot:
+        """The place's slot, which may be another one than before; else one of our own."""
+        if self._place is not None:
+            return self._place.slot
+        if self._slot is None:
+            self._slot = board.take()
+        return self._slot
+
+    def _join(self) -> Place:
+        if self._slot is not None:  # from an attempt that came to nothing: the place has its own
+            self._slot.release()
+        return join(self._record, wanted=self._pool.count, gpus=self._wants)
 
     def _ahead(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         place = self._place
