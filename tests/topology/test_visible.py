@@ -238,22 +238,23 @@ def test_rule_8_a_bad_order_is_an_error_whatever_the_list(order: str, text: str 
 
 @pytest.mark.case("D1")
 @pytest.mark.parametrize(
-    ("text", "index"),
+    ("text", "index", "instance"),
     [
-        ("1", 1),
-        (G0, 0),
-        ("GPU-fa1b2c3d", 0),
-        (MIGS[0], 1),
-        (MIGS[1], 1),
-        (MIGS[2], 3),
-        ("MIG-AAAA", 1),
-        (f"MIG-{G1}/2/0", 1),
-        (f"MIG-{G3}/7/3", 3),
-        ("MIG-GPU-1b2c/2/0", 1),
+        ("1", 1, MIGS[0]),
+        (G0, 0, None),
+        ("GPU-fa1b2c3d", 0, None),
+        (MIGS[0], 1, MIGS[0]),
+        (MIGS[1], 1, MIGS[1]),
+        (MIGS[2], 3, MIGS[2]),
+        ("MIG-AAAA", 1, MIGS[0]),
+        (f"MIG-{G1}/2/0", 1, MIGS[1]),
+        (f"MIG-{G3}/7/3", 3, MIGS[2]),
+        ("MIG-GPU-1b2c/2/0", 1, MIGS[1]),
     ],
 )
-def test_every_form_is_understood(text: str, index: int) -> None:
+def test_every_form_is_understood(text: str, index: int, instance: str | None) -> None:
     assert resolve(with_mig(), text) == Visible((index,))
+    assert resolve(with_mig(), text).instances == (instance,)
 
 
 @pytest.mark.case("D1", "D2")

@@ -33,7 +33,7 @@ import re
 from collections.abc import Sequence
 
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass, replace
+from gpuaff.records import dataclass, field, replace
 from gpuaff.topology.model import Gpu
 
 TYPE_CHECKING = False
@@ -61,7 +61,7 @@ class Visible:
 
     indices: tuple[int, ...]
     notes: tuple[Notice, ...] = ()
-    instances: tuple[str | None, ...] = ()
+    instances: tuple[str | None, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
