@@ -49,6 +49,8 @@ class Looker:
 
     Attributes:
         readings: what the driver told last, of all devices.
+        idle: the whole GPUs that were free for anybody then, by index, whether they are in
+            question here or not.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Looker:
         self._own_is_free = own_is_free
         self._holders = Names(HERE)
         self.readings: tuple[DeviceReading, ...] = ()
+        self.idle: frozenset[int] = frozenset()
 
     def look(self) -> tuple[DeviceReading, ...]:
         """Ask the driver."""
@@ -86,31 +89,50 @@ class Looker:
         """
         readings = self.look()
         people = people_on(readings, own_is_free=self._own_is_free)
-        judged = judge(
-            readings,
-            people=people,
-            leased=leased(self._devices, entries, self._holders),
-            names=Names(people),
-            demand=self._demand,
+        names = Names(people)
+        everybody = [reading.device for reading in readings]
+        held = leased(self._devices, entries, self._holders, others=everybody)
+        judged = judge(readings, people=people, leased=held, names=names, demand=self._demand)
+        self.idle = frozenset(
+            usage.device.index
+            for usage in judge(readings, people=people, leased=held, names=names)
+            if usage.busy is None and not usage.device.is_mig
         )
         by_uuid = {usage.device.uuid: usage for usage in judged}
         return tuple(by_uuid[device.uuid] for device in self._devices)
 
 
 def leased(
-    devices: Iterable[Device], entries: Sequence[Entry], names: Mapping[int, str]
+    devices: Iterable[Device],
+    entries: Sequence[Entry],
+    names: Mapping[int, str],
+    *,
+    others: Iterable[Device] = (),
 ) -> dict[str, str]:
-    """Who holds a lease, by UUID, in one line. No lock is taken to look."""
+    """Who holds a lease, by UUID, in one line. No lock is taken to look.
+
+    Args:
+        devices: which are asked about.
+        entries: what stands on the board.
+        names: processes in words.
+        others: of these it only counts whether they are leased: nothing is looked up.
+    """
     on_board = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
+    asked = _with_parents(devices)
+    all_asked = _with_parents(others) | asked
+    return {
+        uuid: _in_words(on_board.get(uuid), found, names) if uuid in asked else ""
+        for uuid, found in leases.holders(all_asked.values()).items()
+        if any(not holder.shared for holder in found)
+    }
+
+
+def _with_parents(devices: Iterable[Device]) -> dict[str, Device]:
     asked = {device.uuid: device for device in devices}
     for device in tuple(asked.values()):
         if device.parent is not None:
             asked.setdefault(device.parent, whole_of(device))
-    return {
-        uuid: _in_words(on_board.get(uuid), found, names)
-        for uuid, found in leases.holders(asked.values()).items()
-        if any(not holder.shared for holder in found)
-    }
+    return asked
 
 
 def whole_of(instance: Device) -> Device:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from contextlib import suppress
 
 from gpuaff.claims import lockdir
 from gpuaff.system import kernel, locks
@@ -27,12 +28,9 @@ def _name() -> str:
 
 
 def remember() -> None:
-    """A claim was lost just now.
-
-    Raises:
-        LockDirectoryError: the lock directory cannot be used.
-    """
-    _write(kernel.uptime())
+    """A claim was lost just now. Where that cannot be noted, the next one does not wait."""
+    with suppress(OSError):  # the loss itself is what is to be told
+        _write(kernel.uptime())
 
 
 def stand_back() -> None:

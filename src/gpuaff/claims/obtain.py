@@ -14,6 +14,7 @@ from gpuaff.claims.line import Place, join
 from gpuaff.claims.model import Busy, Device, Usage, Waiting
 from gpuaff.claims.pool import Pool
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
+from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.system import kernel
 from gpuaff.system.watch import Watch
@@ -39,12 +40,14 @@ class Obtained:
         lease: the locks.
         slot: this process's slot on the board.
         usages: how they were used when they were leased.
+        notices: what was not as hoped.
     """
 
     devices: tuple[Device, ...]
     lease: AnyLease
     slot: Slot
     usages: tuple[Usage, ...]
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ class Attempts:
         pool: Pool,
         *,
         choose: Callable[[Sequence[Device]], tuple[Device, ...]],
-        quiet: Callable[[], AbstractContextManager[object]],
+        quiet: Callable[[], AbstractContextManager[tuple[Notice, ...]]],
         kept: ExitStack,
     ) -> None:
         """Get ready.
@@ -120,7 +123,10 @@ class Attempts:
             return self._until_obtained(wait, _Teller(on_wait), ends)
 
     def undo(self) -> None:
-        """Give back whatever there is: a place in the queue, leases; however far it has come."""
+        """Give back whatever there is: a place in the queue, leases; however far it has come.
+
+        May be called again.
+        """
         try:
             if self._held is not None:
                 self._held.release()
@@ -161,11 +167,12 @@ class Attempts:
             if ahead:
                 return _Refused(usages=(), ahead=ahead, entries=entries)
         with ExitStack() as stack:
-            stack.enter_context(self._quiet())
+            notices = stack.enter_context(self._quiet())
             with guarded():
                 got = self._look_and_lease()
                 if isinstance(got, Obtained):
                     self._kept.push(stack.pop_all())
+                    got = replace(got, notices=notices)
                 elif may_join and self._place is None:
                     self._place = join(self._record, wanted=self._pool.count, gpus=self._wants)
         return got
