@@ -171,5 +171,24 @@ class LockDirectoryError(GpuaffError, OSError):
         return f"{self.path}: {self.problem}"
 
 
+class CommandError(GpuaffError):
+    """The command that was to be run cannot be.
+
+    Attributes:
+        command: its name, as it was given.
+        found: whether there is such a file.
+        problem: what was found, and what to try.
+    """
+
+    def __init__(self, command: str, found: bool, problem: str) -> None:
+        super().__init__(command, found, problem)
+        self.command = command
+        self.found = found
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.command}: {self.problem}"
+
+
 def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -140,6 +140,7 @@ def main() -> int:
 
     import gpuaff.claims.making
     import gpuaff.claims.safe_gpu_lock
+    import gpuaff.text
     import gpuaff.topology.live  # noqa: F401
 
     rng = random.Random(args.seed)

@@ -21,6 +21,7 @@ from gpuaff.claims.safe_gpu_lock import DEFAULT, holding
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from safe_gpu_users import OURS, THEIRS, begin, end, get, our_user, their_user
 
+from fakedriver.driver import FakeDriver
 from processes import printed, run, stopped
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -604,3 +605,18 @@ heavy = {{"logging", "typing", "pathlib", "dataclasses", "subprocess"}} & set(sy
 print(sorted(heavy), threading.active_count())
 """
     assert printed(script, env={"GPUAFF_SAFE_GPU": str(lock)}) == "[] 1"
+
+
+@pytest.mark.fake_driver
+def test_a_claim_without_the_lock_says_so(driver: FakeDriver, tmp_path: Path) -> None:
+    script = """
+import gpuaff
+print([notice.code for notice in gpuaff.claim_gpus().warnings])
+"""
+    env = {
+        "GPUAFF_LOCK_DIR": str(tmp_path / "locks"),
+        "GPUAFF_SAFE_GPU": str(tmp_path / "none" / "none" / "lock"),
+    }
+    done = driver.run(script, env=env)
+    assert done.stdout == "['safe-gpu-unlocked']\n"
+    assert done.stderr.count("[safe-gpu-unlocked]") == 1

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from gpuaff.checking.check import Check
-from gpuaff.cli.placement import Placement, indices_by_minor, minors_of
+from gpuaff.cli.placement import Placement
 from gpuaff.cpuset import CpuSet
 from gpuaff.system import kernel
 from gpuaff.system.kernel import Tree
+from gpuaff.topology.device_files import indices_by_minor, minors_of
 from gpuaff.topology.model import Topology
 
 
@@ -27,7 +28,8 @@ def test_a_minor_number_is_not_an_index(tmp_path: Path, box: Topology) -> None:
         folder.mkdir(parents=True)
         text = f"Model: \t\t Alpha\nBus Type: \t PCIe\nDevice Minor: \t {minor}\n"
         (folder / "information").write_text(text)
-    assert indices_by_minor(Tree(str(tmp_path)), box) == {2: 0, 0: 1}
+    by_address = {gpu.pci_bus_id: gpu.index for gpu in box.gpus}
+    assert indices_by_minor(Tree(str(tmp_path)), by_address) == {2: 0, 0: 1}
 
 
 LEFT = frozenset({0, 1, 2, 3, 8, 9, 10, 11})

@@ -31,11 +31,12 @@ static struct fake_state *refuse(const char *why)
 struct fake_state *fake_open(void)
 {
     struct stat status;
-    struct fake_state *mapped;
+    struct fake_state *mapped, *first;
     int file;
 
-    if (state)
-        return state;
+    first = __atomic_load_n(&state, __ATOMIC_ACQUIRE);
+    if (first)
+        return first;
     file = open(path(), O_RDWR | O_CLOEXEC);
     if (file < 0)
         return refuse(strerror(errno));
@@ -52,7 +53,15 @@ struct fake_state *fake_open(void)
         munmap(mapped, sizeof(*state));
         return refuse("not a state of the version that this library was built for");
     }
-    return state = mapped;
+    /* NVML may be started by two threads at once. Both must use one mapping: handles point into
+     * it, and would mean nothing in another. */
+    first = NULL;
+    if (!__atomic_compare_exchange_n(&state, &first, mapped, 0, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) {
+        munmap(mapped, sizeof(*state));
+        return first;
+    }
+    return mapped;
 }
 
 /* A descriptor of its own for each lock: so flock keeps out threads and forked children, too,

@@ -19,6 +19,7 @@ from gpuaff.claims import lockdir
 from gpuaff.errors import LockDirectoryError
 from gpuaff.records import dataclass
 from gpuaff.system import kernel, locks
+from gpuaff.system.kernel import ThreadFacts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ PARTS = HOLDS + SLOTS
 
 PART_COUNT = 64
 """More than any claim has GPUs."""
+
+
+MOST = (1 << 53) - 1
+"""The largest number in a record that counts: other languages' JSON has no larger ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,17 @@ class Entry:
         return self._number("start")
 
     @property
+    def uid(self) -> int | None:
+        """The number of the user for whom the writer acts."""
+        return self._number("uid")
+
+    @property
+    def since(self) -> float | None:
+        """Since when the writer waits, or holds, in seconds since 1970."""
+        found = self.record.get("since")
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
     def ticket(self) -> int:
         """The writer's place in the line; the lower is the first."""
         return self._number("ticket") or 0
@@ -76,7 +92,7 @@ class Entry:
     def beat(self) -> float | None:
         """When the writer last told that it is well, in seconds since the machine started."""
         found = self.record.get("beat")
-        return float(found) if isinstance(found, int | float) else None
+        return float(found) if isinstance(found, float) else self._number("beat")
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -91,7 +107,33 @@ class Entry:
 
     def _number(self, key: str) -> int | None:
         found = self.record.get(key)
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        fits = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MOST
+        return found if fits else None
+
+
+_unheld: dict[int, int] = {}
+"""The descriptors of slots that hold no GPUs yet, and their numbers; −1 while that is not known."""
+
+
+def _forget_in_child() -> None:
+    """A forked child must not keep its parent's place in the queue alive, so it closes its copy."""
+    locks.close(*_unheld)
+    _unheld.clear()
+
+
+kernel.in_forked_child(_forget_in_child)
+
+
+def leave() -> None:
+    """Give back what this process has on the board without holding GPUs; may be called again.
+
+    Ctrl-C may come between any two steps, so not every such slot has a :class:`Slot`.
+    """
+    for handle, number in tuple(_unheld.items()):
+        if number >= 0:  # closing is not enough: a child that is being forked has a copy
+            locks.free_range(handle, WAITS + number)
+        _unheld.pop(handle, None)
+        locks.close(handle)
 
 
 class Slot:
@@ -101,6 +143,7 @@ class Slot:
         """Only :func:`take` makes them."""
         self.handle = handle
         self.number = number
+        self._file = locks.identity_of(handle)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Put a record into the slot.
@@ -109,26 +152,22 @@ class Slot:
             LockDirectoryError: it cannot be written.
         """
         text = dumps({"v": VERSION, **record}, ensure_ascii=True).encode()
-        if len(text) > SLOT_SIZE:
-            text = dumps({"v": VERSION, "pid": record.get("pid")}).encode()
-        try:
-            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE))
-        except OSError as error:
-            where = path()
-            raise LockDirectoryError(where, f"it cannot be written: {error.strerror}") from None
-
-    def wait_begins(self) -> None:
-        """Say that this process waits."""
-        locks.try_range(self.handle, WAITS + self.number)
+        if len(text) > SLOT_SIZE:  # some ninety MIG instances: then any of them is wanted
+            text = dumps({"v": VERSION, **record, "gpus": []}, ensure_ascii=True).encode()
+        with lockdir.using(path()):
+            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE)[:SLOT_SIZE])
 
     def hold_begins(self) -> None:
         """Say that this process holds GPUs, and waits no more."""
         locks.try_range(self.handle, HOLDS + self.number)
+        _unheld.pop(self.handle, None)
         locks.free_range(self.handle, WAITS + self.number)
 
     def release(self) -> None:
         """Give the slot back, also for children that share it; may be called again."""
-        if self.handle < 0:
+        if not self._is_ours():
+            _unheld.pop(self.handle, None)
+            self.handle = -1
             return
         locks.free_range(self.handle, WAITS + self.number)
         locks.free_range(self.handle, HOLDS + self.number)
@@ -137,7 +176,15 @@ class Slot:
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""
         handle, self.handle = self.handle, -1
+        _unheld.pop(handle, None)
         locks.close(handle)
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor is open still, and not somebody else's: daemons close all."""
+        try:
+            return self.handle >= 0 and locks.identity_of(self.handle) == self._file
+        except OSError:
+            return False
 
     @property
     def is_current(self) -> bool:
@@ -166,26 +213,48 @@ def take() -> Slot:
         LockDirectoryError: the board cannot be used, or all slots are taken.
     """
     handle = opened()
+    _unheld[handle] = -1
     try:
-        used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
-        used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
-        first = (
-            kernel.process_id()
-        )  # not all at the first slots: who waits for one may miss a change
-        for number in (at % SLOTS for at in range(first, first + SLOTS)):
-            if number not in used and locks.try_range(handle, WAITS + number):
-                if not locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1):
-                    locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
-                    return Slot(handle, number)
-                locks.free_range(handle, WAITS + number)
+        with lockdir.using(path()):
+            number = _free_slot(handle)
     except BaseException:
-        locks.close(handle)
+        _drop(handle)
         raise
-    locks.close(handle)
+    if number is not None:
+        return Slot(handle, number)
+    _drop(handle)
     raise LockDirectoryError(
         path(),
         f"all of its {SLOTS} slots are in use by claimers: see gpuaff status",
     )
+
+
+def _free_slot(handle: int) -> int | None:
+    """Take the byte of a slot whose other bytes nobody has; its old record is gone then.
+
+    Those inside a claim may outlive it: then its slot is in use.
+    """
+    used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
+    used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
+    first = kernel.process_id()  # a slot is not used again at once: its followers are waking
+    for number in (at % SLOTS for at in range(first, first + SLOTS)):
+        if number in used or not locks.try_range(handle, WAITS + number):
+            continue
+        _unheld[handle] = number
+        parts = PARTS + number * PART_COUNT
+        if not (
+            locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1)
+            or locks.locked_bytes(handle, parts, parts + PART_COUNT)
+        ):
+            locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
+            return number
+        locks.free_range(handle, WAITS + number)
+    return None
+
+
+def _drop(handle: int) -> None:
+    _unheld.pop(handle, None)
+    locks.close(handle)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -205,8 +274,9 @@ def entries() -> tuple[Entry, ...]:
 
 def read(handle: int) -> tuple[Entry, ...]:
     """As :func:`entries`, through an open file, whose own slot is not among them."""
-    holding = locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)
-    waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
+    with lockdir.using(path()):
+        holding = locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)
+        waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
     found = {at - WAITS: True for at in waiting} | {at - HOLDS: False for at in holding}
     return tuple(
         Entry(slot=number, waits=found[number], record=_record(handle, number))
@@ -214,14 +284,26 @@ def read(handle: int) -> tuple[Entry, ...]:
     )
 
 
+def holding(handle: int) -> frozenset[int]:
+    """The slots of those who hold GPUs; the open file's own is not among them."""
+    return frozenset(at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS))
+
+
 def _record(handle: int, number: int) -> Mapping[str, Any]:
-    try:
-        found = loads(
-            locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE).decode("utf-8", "replace")
-        )
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    for _ in range(_READS):
+        data = locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE)
+        if not data.strip():
+            break
+        try:
+            found = loads(data.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+_READS = 3
+"""How often an unreadable record is read: the kernel may show one that is half written."""
 
 
 def entry_at(handle: int, slot: int) -> Entry | None:
@@ -234,14 +316,23 @@ def entry_at(handle: int, slot: int) -> Entry | None:
 
 def stopped(found: Iterable[Entry]) -> frozenset[int]:
     """The slots whose writers are stopped (SIGSTOP, Ctrl-Z), as far as they can be seen."""
-    return frozenset(entry.slot for entry in found if _is_stopped(entry))
+    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and facts.stopped)
 
 
-def _is_stopped(entry: Entry) -> bool:
+def living(found: Iterable[Entry]) -> frozenset[int]:
+    """The slots whose writers live and can be seen: their ids are those of this PID namespace.
+
+    Others have ended, and children keep their slot, or are elsewhere.
+    """
+    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and not facts.ended)
+
+
+def _facts(entry: Entry) -> ThreadFacts | None:
+    """What the kernel tells of a writer; None when there is none, or another process."""
     if entry.pid is None:
-        return False
+        return None
     facts = kernel.thread_facts(entry.pid, entry.pid)
-    return facts is not None and facts.started == entry.start and facts.stopped
+    return facts if facts is not None and facts.started == entry.start else None
 
 
 def about_me() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from gpuaff.claims import board, leases
 from gpuaff.claims.board import Entry, Slot
@@ -16,20 +16,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from gpuaff.claims.looking import Looker
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """All GPUs of the machine: a claim is a lease, and others may have GPUs without one.
 
     Attributes:
-        look: asks how the devices of the pool are used; it is given what stands on the board.
+        looker: asks how the devices of the pool are used.
     """
 
-    look: Callable[[Sequence[Entry]], tuple[Usage, ...]]
+    looker: Looker
+
+    def look(self) -> None:
+        """Ask the driver, which takes a while, and may hang."""
+        self.looker.prepare()
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used now."""
-        return self.look(entries)
+        """How the devices are used, as of the last look, and by the leases of this moment."""
+        return self.looker.judged(entries)
+
+    def in_words(self, usages: tuple[Usage, ...], entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """The last usages, for those who are to be told."""
+        del usages
+        return self.looker.in_words(entries)
 
     def lease(self, slot: Slot) -> Lease:
         """A lease that has nothing yet."""
@@ -108,6 +119,14 @@ class Enclosing:
     gpus: tuple[str, ...]
     devices: tuple[Device, ...]
 
+    def look(self) -> None:
+        """Nothing: the driver is not asked about the GPUs of a claim."""
+
+    def in_words(self, usages: tuple[Usage, ...], entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """The last usages, for those who are to be told."""
+        del entries
+        return usages
+
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used now, by those who claim inside the claim."""
         names = {key: who(entry) for entry in entries if not entry.waits for key in entry.gpus}
@@ -137,9 +156,9 @@ class Enclosing:
         return board.PARTS + self.slot * board.PART_COUNT + place
 
     def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """The file that is closed when a rank gives its devices back."""
+        """No file tells: the board is closed at every look, also by who would be woken."""
         del devices
-        return (board.path(),)
+        return ()
 
     def key(self, device: Device) -> str:
         """What the board calls a device inside this claim."""

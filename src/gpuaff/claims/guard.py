@@ -1,10 +1,13 @@
-"""The guard: one claimer at a time looks at the GPUs and leases those that it chooses.
+"""The guard: one claimer at a time chooses among the GPUs that are not leased, and leases them.
 
 So a claimer gets all that it asked for or nothing, and two of them do not take half each. That no
 GPU is ever given to two does not depend on it: leases see to that.
 
-It is a ``flock`` of our own and not filelock's, whose open truncates whatever somebody has put in
-the file's place, and whose import takes longer than all of ours.
+The driver is asked before, and who has leased what is read again under the guard. So claimers ask
+the driver all at once, and one who hangs in it holds up nobody.
+
+It is a ``flock`` of our own and not filelock's, which opens the file for writing (and truncates
+whatever stands there, up to 3.29 at least), asks again every 50 ms, and takes 40 ms to import.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from gpuaff.system import kernel, locks
 NAME = "guard"
 
 LIMIT = 20.0
-"""How long is waited for whoever is looking, in seconds: looking takes milliseconds."""
+"""How long is waited for whoever has it, in seconds: leasing takes milliseconds. The driver, which
+may hang, is not asked under the guard."""
 
-_STEP = 0.002
-"""Seconds between two tries. The kernel would wake us, but not when time is up."""
+_STEPS = 0.001, 0.01
+"""Seconds between two tries, at first and at last. The kernel would wake us, but not when time is
+up."""
 
 _open: set[int] = set()
 """The descriptors by which this process holds, or waits for, the guard."""
@@ -50,17 +55,35 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
     """
     handle = _opened()
     try:
-        end = time.monotonic() + limit
-        while not locks.try_flock(handle):
-            if time.monotonic() >= end:
-                raise _stuck(handle, limit)
-            time.sleep(_STEP)
+        with lockdir.using(f"{lockdir.path()}/{NAME}"):
+            _wait(handle, limit)
         yield
     finally:
-        if handle in _open:  # not in a child that was forked meanwhile
-            _open.discard(handle)
+        _let_go(handle)
+
+
+def let_go() -> None:
+    """Give the guard back if this process still has it: Ctrl-C may come between any two steps."""
+    for handle in tuple(_open):
+        _let_go(handle)
+
+
+def _let_go(handle: int) -> None:
+    if handle in _open:  # not in a child that was forked meanwhile
+        with suppress(OSError):  # where there are no locks, an error has said so
             locks.unlock(handle)  # closing is not enough: a forked child may have a copy
-            locks.close(handle)
+        _open.discard(handle)
+        locks.close(handle)
+
+
+def _wait(handle: int, limit: float) -> None:
+    end = time.monotonic() + limit
+    step, longest = _STEPS
+    while not locks.try_flock(handle):
+        if time.monotonic() >= end:
+            raise _stuck(handle, limit)
+        time.sleep(step)
+        step = min(step * 1.5, longest)
 
 
 def _opened() -> int:
@@ -72,8 +95,8 @@ def _opened() -> int:
 def _stuck(handle: int, limit: float) -> LockDirectoryError:
     return LockDirectoryError(
         f"{lockdir.path()}/{NAME}",
-        f"{_holder(handle)} has held it for more than {limit:.0f} s, while looking at GPUs takes "
-        "milliseconds: see whether it is stopped or hangs in the driver, and end it",
+        f"{_holder(handle)} has held it for more than {limit:.0f} s, while leasing GPUs takes "
+        "milliseconds: see whether it is stopped, and continue or end it",
     )
 
 

@@ -87,6 +87,13 @@ def forget(claim: Claim) -> None:
         _memory.claim = None
 
 
+def forget_own() -> None:
+    """What this process itself has claimed, if anything, is over."""
+    claim = _memory.claim
+    if claim is not None and not claim.is_inherited:
+        _memory.claim = None
+
+
 def latched() -> tuple[ClaimedGpu, ...] | None:
     """The GPUs that CUDA shows in this process for good, since a claim that is over."""
     return _memory.latched

@@ -75,6 +75,19 @@ class Place:
         self.slot.release()
 
 
+_asleep: set[int] = set()
+"""The descriptors through which this process's threads sleep."""
+
+
+def _forget_in_child() -> None:
+    """A forked child has no such threads."""
+    locks.close(*_asleep)
+    _asleep.clear()
+
+
+kernel.in_forked_child(_forget_in_child)
+
+
 def _sleeper(slot: int) -> threading.Event:
     gone = threading.Event()
     thread = threading.Thread(target=_sleep_on, args=(board.WAITS + slot, gone), daemon=True)
@@ -85,13 +98,14 @@ def _sleeper(slot: int) -> threading.Event:
 
 
 def _sleep_on(byte: int, gone: threading.Event) -> None:
-    try:
+    with suppress(OSError):  # the board was spoiled: who waits is told when it looks, by time
         handle = board.opened()
+        _asleep.add(handle)
         try:
             locks.wait_for_range(handle, byte)
         finally:
+            _asleep.discard(handle)
             locks.close(handle)
-    finally:
         gone.set()
 
 

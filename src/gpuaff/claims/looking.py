@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuaff.claims import leases
 from gpuaff.claims.board import Entry
 from gpuaff.claims.leases import Holder
-from gpuaff.claims.model import Demand, Device, DeviceReading, Usage
+from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
 from gpuaff.claims.occupancy import People, judge
 from gpuaff.claims.people import names_of, people_on
 from gpuaff.claims.queue import who
@@ -49,8 +49,6 @@ class Looker:
 
     Attributes:
         readings: what the driver told last, of all devices.
-        idle: the whole GPUs that were free for anybody then, by index, whether they are in
-            question here or not.
     """
 
     def __init__(
@@ -72,67 +70,113 @@ class Looker:
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
         self._holders = Names(HERE)
+        self._people = HERE
+        self._found: Mapping[str, tuple[Holder, ...]] = {}
+        self._nothing_left = False
         self.readings: tuple[DeviceReading, ...] = ()
-        self.idle: frozenset[int] = frozenset()
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """The whole GPUs that were free for anybody, by index, in question here or not."""
+        held = _told(_holders(reading.device for reading in self.readings), (), {})
+        judged = judge(self.readings, people=self._people, leased=held)
+        return frozenset(
+            one.device.index for one in judged if one.busy is None and not one.device.is_mig
+        )
 
     def look(self) -> tuple[DeviceReading, ...]:
-        """Ask the driver."""
+        """Ask the driver, and the kernel about the processes that it lists."""
         asks = self._demand is not None and self._demand.max_utilization is not None
         self.readings = self._session.look(utilization=asks)
+        self._people = people_on(self.readings, own_is_free=self._own_is_free)
         return self.readings
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used now.
+        """Look, and tell how the devices are used now, in words.
 
         Args:
             entries: what stands on the board.
         """
-        readings = self.look()
-        people = people_on(readings, own_is_free=self._own_is_free)
-        names = Names(people)
-        everybody = [reading.device for reading in readings]
-        held = leased(self._devices, entries, self._holders, others=everybody)
-        judged = judge(readings, people=people, leased=held, names=names, demand=self._demand)
-        self.idle = frozenset(
-            usage.device.index
-            for usage in judge(readings, people=people, leased=held, names=names)
-            if usage.busy is None and not usage.device.is_mig
+        self.prepare()
+        self.judged(entries)
+        return self.in_words(entries)
+
+    def prepare(self) -> None:
+        """Look for :meth:`judged`.
+
+        Where all devices are leased the driver need not be asked: it answers slowly while others
+        start CUDA.
+        """
+        self._found = _holders(self._devices)
+        held = _told(self._found, (), {})
+        self._nothing_left = all(device.uuid in held for device in self._devices)
+        if not self._nothing_left:
+            self.look()
+
+    def judged(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """How the devices are used: as the driver told last, and by the leases of this moment.
+
+        Processes are called by their numbers: to find their names takes longer than all the rest.
+
+        Args:
+            entries: what stands on the board.
+        """
+        if not self._nothing_left:
+            self._found = _holders(self._devices)
+        return self._judge(entries, {}, {})
+
+    def in_words(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """What was judged last, with the processes' names: for those who are to be told.
+
+        Args:
+            entries: what stood on the board.
+        """
+        return self._judge(entries, self._holders, Names(self._people))
+
+    def _judge(
+        self, entries: Sequence[Entry], holders: Mapping[int, str], names: Mapping[int, str]
+    ) -> tuple[Usage, ...]:
+        held = _told(self._found, entries, holders)
+        if self._nothing_left:
+            return tuple(_leased(device, held[device.uuid]) for device in self._devices)
+        judged = judge(
+            self.readings,
+            people=self._people,
+            leased=held,
+            names=names,
+            demand=self._demand,
         )
         by_uuid = {usage.device.uuid: usage for usage in judged}
         return tuple(by_uuid[device.uuid] for device in self._devices)
 
 
-def leased(
-    devices: Iterable[Device],
-    entries: Sequence[Entry],
-    names: Mapping[int, str],
-    *,
-    others: Iterable[Device] = (),
-) -> dict[str, str]:
-    """Who holds a lease, by UUID, in one line. No lock is taken to look.
+def _leased(device: Device, who_has_it: str) -> Usage:
+    why = who_has_it or "somebody who has left no word"
+    return Usage(device=device, busy=Busy.LEASED, message=f"{device}: leased by {why}")
 
-    Args:
-        devices: which are asked about.
-        entries: what stands on the board.
-        names: processes in words.
-        others: of these it only counts whether they are leased: nothing is looked up.
+
+def _holders(devices: Iterable[Device]) -> Mapping[str, tuple[Holder, ...]]:
+    """Who has a lease of these devices, and of the GPUs that they are part of.
+
+    No lock is taken to look.
     """
-    on_board = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
-    asked = _with_parents(devices)
-    all_asked = _with_parents(others) | asked
-    return {
-        uuid: _in_words(on_board.get(uuid), found, names) if uuid in asked else ""
-        for uuid, found in leases.holders(all_asked.values()).items()
-        if any(not holder.shared for holder in found)
-    }
-
-
-def _with_parents(devices: Iterable[Device]) -> dict[str, Device]:
     asked = {device.uuid: device for device in devices}
     for device in tuple(asked.values()):
         if device.parent is not None:
             asked.setdefault(device.parent, whole_of(device))
-    return asked
+    return leases.holders(asked.values())
+
+
+def _told(
+    found: Mapping[str, Sequence[Holder]], entries: Sequence[Entry], names: Mapping[int, str]
+) -> dict[str, str]:
+    """Who holds a lease, by UUID, in one line."""
+    on_board = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
+    return {
+        uuid: _in_words(on_board.get(uuid), holders, names)
+        for uuid, holders in found.items()
+        if any(not holder.shared for holder in holders)
+    }
 
 
 def whole_of(instance: Device) -> Device:

@@ -28,8 +28,8 @@ def _name() -> str:
 
 
 def remember() -> None:
-    """A claim was lost just now. Where that cannot be noted, the next one does not wait."""
-    with suppress(OSError):  # the loss itself is what is to be told
+    """A claim was lost just now; that is the error to tell, whatever else goes wrong."""
+    with suppress(OSError):
         _write(kernel.uptime())
 
 
@@ -55,6 +55,7 @@ def stand_back() -> None:
 def _write(value: float) -> None:
     handle = lockdir.open_file(_name(), size=_TIME.size)
     try:
-        locks.write_at(handle, 0, _TIME.pack(value))
+        with lockdir.using(f"{lockdir.path()}/{_name()}"):
+            locks.write_at(handle, 0, _TIME.pack(value))
     finally:
         locks.close(handle)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
+from gpuaff.claims.connections import observe_connections
 from gpuaff.claims.contexts import numbers_of
 from gpuaff.claims.exported import export
 from gpuaff.claims.ground import Enclosing, Ground, Machine
@@ -22,6 +23,7 @@ from gpuaff.claims.too_late import too_late
 from gpuaff.claims.undo import Undo
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
 from gpuaff.launch import claimed
+from gpuaff.launch.claimed import Claimed
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.system import environ
@@ -66,7 +68,7 @@ def make(
         raise ClaimError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
         )
-    making = _Making(
+    making = Making(
         request=request,
         kind=kind,
         pin=_yes_or_no("pin", pin),
@@ -90,7 +92,26 @@ def _yes_or_no(option: str, value: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Making:
+class Ready:
+    """What is known when a claim can begin.
+
+    Attributes:
+        shown: the devices that the driver tells of.
+        bounds: what this process was given, by others.
+        looker: looks at the devices; None inside a claim, where nobody else is.
+        quiet: keeps other libraries' users from choosing at the same time.
+        attempts: tries to obtain devices.
+    """
+
+    shown: tuple[Device, ...]
+    bounds: Bounds
+    looker: Looker | None
+    quiet: _Quiet
+    attempts: Attempts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
     """One call of ``claim_gpus``."""
 
     request: Request
@@ -100,11 +121,35 @@ class _Making:
     on_wait: Callable[[Waiting], object] | None
 
     def claim(self, session: UsageSession, undo: Undo) -> Claim:
-        shown = [one.device for one in session.look(utilization=False) if not one.denied]
+        """Claim, pin and occupy: all, or nothing."""
+        with ExitStack() as kept:
+            ready = self.ready(session, kept)
+            lost.stand_back()
+            undo.add(held.forget_own)
+            undo.add(ready.attempts.undo)
+            try:
+                obtained = ready.attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
+                claim = self._use(obtained, ready, undo)
+            except BaseException:
+                try:
+                    with suppress(Exception):  # the first error tells more
+                        undo()
+                finally:
+                    with suppress(Exception):
+                        undo()  # Ctrl-C may have come in the first
+                raise
+        return claim
+
+    def ready(self, session: UsageSession, kept: ExitStack) -> Ready:
+        """Find out what is to be claimed, and from where.
+
+        Args:
+            session: asks the driver.
+            kept: what is to be held until the devices are occupied goes here.
+        """
+        shown = session.devices()
         around = nested.enclosing()
-        bounds = _bounds(may_ask=self.request.count is None)
-        if around is not None:
-            bounds = replace(bounds, inside=around.uuids)
+        bounds = _bounds(around, may_ask=self.request.count is None)
         self._refuse_unknown_order(shown, bounds)
         wanted = pool(shown, self._request(shown), bounds)
         looker = Looker(
@@ -117,34 +162,23 @@ class _Making:
             ),
             own_is_free=self.own_is_free,
         )
-        ground: Ground = Machine(look=looker.usages)
+        ground: Ground = Machine(looker=looker)
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
-        lost.stand_back()
-        with ExitStack() as quiet:  # until the GPUs are occupied, or given back
-            attempts = Attempts(
-                ground,
-                wanted,
-                choose=_Choice(wanted, looker, in_order=self.request.gpus is not None),
-                quiet=lambda: _quiet(wanted.count),
-                kept=quiet,
-            )
-            undo.add(attempts.undo)
-            try:
-                obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
-                return self._use(obtained, shown, bounds, looker if around is None else None, undo)
-            except BaseException:
-                try:
-                    with suppress(Exception):  # the first error tells more
-                        undo()
-                finally:
-                    with suppress(Exception):
-                        undo()  # Ctrl-C may have come in the first
-                raise
+        choice = _Choice(wanted, looker, session, in_order=self.request.gpus is not None)
+        quiet = _Quiet(wanted.count, self.request.wait, inside=around is not None)
+        return Ready(
+            shown=shown,
+            bounds=bounds,
+            looker=looker if around is None else None,
+            quiet=quiet,
+            attempts=Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept),
+        )
 
     def _refuse_unknown_order(self, shown: Sequence[Device], bounds: Bounds) -> None:
         """Without our variables CUDA numbers unlike GPUs as it likes: it must be asked (D6)."""
-        if self.request.visible is not None or isinstance(self.kind, Placeholder):
+        is_told = self.request.visible is not None or held.latched() is not None
+        if is_told or isinstance(self.kind, Placeholder):
             return
         if any(note.code == "visible-order" for note in visible(shown, bounds).notes):
             expected = (
@@ -169,18 +203,12 @@ class _Making:
             )
         return replace(asked, gpus=uuids, candidates=None, count=len(uuids))
 
-    def _use(
-        self,
-        obtained: Obtained,
-        shown: Sequence[Device],
-        bounds: Bounds,
-        looker: Looker | None,
-        undo: Undo,
-    ) -> Claim:
+    def _use(self, obtained: Obtained, ready: Ready, undo: Undo) -> Claim:
         """Show the devices to CUDA, pin, occupy, and look whether somebody has come between."""
+        looker, shown = ready.looker, ready.shown
         before = looker.readings if looker is not None else ()
         export(self._variables(obtained, shown), undo)
-        ordinals = self._ordinals(obtained, shown, bounds)
+        ordinals = self._ordinals(obtained, shown, ready.bounds)
         gpus = tuple(
             ClaimedGpu(
                 index=device.index,
@@ -210,10 +238,9 @@ class _Making:
             obtained=obtained,
             occupied=occupied,
             grant=grant,
-            warnings=(*obtained.notices, *(() if grant is None else grant.warnings)),
+            warnings=(*ready.quiet.warnings, *(() if grant is None else grant.warnings)),
             undo=undo,
         )
-        undo.add(lambda: held.forget(claim))
         held.remember(claim)
         return claim
 
@@ -256,32 +283,48 @@ class _Making:
 
 
 class _Choice:
-    """Chooses among free devices; the machine is looked at once, and only where it matters."""
+    """Chooses among free devices; connections are asked for once, and only where they matter."""
 
-    def __init__(self, wanted: Pool, looker: Looker, *, in_order: bool) -> None:
-        self._count, self._looker, self._in_order = wanted.count, looker, in_order
+    def __init__(
+        self, wanted: Pool, looker: Looker, session: UsageSession, *, in_order: bool
+    ) -> None:
+        self._count, self._looker = wanted.count, looker
         self._topology = None
-        matters = wanted.count < len(wanted.devices)
-        if matters and not any(device.is_mig for device in wanted.devices):
-            from gpuaff.topology.live import observe
-
-            self._topology = observe(links=True, accelerators=False)
+        matters = not in_order and wanted.count < len(wanted.devices)
+        if matters and not any(one.is_mig for one in wanted.devices):
+            self._topology = observe_connections(session)
 
     def __call__(self, free: Sequence[Device]) -> tuple[Device, ...]:
-        if self._in_order or self._topology is None:
+        if self._topology is None:
             return tuple(free[: self._count])
         indices = [device.index for device in free]
         chosen = choose(self._count, indices, topology=self._topology, idle=self._looker.idle)
         return tuple(device for device in free if device.index in chosen)
 
 
-def _quiet(wanted: int) -> AbstractContextManager[tuple[Notice, ...]]:
-    from gpuaff.claims.safe_gpu_lock import holding
+class _Quiet:
+    """Keeps safe_gpu's users from choosing; inside a claim they do not come into question.
 
-    return holding(wanted)
+    Attributes:
+        warnings: that it could not.
+    """
+
+    def __init__(self, wanted: int, wait: float | None, *, inside: bool) -> None:
+        self._wanted, self._wait, self._inside = wanted, wait, inside
+        self.warnings: tuple[Notice, ...] = ()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self._inside:
+            yield
+            return
+        from gpuaff.claims.safe_gpu_lock import holding, patience
+
+        with holding(self._wanted, limit=patience(self._wait)) as self.warnings:
+            yield
 
 
-def _bounds(*, may_ask: bool) -> Bounds:
+def _bounds(around: Claimed | None, *, may_ask: bool) -> Bounds:
     """What this process was given, by its environment; ``qstat`` is asked only for a count."""
     from gpuaff.launch.schedulers import granted
 
@@ -292,4 +335,5 @@ def _bounds(*, may_ask: bool) -> Bounds:
         granted=found.indices,
         granted_count=found.count,
         source=found.source,
+        around=None if around is None else around.uuids,
     )

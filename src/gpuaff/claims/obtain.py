@@ -9,13 +9,12 @@ from contextlib import AbstractContextManager, ExitStack
 from gpuaff.claims import board, queue
 from gpuaff.claims.board import Entry, Slot
 from gpuaff.claims.ground import AnyLease, Ground
-from gpuaff.claims.guard import guarded
+from gpuaff.claims.guard import guarded, let_go
 from gpuaff.claims.line import Place, join
-from gpuaff.claims.model import Busy, Device, Usage, Waiting
+from gpuaff.claims.model import Device, Usage, Waiting
 from gpuaff.claims.pool import Pool
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
-from gpuaff.notices import Notice
-from gpuaff.records import dataclass, replace
+from gpuaff.records import dataclass
 from gpuaff.system import kernel
 from gpuaff.system.watch import Watch
 
@@ -30,6 +29,20 @@ _LOOKS = 1.0
 """How often the first in the line looks, in seconds, at what the kernel does not tell: memory that
 nobody explains, processes that are out of sight."""
 
+_SOON, _SLOWER = 0.03, 4
+"""After something has happened: seconds until the next look, and how much longer each time it takes
+to the one after."""
+
+_GLANCES = 0.05
+"""How often the first in the line looks who holds GPUs, in seconds, where it cannot watch files."""
+
+_FRESH = 0.3
+"""How old a look may be, in seconds, when the guard is had: else the driver is asked again."""
+
+_PART_OF_LOOKING = 0.05
+"""How seldom one who waits behind others sees how far it has come: not more often than once in so
+many seconds for each that is before, as looking takes longer the more there are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Obtained:
@@ -40,14 +53,12 @@ class Obtained:
         lease: the locks.
         slot: this process's slot on the board.
         usages: how they were used when they were leased.
-        notices: what was not as hoped.
     """
 
     devices: tuple[Device, ...]
     lease: AnyLease
     slot: Slot
     usages: tuple[Usage, ...]
-    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +69,25 @@ class _Refused:
         usages: how the devices of the pool are used.
         ahead: who comes first.
         entries: what stands on the board.
+        hidden: devices whose lease somebody has who cannot be seen.
     """
 
     usages: tuple[Usage, ...]
     ahead: tuple[Entry, ...]
     entries: tuple[Entry, ...]
+    hidden: frozenset[Device] = frozenset()
+
+    @property
+    def gist(self) -> object:
+        """What counts of it: when that changes, people are told."""
+        holders = {(one.slot, one.pid, one.gpus) for one in self.entries if not one.waits}
+        if self.ahead:
+            return len(self.ahead), holders
+        return holders, [(one.device.uuid, one.busy, one.pids) for one in self.usages], self.hidden
 
     @property
     def free(self) -> int:
-        return sum(usage.busy is None for usage in self.usages)
+        return sum(usage.busy is None for usage in self.usages) - len(self.hidden)
 
     @property
     def settling(self) -> int:
@@ -83,7 +104,7 @@ class Attempts:
         pool: Pool,
         *,
         choose: Callable[[Sequence[Device]], tuple[Device, ...]],
-        quiet: Callable[[], AbstractContextManager[tuple[Notice, ...]]],
+        quiet: Callable[[], AbstractContextManager[object]],
         kept: ExitStack,
     ) -> None:
         """Get ready.
@@ -102,6 +123,7 @@ class Attempts:
         self._place: Place | None = None
         self._slot: Slot | None = None
         self._held: AnyLease | None = None
+        self._watches, self._pause = False, _LOOKS
         self._started = time.monotonic()
 
     def obtain(
@@ -119,8 +141,27 @@ class Attempts:
             ClaimTimeoutError: they did not become free in time.
             LockDirectoryError: the lock directory cannot be used.
         """
-        with ExitStack() as ends:
-            return self._until_obtained(wait, _Teller(on_wait), ends)
+        with Watch() as watch:
+            return self._until_obtained(wait, _Teller(on_wait), watch)
+
+    def preview(self) -> tuple[Device, ...]:
+        """What :meth:`obtain` would get now, without waiting. Nothing is taken.
+
+        Raises:
+            NotEnoughGpusError: as there.
+            GpusBusyError: as there.
+            LockDirectoryError: as there.
+        """
+        self._ground.look()
+        entries = board.entries()
+        seen = _Refused(
+            usages=self._ground.usages(entries), ahead=self._ahead(entries), entries=entries
+        )
+        self._never(seen)
+        free = [usage.device for usage in seen.usages if usage.busy is None]
+        if seen.ahead or len(free) < self._pool.count:
+            raise self._too_late(seen, 0)
+        return self._choose(free)
 
     def undo(self) -> None:
         """Give back whatever there is: a place in the queue, leases; however far it has come.
@@ -135,17 +176,16 @@ class Attempts:
                 self._place.leave()
             if self._slot is not None:
                 self._slot.release()
+            board.leave()
+            let_go()
 
-    def _until_obtained(self, wait: float | None, teller: _Teller, ends: ExitStack) -> Obtained:
-        watch: Watch | None = None
+    def _until_obtained(self, wait: float | None, teller: _Teller, watch: Watch) -> Obtained:
         settles = None
         while True:
-            if self._place is not None and watch is None:
-                watch = ends.enter_context(Watch(self._ground.watched(self._pool.devices)))
             got = self._attempt(may_join=wait is None or wait > 0)
             if isinstance(got, Obtained):
                 return got
-            self._never(got.usages)
+            self._never(got)
             now = time.monotonic()
             if not got.ahead and got.settling >= self._pool.count:
                 settles = settles or now + _SETTLES
@@ -157,8 +197,15 @@ class Attempts:
             left = None if wait is None else self._started + wait - now
             if self._place is None or (left is not None and left <= 0):
                 raise self._too_late(got, wait)
-            teller.tell(self._standing(got))
-            self._sleep(got, watch, left)
+            if teller.is_news(got.gist):
+                teller.tell(self._standing(got))
+            if got.ahead:
+                self._sleep_behind(got, self._place, left)
+            elif self._watches:
+                self._sleep_first(got, self._place, watch, left)
+            else:  # look once more: something may have happened before it was watched
+                watch.begin(self._ground.watched(self._pool.devices))
+                self._watches = True
 
     def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
         if self._place is not None:
@@ -167,43 +214,43 @@ class Attempts:
             if ahead:
                 return _Refused(usages=(), ahead=ahead, entries=entries)
         with ExitStack() as stack:
-            notices = stack.enter_context(self._quiet())
-            with guarded():
-                got = self._look_and_lease()
-                if isinstance(got, Obtained):
-                    self._kept.push(stack.pop_all())
-                    got = replace(got, notices=notices)
-                elif may_join and self._place is None:
-                    self._place = join(self._record, wanted=self._pool.count, gpus=self._wants)
-        return got
+            stack.enter_context(self._quiet())
+            while True:
+                self._ground.look()
+                looked = time.monotonic()
+                with guarded():
+                    if time.monotonic() - looked > _FRESH:
+                        continue
+                    got = self._choose_and_lease()
+                    if isinstance(got, Obtained):
+                        self._kept.push(stack.pop_all())
+                    elif may_join and self._place is None:
+                        self._place = self._join()
+                    return got
 
-    def _look_and_lease(self) -> Obtained | _Refused:
+    def _choose_and_lease(self) -> Obtained | _Refused:
         entries = board.entries()
         ahead = self._ahead(entries)
         usages = self._ground.usages(entries)
+        hidden: frozenset[Device] = frozenset()
         while not ahead:
-            free = [usage.device for usage in usages if usage.busy is None]
+            free = [u.device for u in usages if u.busy is None and u.device not in hidden]
             if len(free) < self._pool.count:
                 break
             got = self._lease(self._choose(free), usages)
             if isinstance(got, Obtained):
                 return got
-            taken = f"{got}: leased by a process that cannot be seen from here"
-            usages = tuple(
-                replace(usage, busy=Busy.LEASED, message=taken) if usage.device == got else usage
-                for usage in usages
-            )
-        return _Refused(usages=usages, ahead=ahead, entries=entries)
+            hidden |= {got}
+        return _Refused(usages=usages, ahead=ahead, entries=entries, hidden=hidden)
 
     def _lease(self, chosen: tuple[Device, ...], usages: Sequence[Usage]) -> Obtained | Device:
-        if self._slot is None:
-            self._slot = board.take() if self._place is None else self._place.slot
-        slot = self._slot
+        slot = self._slot_for_claim()
         lease = self._held = self._ground.lease(slot)
         taken = lease.take(chosen)
         if taken is not None:
             return taken
-        slot.write({**self._record, "gpus": [self._ground.key(one) for one in chosen]})
+        gpus = [self._ground.key(one) for one in chosen]
+        slot.write({**self._record, "since": kernel.wall_clock(), "gpus": gpus})
         slot.hold_begins()
         return Obtained(
             devices=chosen,
@@ -212,41 +259,62 @@ class Attempts:
             usages=tuple(usage for one in chosen for usage in usages if usage.device == one),
         )
 
+    def _slot_for_claim(self) -> Slot:
+        """The place's slot, which may be another one than before; else one of our own."""
+        if self._place is not None:
+            return self._place.slot
+        if self._slot is None:
+            self._slot = board.take()
+        return self._slot
+
+    def _join(self) -> Place:
+        if self._slot is not None:  # from an attempt that came to nothing: the place has its own
+            self._slot.release()
+        return join(self._record, wanted=self._pool.count, gpus=self._wants)
+
     def _ahead(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         place = self._place
-        return queue.ahead(
+        found = queue.ahead(
             [entry for entry in entries if place is None or entry.slot != place.slot.number],
             wants=self._wants,
             now=kernel.uptime(),
-            stopped=board.stopped(entry for entry in entries if entry.waits),
+            stopped=(),
             ticket=None if place is None else place.ticket,
         )
+        stopped = board.stopped(found)
+        return tuple(entry for entry in found if entry.slot not in stopped)
 
-    def _sleep(self, got: _Refused, watch: Watch | None, left: float | None) -> None:
-        """Sleep until something may have changed."""
-        place = self._place
-        if place is None or watch is None:
-            return
-        end = None if left is None else time.monotonic() + left
-        while got.ahead:
-            limit = queue.BEAT if end is None else min(queue.BEAT, end - time.monotonic())
-            if place.sleep_behind(got.ahead[-1], max(limit, 0)) or limit <= 0:
-                break
+    def _sleep_behind(self, got: _Refused, place: Place, left: float | None) -> None:
+        """Sleep until whoever is just before is gone, or it is time to see how far one has come."""
+        now = time.monotonic()
+        again = now + max(queue.BEAT, _PART_OF_LOOKING * len(got.ahead))
+        end = again if left is None else min(again, now + left)
+        before = got.ahead[-1]
+        while (limit := min(queue.BEAT, end - time.monotonic())) > 0:
+            gone = place.sleep_behind(before, limit)
             place.beat()
-            if not place.is_behind(got.ahead[-1]):
-                break
-        else:
-            watch.follow({pid for usage in got.usages for pid in usage.pids})
-            limit = _LOOKS if watch.sees_files else _LOOKS / 10
-            watch.wait(limit if left is None else min(limit, left))
+            if gone or not place.is_behind(before):
+                return
+
+    def _sleep_first(self, got: _Refused, place: Place, watch: Watch, left: float | None) -> None:
+        """Sleep until something may have changed.
+
+        After something has happened, it is looked again soon: the kernel tells that a file is
+        closed just before it gives back its locks, and a GPU's memory may go a little later.
+        """
+        watch.follow({pid for usage in got.usages for pid in usage.pids})
+        limit = self._pause if left is None else min(self._pause, left)
+        woken = watch.wait(limit) if watch.sees_files else _wait_unseeing(watch, limit, place)
+        self._pause = _SOON if woken else min(self._pause * _SLOWER, _LOOKS)
         place.beat()
 
-    def _never(self, usages: Sequence[Usage]) -> None:
+    def _never(self, got: _Refused) -> None:
         """Raise when waiting would not help."""
-        never = [usage for usage in usages if usage.lasting]
-        found = len(usages) - len(never)
+        never = sum(usage.lasting for usage in got.usages)
+        found = len(got.usages) - never
         if never and found < self._pool.count:
-            why = "; ".join(usage.message for usage in never)
+            told = self._ground.in_words(got.usages, got.entries)
+            why = "; ".join(usage.message for usage in told if usage.lasting)
             raise NotEnoughGpusError(self._pool.count, found, f"{found} can be used: {why}")
 
     def _too_late(self, got: _Refused, wait: float | None) -> Exception:
@@ -267,8 +335,12 @@ class Attempts:
 
     def _reasons(self, got: _Refused) -> tuple[int, tuple[str, ...]]:
         """How many can be had, and a line for each GPU that cannot."""
+        usages = self._ground.in_words(got.usages, got.entries) if got.usages else ()
+        told = {usage.device: usage.message for usage in usages if usage.busy is not None}
+        for device in got.hidden:
+            told[device] = f"{device}: leased by a process that cannot be seen from here"
         if not got.ahead:
-            return got.free, tuple(usage.message for usage in got.usages if usage.busy is not None)
+            return got.free, tuple(told.values())
         first = queue.in_words(got.ahead[0])
         held = {
             key: f"leased by {queue.who(entry)}"
@@ -276,11 +348,20 @@ class Attempts:
             if not entry.waits
             for key in entry.gpus
         }
-        told = {usage.device: usage.message for usage in got.usages if usage.busy is not None}
         return 0, tuple(
             told.get(one) or f"{one}: {held.get(self._ground.key(one), f'kept for {first}')}"
             for one in self._pool.devices
         )
+
+
+def _wait_unseeing(watch: Watch, seconds: float, place: Place) -> bool:
+    """Where no file can be watched: look often at what costs little, who holds GPUs."""
+    holding = board.holding(place.slot.handle)
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if watch.wait(min(left, _GLANCES)) or board.holding(place.slot.handle) != holding:
+            return True
+    return False
 
 
 class _Teller:
@@ -290,16 +371,20 @@ class _Teller:
         self._on_wait = on_wait
         self._told: object = None
 
+    def is_news(self, gist: object) -> bool:
+        """Whether anything has changed. The words also say how long something has lasted."""
+        is_same, self._told = gist == self._told, gist
+        return not is_same
+
     def tell(self, standing: Waiting) -> None:
-        what = standing.position, standing.free, standing.reasons
-        if what == self._told:
-            return
-        self._told = what
+        """Tell it."""
         from logging import getLogger  # only those who wait pay for it
 
+        from gpuaff.text import counted
+
         getLogger("gpuaff").info(
-            "waiting for %d GPUs, %d before: %s",
-            standing.wanted,
+            "waiting for %s, %d before: %s",
+            counted(standing.wanted, "GPU"),
             standing.position,
             "; ".join(standing.reasons),
         )

@@ -82,7 +82,7 @@ def judge(
     Returns:
         In the order of the readings.
     """
-    judging = _Judging(readings, people, leased, names or {}, demand)
+    judging = _Judging(readings, people, leased, {} if names is None else names, demand)
     return tuple(judging.of(reading) for reading in readings)
 
 

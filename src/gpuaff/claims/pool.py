@@ -35,7 +35,7 @@ class Bounds:
         granted: NVML's indices of the GPUs that the scheduler names; None when it names none.
         granted_count: how many GPUs the scheduler has granted; None when it does not tell.
         source: who told that, in words; or why nobody did.
-        inside: the devices of the claim around this process, by UUID; None when there is none.
+        around: what the claim has in which this process runs, by UUID; None when it runs in none.
     """
 
     visible: str | None = None
@@ -43,7 +43,7 @@ class Bounds:
     granted: Collection[int] | None = None
     granted_count: int | None = None
     source: str = ""
-    inside: Collection[str] | None = None
+    around: Collection[str] | None = None
 
 
 def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
@@ -78,15 +78,18 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
 
 
 def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
-    """The devices that this process was given, and why these."""
+    """The devices that this process was given, and why these.
+
+    The variables count all that CUDA may show, also inside a claim of some.
+    """
     seen, why = _given(devices, bounds)
-    if bounds.inside is None:
+    if bounds.around is None:
         return seen, why
-    own = tuple(device for device in seen if device.uuid in bounds.inside)
-    around = f"the claim in which this process runs has {_number(len(bounds.inside), 'GPU')}"
-    if len(own) < len(bounds.inside):
-        around += f", of which it may use {len(own)}: {why}"
-    return own, around
+    own = tuple(device for device in seen if device.uuid in bounds.around)
+    told = f"the claim in which this process runs has {_number(len(bounds.around), 'GPU')}"
+    if len(own) < len(bounds.around):
+        told += f", of which it may use {len(own)}: {why}"
+    return own, told
 
 
 def _given(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:

@@ -75,13 +75,26 @@ def path() -> str | None:
     return said
 
 
+def patience(wait: float | None) -> float | None:
+    """For how long a claim waits for safe_gpu users who are choosing, in seconds.
+
+    Args:
+        wait: for how long it waits for GPUs. Even one that does not wait has to let them choose:
+            they are about to take GPUs, and nobody knows yet which.
+    """
+    return None if wait is None else max(LIMIT, wait)
+
+
 @contextmanager
-def holding(wanted: int = 1, *, limit: float | None = LIMIT) -> Iterator[tuple[Notice, ...]]:
+def holding(
+    wanted: int = 1, *, limit: float | None = LIMIT, where: str | None = None
+) -> Iterator[tuple[Notice, ...]]:
     """Keep safe_gpu's users from choosing GPUs.
 
     Args:
         wanted: how many GPUs are asked for; only an error says it.
         limit: for how long to wait for those who are choosing, in seconds; None is without limit.
+        where: the lock file; None is :func:`path`.
 
     Yields:
         ``safe-gpu-unlocked`` where the lock cannot be had, which is logged too.
@@ -90,7 +103,7 @@ def holding(wanted: int = 1, *, limit: float | None = LIMIT) -> Iterator[tuple[N
         ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
         InvalidOptionError: ``GPUAFF_SAFE_GPU`` cannot be meant.
     """
-    where = path()
+    where = where or path()
     if where is None:
         yield ()
         return

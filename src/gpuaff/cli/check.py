@@ -11,7 +11,6 @@ from gpuaff.system import environ
 
 if TYPE_CHECKING:
     from gpuaff.checking.check import Check
-    from gpuaff.cli.parser import Parser
 
 CHECK_SCHEMA_VERSION = 1
 
@@ -20,15 +19,12 @@ _OTHER_MACHINE = Notice(
 )
 
 
-def register(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "check",
-        help="check the CPUs of running processes",
-        description="Check the CPUs of every thread of running processes: against those of the "
-        "process's other threads, and against the CPUs near the GPUs that it is on. Nothing is "
-        "changed. Exit code 1 if anything is off.",
-        allow_abbrev=False,
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to its parser."""
+    parser.description = (
+        "Check the CPUs of every thread of running processes: against those of the process's "
+        "other threads, and against the CPUs near the GPUs that it is on. Nothing is changed. "
+        "Exit code 1 if anything is off."
     )
     parser.add_argument(
         "--pid",

@@ -4,36 +4,68 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from gpuaff.cli.parser import build_parser
-from gpuaff.cli.render import say
-from gpuaff.errors import GpuaffError, InvalidOptionError
+from gpuaff.errors import (
+    ClaimTimeoutError,
+    CommandError,
+    GpuaffError,
+    GpusBusyError,
+    InvalidOptionError,
+    NoDriverError,
+    NotEnoughGpusError,
+)
+
+TYPE_CHECKING = False  # `gpuaff run` stands between a user and their program
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FAILED = 1
 WRONG_USE = 2
+NO_DRIVER = 3
+NOT_ENOUGH = 4
+BUSY = 75
+"""``EX_TEMPFAIL`` of ``sysexits.h``: trying again later may help."""
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+"""These two as ``env`` and shells have them."""
 READER_GONE = 141
 """As a shell reports a process that SIGPIPE ended (``gpuaff topo | head``)."""
+
+_CODES: tuple[tuple[type[GpuaffError], int], ...] = (
+    (InvalidOptionError, WRONG_USE),
+    (NoDriverError, NO_DRIVER),
+    (NotEnoughGpusError, NOT_ENOUGH),
+    (GpusBusyError, BUSY),
+    (ClaimTimeoutError, BUSY),
+)
 
 
 def dispatch(argv: Sequence[str] | None) -> int:
     """Run the command that the arguments name; returns the exit code."""
     try:
-        return _run(argv)
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
         _drop_output()
         return READER_GONE
-    except InvalidOptionError as error:
-        return _fail(str(error), WRONG_USE)
     except GpuaffError as error:
-        return _fail(str(error), FAILED)
+        return _fail(str(error), code_of(error))
     except OSError as error:
         return _fail(_in_words(error), FAILED)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def code_of(error: GpuaffError) -> int:
+    """The exit code of a command that failed so: ``docs/cli.md`` lists them."""
+    if isinstance(error, CommandError):
+        return NOT_EXECUTABLE if error.found else NOT_FOUND
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+
+
+def _run(argv: list[str]) -> int:
+    ours, words = _parted(argv)
     try:
-        args = build_parser().parse_args(argv)
+        args = build_parser(ours[0] if ours else None).parse_args(ours)
+        args.words = words
         code: int = args.run(args)
     except SystemExit as stop:  # argparse has said why
         code = stop.code if isinstance(stop.code, int) else FAILED
@@ -42,7 +74,20 @@ def _run(argv: Sequence[str] | None) -> int:
     return code
 
 
+def _parted(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Our arguments, and the words of the command of ``run``, which may be anything.
+
+    argparse would read options in it, and treats ``--`` differently from release to release.
+    """
+    if argv[:1] != ["run"] or "--" not in argv:
+        return argv, []
+    place = argv.index("--")
+    return argv[:place], argv[place + 1 :]
+
+
 def _fail(problem: str, code: int) -> int:
+    from gpuaff.cli.render import say
+
     _drop_output()
     say(problem)
     return code

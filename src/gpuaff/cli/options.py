@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TypeVar
 
-from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.digits import natural
 from gpuaff.errors import InvalidOptionError
 
-T = TypeVar("T")
+TYPE_CHECKING = False  # `gpuaff run` stands between a user and their program
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from gpuaff.cpuset import CpuSet
+
+    T = TypeVar("T")
 
 
 def cpus(name: str, text: str) -> CpuSet:
     """Read a cpulist that names at least one CPU."""
+    from gpuaff.cpuset import parse_cpulist
+
     try:
         found = parse_cpulist(text)
     except ValueError as error:

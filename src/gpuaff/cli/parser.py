@@ -1,11 +1,28 @@
-"""The arguments that ``gpuaff`` takes; each command registers its own."""
+"""The arguments that ``gpuaff`` takes; each command registers its own.
+
+Only the module of the command that is asked for is imported: ``gpuaff run`` stands between a user
+and their program.
+"""
 
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 
 from gpuaff._version import __version__
-from gpuaff.cli import check, plan, topo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_COMMANDS = {
+    "topo": "show the CPUs, NUMA nodes and GPUs of a machine",
+    "plan": "show which cores each rank would get",
+    "check": "check the CPUs of running processes",
+    "status": "show who has which GPU, and who waits",
+    "run": "claim GPUs, and become a command that has them to itself",
+}
+"""Each command, a module of this package, and what it does in a line."""
 
 _EPILOG = """\
 WHAT of --from is a file (saved by "gpuaff topo --save", or pasted output of nvidia-smi topo -m,
@@ -14,7 +31,19 @@ lscpu, lscpu -p, numactl -H), "-" for standard input, or a machine that ships wi
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose help is coloured where the ``cli`` extra is installed."""
+    """An argparse parser whose help is coloured where the ``cli`` extra is installed.
+
+    Attributes:
+        one_line: whether a wrong use is told in one line, without the usage.
+    """
+
+    one_line = False
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and exit."""
+        if self.one_line:
+            self.exit(2, f"gpuaff: error: {message}; see {self.prog} --help\n")
+        super().error(message)
 
     def format_help(self) -> str:
         """The help text. Only here is the formatter chosen: it imports rich."""
@@ -30,11 +59,17 @@ def _help_formatter() -> type[argparse.HelpFormatter]:
     return RichHelpFormatter
 
 
-def build_parser() -> Parser:
-    """The parser; what it returns has ``run``, which takes it and returns the exit code."""
+def build_parser(wanted: str | None) -> Parser:
+    """The parser; what it returns has ``run``, which takes it and returns the exit code.
+
+    Args:
+        wanted: the first argument. If it is a command, the parser knows that one and no other;
+            else it knows their names, for the help and for errors.
+    """
     parser = Parser(
         prog="gpuaff",
-        description="Put each training process on its own share of the CPU cores next to its GPU.",
+        description="Claim GPUs on a shared machine, and put each training process on its own "
+        "share of the CPU cores next to its GPU.",
         epilog=_EPILOG,
         allow_abbrev=False,
     )
@@ -42,7 +77,9 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", required=True, prog="gpuaff"
     )
-    topo.register(commands)
-    plan.register(commands)
-    check.register(commands)
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+        made = commands.add_parser(name, help=_COMMANDS[name], allow_abbrev=False)
+        if name == wanted:
+            import_module(f"gpuaff.cli.{name}").register(made)
+            parser.one_line = made.one_line
     return parser

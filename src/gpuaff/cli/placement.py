@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 
 from gpuaff.allocator.modes import Scope
@@ -14,11 +13,9 @@ from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.system import kernel, nvml
 from gpuaff.system.kernel import Tree
+from gpuaff.topology.device_files import indices_by_minor, minors_of
 from gpuaff.topology.model import Gpu, Topology
 
-_DRIVER = "proc/driver/nvidia/gpus"
-_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.ASCII | re.MULTILINE)
-_DEVICE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
 _NONE: CpuSet = frozenset()
 
 _FOREIGN = Notice(
@@ -80,7 +77,7 @@ def look() -> Placement:
     return Placement(
         topology=topology,
         users={} if foreign else told,
-        minors=indices_by_minor(Tree(), topology),
+        minors=indices_by_minor(Tree(), {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}),
         notices=(_FOREIGN,) if foreign else (),
     )
 
@@ -94,20 +91,3 @@ def _are_foreign(pids: frozenset[int]) -> bool:
     if kernel.in_first_pid_namespace():
         return False
     return any(kernel.process_of(pid) != pid for pid in pids)
-
-
-def indices_by_minor(tree: Tree, topology: Topology) -> dict[int, int]:
-    """GPU indices by the numbers of their device files (``/dev/nvidia3``), which may differ."""
-    by_address = {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}
-    found = {}
-    for address in tree.list(_DRIVER):
-        told = _MINOR.search(tree.read(f"{_DRIVER}/{address}/information") or "")
-        if told and address.lower() in by_address:
-            found[int(told[1])] = by_address[address.lower()]
-    return found
-
-
-def minors_of(files: Collection[str]) -> set[int]:
-    """The numbers of the GPU device files among a process's open files."""
-    matches = (_DEVICE.fullmatch(file) for file in files)
-    return {int(match[1]) for match in matches if match}

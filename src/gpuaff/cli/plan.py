@@ -15,20 +15,14 @@ from gpuaff.settings import READERS, reserve, whole_number, with_environment
 
 if TYPE_CHECKING:
     from gpuaff.allocator.plan import Plan
-    from gpuaff.cli.parser import Parser
 
 _NO_MATTER = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknown", "no-gpus"}
 """Remarks on a topology that no plan depends on, or that the planner makes itself."""
 
 
-def register(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "plan",
-        help="show which cores each rank would get",
-        description="Show which cores each rank would get. Nothing is changed.",
-        allow_abbrev=False,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to its parser."""
+    parser.description = "Show which cores each rank would get. Nothing is changed."
     source.add_options(parser)
     parser.add_argument(
         "--nproc",

@@ -10,18 +10,12 @@ from gpuaff.cli import options, source
 from gpuaff.errors import TopologyError
 
 if TYPE_CHECKING:
-    from gpuaff.cli.parser import Parser
     from gpuaff.topology.model import Topology
 
 
-def register(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "topo",
-        help="show the CPUs, NUMA nodes and GPUs of a machine",
-        description="Show the CPUs, NUMA nodes and GPUs of a machine, and who sits where.",
-        allow_abbrev=False,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to its parser."""
+    parser.description = "Show the CPUs, NUMA nodes and GPUs of a machine, and who sits where."
     source.add_options(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON, for programs")

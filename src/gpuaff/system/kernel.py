@@ -185,11 +185,27 @@ def variables_of(pid: int) -> dict[str, str]:
 
 def open_files(pid: int) -> frozenset[str]:
     """What a process has open, as the kernel names it; empty when we may not look."""
-    found = set()
+    return frozenset(handles_of(pid).values())
+
+
+def handles_of(pid: int) -> dict[int, str]:
+    """The descriptors of a process and what each is, as the kernel names it; likewise."""
+    found = {}
     for name in Tree().list(f"proc/{pid}/fd"):
         with suppress(OSError):  # it is closed meanwhile
-            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115 - no Path here
-    return frozenset(found)
+            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115 - no Path here
+    return found
+
+
+def holds_flock(pid: int, handle: int) -> bool:
+    """Whether a descriptor of a process holds a ``flock``, by itself or shared with its parent."""
+    lines = (Tree().read(f"proc/{pid}/fdinfo/{handle}") or "").splitlines()
+    return any(line.startswith("lock:") and " FLOCK " in line for line in lines)
+
+
+def process_ids() -> list[int]:
+    """The ids of all processes that are shown, in order."""
+    return sorted(int(name) for name in Tree().list("proc") if name.isdigit())
 
 
 def in_first_pid_namespace() -> bool:

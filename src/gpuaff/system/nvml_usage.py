@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpuaff.system.nvml_links import Matrix
+
 _MIG_ON = 1
 """NVML_DEVICE_MIG_ENABLE."""
 
@@ -75,6 +77,18 @@ class UsageSession:
         """
         modes: dict[int, ComputeMode | None] = {}
         return tuple(self._read(place, utilization, modes) for place in self._places)
+
+    def links(self) -> tuple[tuple[int, ...], Matrix | None]:
+        """How the GPUs are connected, in nvidia-smi's words.
+
+        Returns:
+            The GPUs' indices, and a row for each in that order; None when nothing is known.
+        """
+        from gpuaff.system.nvml_links import read_links
+
+        gpus = {place.device.index: place for place in self._places}
+        asked = [place.gpu for place in gpus.values()]
+        return tuple(gpus), read_links(asked, [one.device.pci_bus_id for one in gpus.values()])
 
     def _found(self, nvml: Any, index: int) -> Iterator[_Place]:
         gpu = Questions.about(nvml, index)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from gpuaff.claims.words import duration
 from gpuaff.errors import GpuaffError
 from gpuaff.notices import printable
+from gpuaff.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,29 +51,71 @@ _COMMAND, _USER = 40, 20
 """The most characters that are shown of a command and of a user's name."""
 
 
-def describe(pid: int) -> str | None:
-    """A process in words: ``python train.py (pid 42) of alice, for 3 h 10 min``.
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """What a process tells of itself. Whoever started it has chosen the command.
 
-    Whoever started it has chosen the command, so it is cut short, and without what a terminal
-    would obey.
-
-    Returns:
-        None when there is no such process, or it is not shown. What else it does not tell to this
-        user is left out.
+    Attributes:
+        pid: its id.
+        command: its program, without the folder, and its arguments; its name where those are not
+            told.
+        user: whose it is, by name; None where that is not told.
+        started: when it started, in seconds since 1970.
     """
+
+    pid: int
+    command: str
+    user: str | None
+    started: float
+
+
+def look_up(pid: int) -> Process | None:
+    """What a process tells; None when there is no such process, or it is not shown."""
     import psutil
 
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            started = process.create_time()
-            command = _command(process)
-            user = _told(process.username)
+            return Process(
+                pid=pid,
+                started=process.create_time(),
+                command=_command(process),
+                user=_told(process.username),
+            )
     except (psutil.Error, OSError, OverflowError, ValueError):
         return None
+
+
+def user_name(uid: int) -> str:
+    """A user's name; the number where it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def describe(pid: int) -> str | None:
+    """A process in words: ``python train.py (pid 42) of alice, for 3 h 10 min``.
+
+    Returns:
+        None when there is no such process, or it is not shown. What else it does not tell to this
+        user is left out.
+    """
+    found = look_up(pid)
+    if found is None:
+        return None
+    return in_words(found.command, pid, user=found.user, since=found.started)
+
+
+def in_words(command: str, pid: int | None, *, user: str | None, since: float | None) -> str:
+    """Somebody in words, cut short, and without what a terminal would obey."""
+    who = _cut(command, _COMMAND)
+    number = "" if pid is None else f" (pid {pid})"
     of = f" of {_cut(user, _USER)}" if user else ""
-    since = duration(time.time() - started)
-    return f"{_cut(command, _COMMAND)} (pid {pid}){of}, for {since}"
+    lasting = "" if since is None else f", for {duration(time.time() - since)}"
+    return f"{who}{number}{of}{lasting}"
 
 
 def _command(process: psutil.Process) -> str:

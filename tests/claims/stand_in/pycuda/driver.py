@@ -21,8 +21,17 @@ class Context:
     def pop():
         stack.pop()
 
+    @staticmethod
+    def get_current():
+        return stack[-1] if stack else None
+
+    def push(self):
+        stack.append(self)
+
     def detach(self):
         stand_in_cuda.release(self.number)
+        if self in stack:  # one that is current is so no more
+            stack.remove(self)
 
 
 class Device:

@@ -1,0 +1,300 @@
+"""Who has which GPU and who waits, put together from what was seen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from gpuaff.claims.board import Entry
+from gpuaff.claims.model import Busy, DeviceReading, Usage
+from gpuaff.claims.occupancy import listed
+from gpuaff.claims.sight import Sight
+from gpuaff.notices import Notice
+from gpuaff.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person:
+    """Somebody: a process, as far as it is known. What is not known is None.
+
+    Attributes:
+        pid: its id; where it is out of sight, that of its own PID namespace.
+        command: its program and arguments; of one that is out of sight, its program's name.
+        user: whose it is.
+        since: since when, in seconds since 1970: since when it holds or waits, if it does that;
+            else when it started.
+    """
+
+    pid: int | None = None
+    command: str | None = None
+    user: str | None = None
+    since: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The process as JSON has it."""
+        since = None if self.since is None else round(self.since, 3)
+        return {"pid": self.pid, "command": self.command, "user": self.user, "since": since}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseStatus:
+    """Who has leased a GPU.
+
+    Attributes:
+        claimer: who has claimed it.
+        gone: whether the claimer has ended: others still hold what it had claimed. None when it
+            is out of sight.
+        sharers: those who hold the lease besides the claimer, as far as they can be seen: its
+            children. They keep it when the claimer has ended.
+        inside: those who have claimed the GPU inside the claim.
+    """
+
+    claimer: Person
+    gone: bool | None
+    sharers: tuple[Person, ...] = ()
+    inside: tuple[Person, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The lease as JSON has it."""
+        return {
+            **self.claimer.to_dict(),
+            "gone": self.gone,
+            "sharers": [person.to_dict() for person in self.sharers],
+            "inside": [person.to_dict() for person in self.inside],
+        }
+
+
+class Kind(str, Enum):
+    """What a process does on a GPU."""
+
+    COMPUTE = "compute"
+    """It has a CUDA context."""
+    GRAPHICS = "graphics"
+    """It draws."""
+    OPEN = "open"
+    """It has the GPU's device file open, and the driver lists it nowhere."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """A process on a GPU.
+
+    Attributes:
+        person: which one.
+        kind: what it does there.
+        memory: the bytes that it has there; None when that is not told.
+    """
+
+    person: Person
+    kind: Kind
+    memory: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The process as JSON has it."""
+        return {**self.person.to_dict(), "kind": str(self.kind), "memory": self.memory}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuStatus:
+    """A GPU, or MIG instance.
+
+    Attributes:
+        reading: which one, and what the driver tells of it.
+        busy: why it is not free; None when it is.
+        message: that in words, without the GPU's name; empty when it is free.
+        lease: who has leased it; None when nobody has.
+        uses: the processes on it, whether or not they make it busy.
+    """
+
+    reading: DeviceReading
+    busy: Busy | None
+    message: str
+    lease: LeaseStatus | None
+    uses: tuple[Use, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The GPU as JSON has it."""
+        reading = self.reading
+        device, mode = reading.device, reading.compute_mode
+        return {
+            "index": device.index,
+            "uuid": device.uuid,
+            "pci_bus_id": device.pci_bus_id,
+            "name": device.name,
+            "parent": device.parent,
+            "free": self.busy is None,
+            "busy": None if self.busy is None else str(self.busy),
+            "message": self.message,
+            "memory_used": reading.used,
+            "memory_free": reading.free,
+            "memory_total": reading.total,
+            "utilization": reading.utilization,
+            "compute_mode": None if mode is None else mode.value,
+            "lease": None if self.lease is None else self.lease.to_dict(),
+            "processes": [use.to_dict() for use in self.uses],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiter:
+    """Somebody who waits.
+
+    Attributes:
+        person: who.
+        wanted: how many GPUs are wanted; None when that is not told.
+        gpus: of which, by UUID; empty is any.
+        well: whether it is neither stopped nor stuck, for then others pass it.
+    """
+
+    person: Person
+    wanted: int | None
+    gpus: tuple[str, ...]
+    well: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What ``gpuaff status`` tells.
+
+    Attributes:
+        gpus: all devices, as the driver counts them.
+        waiting: who waits, in their order.
+        warnings: what could not be seen.
+    """
+
+    gpus: tuple[GpuStatus, ...]
+    waiting: tuple[Waiter, ...]
+    warnings: tuple[Notice, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The status as JSON has it; ``docs/status-json.md`` tells the schema."""
+        return {
+            "gpus": [gpu.to_dict() for gpu in self.gpus],
+            "waiting": [
+                {
+                    "position": place,
+                    **waiter.person.to_dict(),
+                    "wanted": waiter.wanted,
+                    "gpus": list(waiter.gpus),
+                    "well": waiter.well,
+                }
+                for place, waiter in enumerate(self.waiting, 1)
+            ],
+            "warnings": [warning.to_dict() for warning in self.warnings],
+        }
+
+
+def status_of(sight: Sight) -> Status:
+    """Put together what was seen."""
+    pairs = zip(sight.readings, sight.usages, strict=True)
+    waiting = sorted((e for e in sight.entries if e.waits), key=lambda e: (e.ticket, e.slot))
+    return Status(
+        gpus=tuple(_gpu(sight, reading, usage) for reading, usage in pairs),
+        waiting=tuple(_waiter(sight, entry) for entry in waiting),
+        warnings=sight.notices,
+    )
+
+
+def _gpu(sight: Sight, reading: DeviceReading, usage: Usage) -> GpuStatus:
+    lease = _lease(sight, reading.device.uuid)
+    busy, message = usage.busy, usage.message.removeprefix(f"{reading.device}: ")
+    if busy is None and lease is not None:
+        # The lock is out of sight (another PID namespace), and the board tells of it.
+        busy, message = Busy.LEASED, "leased by somebody who cannot be seen from here"
+    uses = tuple(_uses(sight, reading))
+    return GpuStatus(reading=reading, busy=busy, message=message, lease=lease, uses=uses)
+
+
+def _lease(sight: Sight, uuid: str) -> LeaseStatus | None:
+    holders = [holder for holder in sight.locks.get(uuid, ()) if not holder.shared]
+    entry = next((e for e in sight.entries if not e.waits and uuid in e.gpus), None)
+    if not holders and entry is None:
+        return None
+    taker = next((holder.pid for holder in holders if holder.pid is not None), None)
+    if entry is None:
+        claimer = _process(sight, taker)
+        gone = None if taker is None else taker not in sight.processes
+    else:
+        claimer = _writer(sight, entry)
+        gone = _is_gone(sight, entry, taker)
+    others = set(sight.sharing.get(uuid, ())) - ({claimer.pid} if not gone else set())
+    return LeaseStatus(
+        claimer=claimer,
+        gone=gone,
+        sharers=tuple(_process(sight, pid) for pid in sorted(others)),
+        inside=tuple(_inside(sight, entry, uuid)),
+    )
+
+
+def _is_gone(sight: Sight, entry: Entry, taker: int | None) -> bool | None:
+    """Whether a claimer has ended; None when it is out of sight."""
+    if entry.slot in sight.living:
+        return False
+    if taker is not None and taker == entry.pid:  # the kernel's number: so it was here
+        return True
+    return None
+
+
+def _inside(sight: Sight, around: Entry | None, uuid: str) -> Iterator[Person]:
+    """Those who have claimed a GPU inside the claim that has it."""
+    for entry in sight.entries:
+        if around is not None and not entry.waits and f"{around.slot}/{uuid}" in entry.gpus:
+            yield _writer(sight, entry)
+
+
+def _uses(sight: Sight, reading: DeviceReading) -> Iterator[Use]:
+    told = ((Kind.COMPUTE, reading.compute), (Kind.GRAPHICS, reading.graphics))
+    for kind, processes in told:
+        for pid, memory in sorted((processes or {}).items()):
+            if kind is Kind.COMPUTE and pid in (reading.graphics or {}):
+                continue  # one that does both draws: it makes no GPU busy
+            person = _process(sight, pid) if sight.ours else Person(pid=pid)
+            yield Use(person=person, kind=kind, memory=memory)
+    if not reading.device.is_mig:  # the device file is the whole GPU's
+        # CUDA opens those of all GPUs that it may see: whom the driver lists is where it says.
+        others = set(sight.opened.get(reading.device.index, ())) - listed(sight.readings)
+        for pid in sorted(others):
+            yield Use(person=_process(sight, pid), kind=Kind.OPEN)
+
+
+def _waiter(sight: Sight, entry: Entry) -> Waiter:
+    wanted = entry.record.get("wanted")
+    return Waiter(
+        person=_writer(sight, entry),
+        wanted=wanted if isinstance(wanted, int) else None,
+        gpus=tuple(map(_without_claim, entry.gpus)),
+        well=entry.slot not in sight.slow,
+    )
+
+
+def _without_claim(name: str) -> str:
+    """A UUID, without the slot that stands before it where it is wanted from a claim."""
+    slot, _, uuid = name.partition("/")
+    return uuid if slot.isdecimal() else name
+
+
+def _process(sight: Sight, pid: int | None) -> Person:
+    """A process by what it tells of itself."""
+    found = None if pid is None else sight.processes.get(pid)
+    if found is None:
+        return Person(pid=pid)
+    return Person(pid=pid, command=found.command, user=found.user, since=found.started)
+
+
+def _writer(sight: Sight, entry: Entry) -> Person:
+    """Who has written on the board: by what the process tells, else by what it has written."""
+    told = _process(sight, entry.pid) if entry.slot in sight.living else Person(pid=entry.pid)
+    user = None if entry.uid is None else sight.users.get(entry.uid)
+    return Person(
+        pid=entry.pid,
+        command=told.command or entry.text("name") or None,
+        user=told.user or user,
+        since=entry.since,
+    )

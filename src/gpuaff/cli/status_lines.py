@@ -1,0 +1,112 @@
+"""Who has which GPU and who waits, as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpuaff.claims.model import Busy, DeviceReading
+from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, Person, Status, Use, Waiter
+from gpuaff.claims.words import size
+from gpuaff.cpuset import format_cpulist
+from gpuaff.records import replace
+from gpuaff.system.processes import in_words
+from gpuaff.text import Line, Span, line, table
+
+_HEAD = ("GPU", "name", "memory", "load", "state", "who")
+_WAITING_HEAD = ("waiting", "who", "for")
+
+_DOES = {Kind.COMPUTE: "computes", Kind.GRAPHICS: "draws", Kind.OPEN: "has it open"}
+
+_TOLD_BELOW = (Busy.LEASED, Busy.PROCESSES)
+"""What the lines about the lease and the processes tell better."""
+
+
+def lines(status: Status, *, width: int | None = None) -> list[Line]:
+    """The whole text: the GPUs with who is on them, then those who wait.
+
+    Args:
+        status: what was seen.
+        width: the terminal's; None when the text must not be broken.
+    """
+    rows = [row for gpu in status.gpus for row in _rows(gpu)]
+    shown = table([_head(_HEAD), *rows], width=width, right=(0, 3)) if rows else []
+    if not status.waiting:
+        return shown
+    waiting = [_waiting(place, one, status) for place, one in enumerate(status.waiting, 1)]
+    below = table([_head(_WAITING_HEAD), *waiting], width=width, right=(0,))
+    return [*shown, (), *below] if shown else below
+
+
+def _head(words: Sequence[str]) -> tuple[Line, ...]:
+    return tuple(line(Span(word, "head")) for word in words)
+
+
+def _rows(gpu: GpuStatus) -> Iterator[tuple[Line, ...]]:
+    reading = gpu.reading
+    device = reading.device
+    load = "" if reading.utilization is None else f"{reading.utilization} %"
+    cells = [
+        line(Span(str(device.index), "gpu")),
+        line(device.uuid if device.is_mig else device.name or ""),
+        line(_memory(reading)),
+        line(load),
+        line("free" if gpu.busy is None else "busy"),
+    ]
+    for words in list(_who(gpu)) or [()]:
+        yield (*cells, words)
+        cells = [()] * len(cells)
+
+
+def _memory(reading: DeviceReading) -> str:
+    parts = [size(number) for number in (reading.used, reading.total) if number is not None]
+    return "/".join(parts) if reading.used is not None else ""
+
+
+def _who(gpu: GpuStatus) -> Iterator[Line]:
+    if gpu.lease is not None:
+        yield from _lease(gpu.lease)
+    if gpu.busy is not None and gpu.busy not in _TOLD_BELOW:
+        yield line(Span(gpu.message, "bad"))
+    for use in gpu.uses:
+        yield _use(use, gpu.lease)
+
+
+def _lease(lease: LeaseStatus) -> Iterator[Line]:
+    claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
+    ended = Span(", which has ended", "bad") if lease.gone else ""
+    yield line(f"leased by {_person(claimer)}", ended)
+    if lease.gone is not False:
+        for person in lease.sharers:
+            yield line(f"held by {_person(person)}")
+    for person in lease.inside:
+        yield line(f"claimed inside by {_person(person)}")
+
+
+def _use(use: Use, lease: LeaseStatus | None) -> Line:
+    person = use.person
+    if lease is not None and person.pid == lease.claimer.pid:  # told just above
+        person = replace(person, user=None, since=None)
+    memory = "" if use.memory is None else f", {size(use.memory)}"
+    return line(f"{_DOES[use.kind]}: {_person(person)}{memory}")
+
+
+def _person(person: Person) -> str:
+    """Somebody in words."""
+    if person.command is None and person.pid is None:
+        return "somebody who cannot be seen from here"
+    if person.command is None:
+        return f"pid {person.pid}" + (f" of {person.user}" if person.user else "")
+    return in_words(person.command, person.pid, user=person.user, since=person.since)
+
+
+def _waiting(place: int, waiter: Waiter, status: Status) -> tuple[Line, ...]:
+    lame = "" if waiter.well else Span(" (stopped or stuck: others pass)", "bad")
+    return line(f"{place}."), line(_person(waiter.person)), line(_wish(waiter, status), lame)
+
+
+def _wish(waiter: Waiter, status: Status) -> str:
+    """What somebody waits for: ``2 of GPU 0-3``."""
+    places = {gpu.reading.device.uuid: gpu.reading.device.index for gpu in status.gpus}
+    wanted = "some" if waiter.wanted is None else str(waiter.wanted)
+    indices = {places[uuid] for uuid in waiter.gpus if uuid in places}
+    return f"{wanted} of GPU {format_cpulist(indices)}" if indices else f"{wanted} of any"

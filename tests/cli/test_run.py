@@ -1,0 +1,436 @@
+"""``gpuaff run`` becomes the command: real processes, compared with the same started directly."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuaff.system import program
+
+import environments
+from fakedriver.driver import FakeDriver
+from processes import CPUS, environment
+
+RUN = (sys.executable, "-m", "gpuaff", "run")
+ONLY = (*RUN, "--no-claim", "--no-pin", "--")
+"""Neither claims nor pins: what is left is to become the command."""
+
+Done = subprocess.CompletedProcess[bytes]
+
+
+def started(
+    command: Sequence[str | bytes],
+    *,
+    env: Mapping[str, str] | None = None,
+    given: bytes = b"",
+    before: Callable[[], None] | None = None,
+    cwd: Path | None = None,
+) -> Done:
+    """Run a command to its end in a clean environment, or in just this one."""
+    return subprocess.run(
+        command,
+        input=given,
+        capture_output=True,
+        env=environment() if env is None else env,
+        preexec_fn=before,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def told(done: Done) -> str:
+    """What is said about a failure of our own: one line and nothing else."""
+    assert done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("gpuaff: ")
+    return line
+
+
+class TestBecomesTheCommand:
+    def test_the_process_is_the_same(self) -> None:
+        with subprocess.Popen(
+            [*ONLY, "sh", "-c", "echo $$"], stdout=subprocess.PIPE, env=environment()
+        ) as child:
+            assert child.stdout is not None
+            assert int(child.stdout.read()) == child.pid
+
+    def test_exit_codes_are_its_own(self) -> None:
+        for code in (0, 1, 2, 75, 255):
+            assert started([*ONLY, "sh", "-c", f"exit {code}"]).returncode == code
+
+    def test_a_signal_ends_it_as_itself(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGPIPE):
+            done = started([*ONLY, "sh", "-c", f"kill -{int(number)} $$"])
+            assert done.returncode == -number, number
+
+    def test_signals_reach_it(self) -> None:
+        script = "trap 'echo caught; kill $!; exit 9' TERM; sleep 60 & echo ready; wait"
+        with subprocess.Popen(
+            [*ONLY, "sh", "-c", script], stdout=subprocess.PIPE, env=environment()
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            child.send_signal(signal.SIGTERM)
+            assert child.stdout.readline() == b"caught\n"
+            assert child.wait() == 9
+
+    def test_its_words_are_its_own(self) -> None:
+        words = [b"--", b"-n", b"3", b"", b"--help", b"a b", "ü".encode(), b"\xff", b"--"]
+        script = "import os, sys; print([os.fsencode(word) for word in sys.argv[1:]])"
+        done = started([*map(os.fsencode, ONLY), sys.executable.encode(), b"-c", script, *words])
+        assert done.stdout.decode().strip() == str(words)
+
+    def test_its_name_is_as_it_was_called(self) -> None:
+        done = started([*ONLY, "sh", "-c", "tr '\\0' ' ' < /proc/$$/cmdline"])
+        assert done.stdout.startswith(b"sh -c ")
+
+    def test_standard_streams_are_its_own(self) -> None:
+        text = os.urandom(100_000)
+        done = started([*ONLY, "sh", "-c", "cat; echo talk >&2"], given=text)
+        assert (done.stdout, done.stderr) == (text, b"talk\n")
+
+    def test_no_descriptor_is_left_open(self) -> None:
+        listing = ["sh", "-c", "ls /proc/$$/fd"]
+        assert started([*ONLY, *listing]).stdout == started(listing).stdout
+
+    def test_descriptors_that_were_passed_on_stay(self) -> None:
+        ours, theirs = os.pipe()
+        command = [*ONLY, "bash", "-c", f"echo here >&{theirs}"]
+        subprocess.run(command, pass_fds=[theirs], env=environment(), check=True)
+        os.close(theirs)
+        with os.fdopen(ours) as stream:
+            assert stream.read() == "here\n"
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+    def test_closed_streams_stay_closed(self, closed: str, tmp_path: Path) -> None:
+        listing = f"sh -c 'ls /proc/$$/fd > {tmp_path}/it' {closed}"
+        commands = [" ".join(ONLY), ""]
+        seen = []
+        for before in commands:
+            started(["sh", "-c", f"{before} {listing}"])
+            seen.append((tmp_path / "it").read_text())
+        assert seen[0] == seen[1]
+
+
+class TestSignals:
+    """``SigIgn`` and its like of a process that we have become, and of one started directly."""
+
+    LISTING = ("grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status")
+
+    @pytest.mark.parametrize(
+        "ignored",
+        [
+            [],
+            [signal.SIGHUP],  # nohup
+            [signal.SIGINT, signal.SIGQUIT],  # a job in the background of a script
+            [signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD],
+        ],
+    )
+    def test_are_as_they_were(self, ignored: list[signal.Signals]) -> None:
+        def ignore() -> None:
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+
+        directly = started(self.LISTING, before=ignore)
+        assert started([*ONLY, *self.LISTING], before=ignore).stdout == directly.stdout
+        mask = int(re.findall(rb"SigIgn:\s*(\w+)", directly.stdout)[0], 16)
+        assert mask == sum(1 << number - 1 for number in ignored)
+
+    def test_blocked_ones_stay_blocked(self) -> None:
+        def block() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+
+        directly = started(self.LISTING, before=block)
+        assert started([*ONLY, *self.LISTING], before=block).stdout == directly.stdout
+
+    @pytest.mark.needs("nohup")
+    def test_nohup(self) -> None:
+        done = started(["nohup", *ONLY, "sh", "-c", "kill -HUP $$; echo alive"])
+        assert done.stdout == b"alive\n"
+
+    def test_a_reader_that_goes_ends_it(self) -> None:
+        """Python ignores SIGPIPE; ``yes`` would write an error and exit with 1."""
+        with subprocess.Popen(
+            [*ONLY, "yes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        ) as child:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            child.stdout.readline()
+            child.stdout.close()
+            assert child.wait() == -signal.SIGPIPE
+            assert child.stderr.read() == b""
+
+
+class TestEnvironment:
+    @pytest.mark.parametrize(
+        "extra",
+        [{}, {"LC_ALL": "C"}, {"LC_CTYPE": "C.UTF-8"}, {"LC_CTYPE": "C"}, {"ODD": "\udcff"}],
+    )
+    def test_is_as_it_was(self, extra: dict[str, str]) -> None:
+        """Python sets LC_CTYPE where the locale is C; the command is not to see that."""
+        path = str(Path(program.__file__).parents[2])
+        plain = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **extra}
+        listing = ["env", "-0"]
+        assert started([*ONLY, *listing], env=plain).stdout == started(listing, env=plain).stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Things that can be executed, and things that cannot."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for each in (first, second, first / "folder"):
+        each.mkdir()
+    for file, text, mode in (
+        (first / "plain", "#!/bin/sh\necho first\n", 0o644),
+        (second / "plain", "#!/bin/sh\necho second\n", 0o755),
+        (first / "alone", "#!/bin/sh\n", 0o644),
+        (second / "folder", "#!/bin/sh\necho no folder\n", 0o755),
+        (first / "script", 'echo "script $0 $1"\n', 0o755),
+        (first / "orphan", "#!/no/such/interpreter\n", 0o755),
+        (first / "empty", "", 0o755),
+        (first / "garbage", "\0\1\2\3", 0o755),
+    ):
+        file.write_text(text)
+        file.chmod(mode)
+    (first / "dangling").symlink_to("nowhere")
+    (first / "loop").symlink_to("loop")
+    return tmp_path
+
+
+class TestFinding:
+    """The oracle is ``env``: the same exit code, and the same output."""
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            *("plain", "folder", "script", "alone", "orphan", "empty", "dangling", "loop"),
+            *("nosuch", "first/plain", "second/plain", "./first/script", "first", "first/"),
+            *(
+                "first/dangling",
+                "first/orphan",
+                "second/plain/x",
+                "nosuch/x",
+                "",
+                "/etc",
+                "a" * 5000,
+            ),
+        ],
+    )
+    def test_as_env(self, command: str, folder: Path) -> None:
+        path = f"{folder}/first:{folder}/second:{os.environ['PATH']}"
+        env = environment({"PATH": path})
+        ours = started([*ONLY, command, "word"], env=env, cwd=folder)
+        theirs = started(["env", "--", command, "word"], env=env, cwd=folder)
+        assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
+        if ours.returncode in (126, 127):
+            told(ours)
+
+    def test_no_program_that_the_kernel_knows(self, folder: Path) -> None:
+        ours = started([*ONLY, f"{folder}/first/garbage"])
+        theirs = started(["env", f"{folder}/first/garbage"])
+        assert ours.returncode == theirs.returncode
+
+    @pytest.mark.parametrize("path", ["", ":/nowhere", "/nowhere:", None])
+    def test_empty_and_missing_paths(self, path: str | None, folder: Path) -> None:
+        """An empty element is the current folder; without PATH there is a default."""
+        env = environment()
+        env.pop("PATH")
+        env |= {} if path is None else {"PATH": path}
+        for command in ("plain", "sh"):
+            words = [command, "-c", "echo shell"]
+            ours = started([*ONLY, *words], env=env, cwd=folder / "second")
+            theirs = started([str(shutil.which("env")), *words], env=env, cwd=folder / "second")
+            assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout), command
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+    def test_a_folder_that_may_not_be_searched(self, folder: Path) -> None:
+        """Directly, since another user may not read this checkout either."""
+        (folder / "first").chmod(0o700)
+        for parent in (folder, *folder.parents[:-1]):
+            parent.chmod(parent.stat().st_mode | 0o005)
+        script = f"""
+import os
+from gpuaff.errors import CommandError
+from gpuaff.system import program
+os.setuid(65534)
+try:
+    program.find("{folder}/first/script")
+except CommandError as error:
+    print(error.found, error)
+"""
+        done = started([sys.executable, "-c", script])
+        assert done.stdout.decode().startswith("True "), done.stderr
+        assert b"may not be searched" in done.stdout
+
+    def test_what_is_said(self, folder: Path) -> None:
+        env = environment({"PATH": f"{folder}/first"})
+        said = {
+            "nosuch": "gpuaff: nosuch: command not found in PATH",
+            "./nosuch": "gpuaff: ./nosuch: no such file",
+            "alone": f"gpuaff: alone: {folder}/first/alone may not be executed (chmod +x)",
+            str(folder): f"gpuaff: {folder}: is a folder",
+            "orphan": f"gpuaff: orphan: the interpreter that {folder}/first/orphan names is not "
+            "there",
+        }
+        for command, line in said.items():
+            assert told(started([*ONLY, command], env=env, cwd=folder)) == line
+
+    def test_the_command_is_looked_for_before_anything_is_claimed(self) -> None:
+        assert started([*RUN, "-n", "2", "--", "nosuch"]).returncode == 127
+
+
+class TestWrongUse:
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ([], "a command after --"),
+            (["--"], "a command after --"),
+            (["-n", "2"], "a command after --"),
+            (["true"], "-- before it"),
+            (["-n", "2", "true", "x"], "-- before it"),
+            (["-n", "0", "--", "true"], "argument -n: '0': expected a number of GPUs"),
+            (["-n", "--", "true"], "argument -n: expected one argument"),
+            (["--gpus", "x", "--", "true"], "argument --gpus: 'x': expected GPUs by index"),
+            (["--gpus=0", "-n1", "--", "true"], "not allowed with argument"),
+            (["--wait", "true"], "-- stands before the command"),
+            (["--wait", "5x", "--", "true"], "10m or 1h30m"),
+            (["--max-utilization", "101", "--", "true"], "from 0 to 100"),
+            (["--min-free-memory", "4X", "--", "true"], "40GiB"),
+            (["--dry", "--", "true"], "unrecognized arguments: --dry"),
+            (["--no-claim", "-n", "3", "--", "true"], "no --no-claim beside it"),
+            (["--no-claim", "--wait", "--", "true"], "no --no-claim beside it"),
+            (["--no-claim", "--per-rank", "--", "true"], "no --no-claim beside it"),
+        ],
+    )
+    def test_is_told_in_one_line(self, words: list[str], said: str) -> None:
+        done = started([*RUN, *words])
+        assert done.returncode == 2
+        assert said in told(done)
+
+    def test_help(self) -> None:
+        done = started([*RUN, "--help"])
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"[--dry-run] -- COMMAND" in done.stdout
+        assert b"stray" not in done.stdout
+
+
+class TestCosts:
+    def test_little_is_imported(self) -> None:
+        """What it imports, a user waits for."""
+        command = [sys.executable, "-X", "importtime", *ONLY[1:], "true"]
+        done = started(command, env=environment())
+        assert done.returncode == 0
+        modules = set(re.findall(rb"\| +([\w.]+)$", done.stderr, re.MULTILINE))
+        assert b"gpuaff.cli.job" in modules
+        others = {b"gpuaff.cli." + name for name in (b"topo", b"plan", b"check", b"source")}
+        heavy = {b"typing", b"dataclasses", b"json", b"rich", b"psutil", b"pynvml", b"logging"}
+        assert modules & (others | heavy | {b"gpuaff.binding", b"gpuaff.cli.render"}) == set()
+
+    def test_needs_no_rich(self, tmp_path: Path) -> None:
+        for name in ("rich", "rich_argparse"):
+            (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n")
+        env = environment()
+        env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+        assert started([*ONLY, "echo", "it"], env=env).stdout == b"it\n"
+        assert b"Become" not in started([*RUN, "--help"], env=env).stderr
+        assert told(started([*ONLY, "nosuch"], env=env))
+
+
+MASK = (sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))")
+"""A command that tells its CPUs."""
+
+
+def ranks_of(launcher: str, name: str) -> list[dict[str, str]]:
+    """What a real launcher put into the environment of each rank."""
+    return [dict(rank.environ) for rank in environments.started(launcher, name)]
+
+
+@pytest.mark.fake_driver
+@pytest.mark.needs("two-cpus")
+class TestInsideOfALauncher:
+    """Each GPU is near all CPUs of this machine, so two ranks get a half each."""
+
+    def masks(self, driver: FakeDriver, ranks: list[dict[str, str]], *words: str) -> list[set[int]]:
+        found = []
+        for rank in ranks:
+            done = started([*RUN, *words, "--", *MASK], env=environment({**driver.env(), **rank}))
+            assert done.returncode == 0, done.stderr
+            found.append(set(map(int, done.stdout.split())))
+        return found
+
+    @pytest.mark.parametrize(
+        ("launcher", "name"), [("torchrun", "torchrun"), ("openmpi", "unbound")]
+    )
+    def test_pins_the_rank(self, launcher: str, name: str, driver: FakeDriver) -> None:
+        first, second = self.masks(driver, ranks_of(launcher, name)[:2])
+        assert first & second == set()
+        assert first | second <= set(CPUS)
+
+    def test_pins_nobody(self, driver: FakeDriver) -> None:
+        ranks = ranks_of("torchrun", "torchrun")
+        assert self.masks(driver, ranks, "--no-pin") == [set(CPUS)] * 2
+
+    def test_pinning_is_switched_off(self, driver: FakeDriver) -> None:
+        ranks = [{**rank, "GPUAFF": "off"} for rank in ranks_of("torchrun", "torchrun")]
+        assert self.masks(driver, ranks) == [set(CPUS)] * 2
+
+    def test_no_rank_claims_by_mistake(self, driver: FakeDriver) -> None:
+        env = environment({**driver.env(), **ranks_of("torchrun", "torchrun")[1]})
+        done = started([*RUN, "-n", "2", "--", "true"], env=env)
+        assert done.returncode == 2
+        assert told(done) == (
+            "gpuaff: -n=2: expected --per-rank beside it: this is rank 1 of 2 of a launcher, and "
+            "each of them would claim. To claim once for all of them, put it before the launcher: "
+            "gpuaff run -n 2 -- torchrun ..."
+        )
+
+    def test_what_is_not_as_hoped_is_said(self, driver: FakeDriver) -> None:
+        driver.refuse(9)  # NVML_ERROR_DRIVER_NOT_LOADED
+        env = environment({**driver.env(), **ranks_of("torchrun", "torchrun")[0]})
+        done = started([*RUN, "--", "echo", "goes on"], env=env)
+        assert (done.returncode, done.stdout) == (0, b"goes on\n")
+        assert done.stderr.startswith(b"gpuaff: rank 0: the kernel module of the NVIDIA driver")
+
+    def test_strictness_keeps_it_from_starting(self, driver: FakeDriver) -> None:
+        driver.refuse(9)
+        rank = {**ranks_of("torchrun", "torchrun")[0], "GPUAFF_STRICT": "1"}
+        done = started([*RUN, "--", "echo", "it"], env=environment({**driver.env(), **rank}))
+        assert done.returncode == 3
+        told(done)
+
+    @pytest.mark.slow
+    @pytest.mark.needs("torch")
+    def test_a_real_torchrun(self, driver: FakeDriver) -> None:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        env = environment({**driver.env(), "PYTHONWARNINGS": "ignore"})
+        done = started([*torchrun, "--no-python", *RUN, "--", *MASK], env=env)
+        assert done.returncode == 0, done.stderr
+        masks = [set(map(int, line.split())) for line in done.stdout.splitlines()]
+        assert len(masks) == 2
+        assert masks[0] & masks[1] == set()
+
+    @pytest.mark.slow
+    @pytest.mark.needs("mpirun.openmpi")
+    def test_a_real_mpirun(self, driver: FakeDriver) -> None:
+        mpirun = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        done = started([*mpirun, "-n", "2", *RUN, "--", *MASK], env=environment(driver.env()))
+        assert done.returncode == 0, done.stderr
+        masks = [set(map(int, line.split())) for line in done.stdout.splitlines()]
+        assert len(masks) == 2
+        assert masks[0] & masks[1] == set()
+
+
+@pytest.mark.fake_driver
+def test_pins_without_a_launcher(driver: FakeDriver) -> None:
+    """As rank 0 of 1: here that is every CPU, and nothing is said of a missing rank."""
+    done = started([*RUN, "--no-claim", "--", *MASK], env=environment(driver.env()))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert set(map(int, done.stdout.split())) == set(CPUS)
