@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from gpuaff.claims import held
 from gpuaff.system import kernel
 
@@ -12,10 +14,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gpuaff.binding.grant import Grant
-    from gpuaff.claims.exported import Exported
     from gpuaff.claims.model import ClaimedGpu
     from gpuaff.claims.obtain import Obtained
     from gpuaff.claims.placeholder import Occupied
+    from gpuaff.claims.undo import Undo
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
 
@@ -39,18 +41,18 @@ class Claim:
         gpus: tuple[ClaimedGpu, ...],
         obtained: Obtained,
         occupied: Occupied,
-        exported: Exported,
         grant: Grant | None,
         warnings: tuple[Notice, ...],
+        undo: Undo,
     ) -> None:
         """Only :func:`gpuaff.claim_gpus` makes them."""
         self.gpus = gpus
         self.warnings = warnings
         self.placeholders = tuple(occupied.held)
-        self._obtained, self._occupied = obtained, occupied
-        self._exported, self._grant = exported, grant
+        self._obtained, self._grant, self._undo = obtained, grant, undo
         self._pid = kernel.process_id()
-        self._is_over = False
+        self._is_abandoned = False
+        self._releasing = threading.RLock()  # a signal handler may release as well
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -60,7 +62,7 @@ class Claim:
         ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway. They only
         keep the claim: do not read, write or lock them. Empty once it is over.
         """
-        return () if self._is_over else (*self._obtained.lease.fds, self._obtained.slot.handle)
+        return () if self.is_released else (*self._obtained.lease.fds, self._obtained.slot.handle)
 
     @property
     def cpus(self) -> CpuSet | None:
@@ -75,7 +77,7 @@ class Claim:
     @property
     def is_released(self) -> bool:
         """Whether it is over, as far as this process is concerned."""
-        return self._is_over
+        return self._is_abandoned or self._undo.is_done
 
     def release(self) -> None:
         """Give the GPUs back, also for children that share the claim; may be called again.
@@ -86,31 +88,25 @@ class Claim:
         can claim the same GPUs again, and no others.
 
         In a forked child only the child's part ends: the GPUs stay its parent's.
+
+        Raises:
+            Exception: what a placeholder's own release has raised; all is released nevertheless.
         """
-        if self._is_over:
-            return
-        self._is_over = True
-        held.forget(self)
         if self.is_inherited:
+            self._abandon()
+            return
+        with self._releasing:
+            try:
+                self._undo()
+            finally:
+                self._undo()  # Ctrl-C may have come in the first
+
+    def _abandon(self) -> None:
+        held.forget(self)
+        if not self._is_abandoned:
+            self._is_abandoned = True
             self._obtained.lease.abandon()
             self._obtained.slot.abandon()
-            return
-        try:
-            self._undo_use()
-        finally:
-            self._obtained.lease.release()
-            self._obtained.slot.release()
-
-    def _undo_use(self) -> None:
-        try:
-            if self._grant is not None:
-                self._grant.give_back()
-        finally:
-            try:
-                self._occupied.release()
-            finally:
-                held.remember_cuda(tuple(gpu.uuid for gpu in self.gpus))
-                self._exported.put_back()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +120,7 @@ class Claim:
         self.release()
 
     def __repr__(self) -> str:
-        state = "released " if self._is_over else "inherited " if self.is_inherited else ""
+        state = "released " if self.is_released else "inherited " if self.is_inherited else ""
         return f"<{state}Claim of {', '.join(f'GPU {gpu.index}' for gpu in self.gpus)}>"
 
     def __reduce__(self) -> str | tuple[object, ...]:

@@ -89,13 +89,16 @@ def claim_gpus(
     """
     from gpuaff.system.nvml_warmup import waking_driver
 
-    made = None
+    undo = None
     try:
         with waking_driver(wanted=True) as let_rest:
             from gpuaff.claims.making import make
+            from gpuaff.claims.undo import Undo
 
-            made = make(
+            undo = Undo()
+            return make(
                 n,
+                undo=undo,
                 placeholder=placeholder,
                 pin=pin,
                 own_is_free=own_is_free,
@@ -111,11 +114,12 @@ def claim_gpus(
                 },
             )
     except BaseException:  # Ctrl-C while the driver is let go: nobody would have what was made
-        if made is not None:
-            made.release()
+        if undo is not None:
+            try:
+                undo()
+            finally:
+                undo()  # Ctrl-C may have come in the first
         raise
-    else:
-        return made
 
 
 def current_claim() -> Claim | None:

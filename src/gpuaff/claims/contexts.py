@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from gpuaff.claims.cuda_trouble import explain
@@ -73,6 +73,29 @@ def check_visible(claimed: Mapping[int, str], *, alone: bool) -> None:
         "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the "
         "beginning of the program"
     )
+
+
+def numbers_of(claimed: Sequence[str], asked: str) -> tuple[int, ...]:
+    """CUDA's own numbers of GPUs in this process, where nobody has told it which to show.
+
+    Args:
+        claimed: their UUIDs.
+        asked: what was asked for, for messages.
+
+    Raises:
+        PlaceholderError: CUDA does not start, or does not show them.
+    """
+    start_cuda(asked)
+    try:
+        seen = [_digits(uuid) for uuid in uuids()]
+        return tuple(seen.index(_digits(uuid)) for uuid in claimed)
+    except (NoDriverError, CudaError) as error:
+        raise PlaceholderError(f"CUDA does not tell its GPUs: {error}") from error
+    except ValueError:
+        raise PlaceholderError(
+            f"CUDA does not show {', '.join(claimed)} to this process: CUDA_VISIBLE_DEVICES was "
+            "changed meanwhile, or a device is denied; claim at the beginning of the program"
+        ) from None
 
 
 def _numbered(uuids: Mapping[int, str]) -> str:

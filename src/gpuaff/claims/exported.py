@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuaff.claims.undo import Undo
 from gpuaff.records import dataclass
 from gpuaff.system import environ
 
@@ -27,14 +28,9 @@ class Exported:
                 environ.put(name, value)
 
 
-def export(variables: Mapping[str, str | None]) -> Exported:
+def export(variables: Mapping[str, str | None], undo: Undo) -> None:
     """Set variables, for this process and those that it starts; None unsets one."""
-    made = Exported(before={name: environ.get(name) for name in variables}, ours=dict(variables))
-    try:
-        for name, value in variables.items():
-            environ.put(name, value)
-    except BaseException:  # Ctrl-C between two of them
-        for name, value in made.before.items():
-            environ.put(name, value)
-        raise
-    return made
+    before = {name: environ.get(name) for name in variables}
+    undo.add(Exported(before=before, ours=dict(variables)).put_back)
+    for name, value in variables.items():
+        environ.put(name, value)

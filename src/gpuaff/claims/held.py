@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +11,7 @@ from gpuaff.system import cuda, kernel
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff.claims.claim import Claim
+    from gpuaff.claims.model import ClaimedGpu
 
 
 class _Memory:
@@ -19,15 +19,16 @@ class _Memory:
 
     Attributes:
         claim: the claim; None when there is none. A forked child has its parent's.
-        latched: the GPUs that CUDA shows for good, by UUID, since a claim was released after CUDA
-            had been started; None when none was.
-        lock: held while a claim is being made.
+        latched: the GPUs that CUDA shows for good, since a claim has ended after CUDA had been
+            started; None when none was.
+        making: has one entry while a claim is being made: by whom. A lock that Ctrl-C catches
+            just when it has been taken would stay taken.
     """
 
     def __init__(self) -> None:
         self.claim: Claim | None = None
-        self.latched: tuple[str, ...] | None = None
-        self.lock = threading.Lock()
+        self.latched: tuple[ClaimedGpu, ...] | None = None
+        self.making: dict[str, object] = {}
 
 
 _memory = _Memory()
@@ -35,7 +36,7 @@ _memory = _Memory()
 
 def _be_another() -> None:
     """In a forked child: nobody is claiming here."""
-    _memory.lock = threading.Lock()
+    _memory.making = {}
 
 
 kernel.in_forked_child(_be_another)
@@ -54,12 +55,14 @@ def claiming() -> Iterator[None]:
     """While a claim is made: one at a time.
 
     Raises:
-        AlreadyClaimedError: there is one, or another thread is making one.
+        AlreadyClaimedError: there is one, or one is being made.
     """
-    lock = _memory.lock
-    if not lock.acquire(blocking=False):
-        raise AlreadyClaimedError("another thread of this process is claiming GPUs just now")
+    making, me = _memory.making, object()
     try:
+        if making.setdefault("by", me) is not me:  # one step, which no other thread can divide
+            raise AlreadyClaimedError(
+                "this process is claiming GPUs just now, in another thread or around this call"
+            )
         claim = _memory.claim
         if claim is not None and not claim.is_inherited:
             gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in claim.gpus)
@@ -69,7 +72,8 @@ def claiming() -> Iterator[None]:
             )
         yield
     finally:
-        lock.release()
+        if making.get("by") is me:
+            making.clear()
 
 
 def remember(claim: Claim) -> None:
@@ -83,12 +87,19 @@ def forget(claim: Claim) -> None:
         _memory.claim = None
 
 
-def latched() -> tuple[str, ...] | None:
+def forget_own() -> None:
+    """What this process itself has claimed, if anything, is over."""
+    claim = _memory.claim
+    if claim is not None and not claim.is_inherited:
+        _memory.claim = None
+
+
+def latched() -> tuple[ClaimedGpu, ...] | None:
     """The GPUs that CUDA shows in this process for good, since a claim that is over."""
     return _memory.latched
 
 
-def remember_cuda(gpus: tuple[str, ...]) -> None:
+def remember_cuda(gpus: tuple[ClaimedGpu, ...]) -> None:
     """Once CUDA was started under a claim, it shows the GPUs of that claim for good."""
     if cuda.is_initialized():
         _memory.latched = gpus

@@ -75,6 +75,15 @@ class Looker:
         self._nothing_left = False
         self.readings: tuple[DeviceReading, ...] = ()
 
+    @property
+    def idle(self) -> frozenset[int]:
+        """The whole GPUs that were free for anybody, by index, in question here or not."""
+        held = _told(_holders(reading.device for reading in self.readings), (), {})
+        judged = judge(self.readings, people=self._people, leased=held)
+        return frozenset(
+            one.device.index for one in judged if one.busy is None and not one.device.is_mig
+        )
+
     def look(self) -> tuple[DeviceReading, ...]:
         """Ask the driver, and the kernel about the processes that it lists."""
         asks = self._demand is not None and self._demand.max_utilization is not None

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from gpuaff.claims import held, lost, nested
 from gpuaff.claims.claim import Claim
 from gpuaff.claims.connections import observe_connections
+from gpuaff.claims.contexts import numbers_of
 from gpuaff.claims.exported import export
 from gpuaff.claims.ground import Enclosing, Ground, Machine
 from gpuaff.claims.looking import Looker
 from gpuaff.claims.model import ClaimedGpu, Demand, Device, Waiting
 from gpuaff.claims.obtain import Attempts, Obtained
-from gpuaff.claims.placeholder import Kind, kind_of, occupy
-from gpuaff.claims.pool import Bounds, in_order, pool, visible
+from gpuaff.claims.placeholder import Kind, Placeholder, kind_of, occupy
+from gpuaff.claims.pool import Bounds, Pool, in_order, named, pool, visible
 from gpuaff.claims.request import Request, VisibleAs, read
 from gpuaff.claims.selection import choose
 from gpuaff.claims.strangers import our_own, refuse_strangers
 from gpuaff.claims.too_late import too_late
+from gpuaff.claims.undo import Undo
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
 from gpuaff.launch import claimed
 from gpuaff.launch.claimed import Claimed
@@ -28,12 +30,17 @@ from gpuaff.system import environ
 from gpuaff.system.nvml import usage_session
 from gpuaff.system.nvml_usage import UsageSession
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuaff.binding.grant import Grant
+
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
 def make(
     n: object,
     *,
+    undo: Undo,
     placeholder: object,
     pin: object,
     own_is_free: object,
@@ -45,6 +52,7 @@ def make(
 
     Args:
         n: as there.
+        undo: gets the ways back; who calls takes them when anything is raised.
         placeholder: as there.
         pin: as there.
         own_is_free: as there.
@@ -74,7 +82,7 @@ def make(
                 raise CudaInitializedError(why)
         with usage_session() as session:
             let_rest()
-            return making.claim(session)
+            return making.claim(session, undo)
 
 
 def _yes_or_no(option: str, value: object) -> bool:
@@ -112,16 +120,24 @@ class Making:
     own_is_free: bool
     on_wait: Callable[[Waiting], object] | None
 
-    def claim(self, session: UsageSession) -> Claim:
+    def claim(self, session: UsageSession, undo: Undo) -> Claim:
         """Claim, pin and occupy: all, or nothing."""
-        with ExitStack() as kept, ExitStack() as undo:
+        with ExitStack() as kept:
             ready = self.ready(session, kept)
             lost.stand_back()
-            undo.callback(ready.attempts.undo)
-            obtained = ready.attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
-            claim = self._use(obtained, ready.shown, ready.bounds, ready.looker, undo)
-            claim.warnings = (*ready.quiet.warnings, *claim.warnings)
-            undo.pop_all()
+            undo.add(held.forget_own)
+            undo.add(ready.attempts.undo)
+            try:
+                obtained = ready.attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
+                claim = self._use(obtained, ready, undo)
+            except BaseException:
+                try:
+                    with suppress(Exception):  # the first error tells more
+                        undo()
+                finally:
+                    with suppress(Exception):
+                        undo()  # Ctrl-C may have come in the first
+                raise
         return claim
 
     def ready(self, session: UsageSession, kept: ExitStack) -> Ready:
@@ -134,6 +150,7 @@ class Making:
         shown = session.devices()
         around = nested.enclosing()
         bounds = _bounds(around, may_ask=self.request.count is None)
+        self._refuse_unknown_order(shown, bounds)
         wanted = pool(shown, self._request(shown), bounds)
         looker = Looker(
             session,
@@ -148,8 +165,7 @@ class Making:
         ground: Ground = Machine(looker=looker)
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
-        named = self.request.gpus is not None
-        choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
+        choice = _Choice(wanted, looker, session, in_order=self.request.gpus is not None)
         quiet = _Quiet(wanted.count, self.request.wait, inside=around is not None)
         return Ready(
             shown=shown,
@@ -159,47 +175,57 @@ class Making:
             attempts=Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept),
         )
 
+    def _refuse_unknown_order(self, shown: Sequence[Device], bounds: Bounds) -> None:
+        """Without our variables CUDA numbers unlike GPUs as it likes: it must be asked (D6)."""
+        is_told = self.request.visible is not None or held.latched() is not None
+        if is_told or isinstance(self.kind, Placeholder):
+            return
+        if any(note.code == "visible-order" for note in visible(shown, bounds).notes):
+            expected = (
+                "index or uuid: the GPUs here are unlike, and how CUDA numbers them is not known "
+                "before it is started; or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
+            raise InvalidOptionError("visible", None, expected)
+
     def _request(self, shown: Sequence[Device]) -> Request:
         """After an earlier claim CUDA shows its GPUs for good: only those may be asked for."""
         latched = held.latched()
         if latched is None:
             return self.request
-        again = replace(self.request, gpus=latched, candidates=None, count=len(latched))
-        asked = self.request
-        named = asked.gpus and {str(name) for name in asked.gpus}
-        known = {str(device.index) for device in shown if device.uuid in latched} | set(latched)
-        if asked.count not in (None, len(latched)) or (named and not named <= known):
+        asked, uuids = self.request, tuple(gpu.uuid for gpu in latched)
+        exactly = named("gpus", asked.gpus or uuids, shown)
+        some = named("candidates", asked.candidates or uuids, shown)
+        fits = asked.count in (None, len(uuids)) and {device.uuid for device in exactly} == {*uuids}
+        if not fits or not {*uuids} <= {device.uuid for device in some}:
             raise CudaInitializedError(
                 "CUDA was started under an earlier claim of this process, and shows for good what "
-                f"that had, {', '.join(latched)}: only these can be claimed again"
+                f"that had, {', '.join(uuids)}: only these can be claimed again, all of them"
             )
-        return again
+        return replace(asked, gpus=uuids, candidates=None, count=len(uuids))
 
-    def _use(
-        self,
-        obtained: Obtained,
-        shown: Sequence[Device],
-        bounds: Bounds,
-        looker: Looker | None,
-        undo: ExitStack,
-    ) -> Claim:
+    def _use(self, obtained: Obtained, ready: Ready, undo: Undo) -> Claim:
         """Show the devices to CUDA, pin, occupy, and look whether somebody has come between."""
+        looker, shown = ready.looker, ready.shown
         before = looker.readings if looker is not None else ()
-        exported = export(self._variables(obtained, shown))
-        undo.callback(exported.put_back)
-        grant = None
-        if self.pin:
-            from gpuaff.binding.grant import take_grant
-
-            grant = take_grant([device.index for device in obtained.devices])
-            undo.callback(grant.give_back)
-        ordinals = self._ordinals(obtained, shown, bounds)
-        occupied = occupy(
-            self.kind,
-            [device.uuid for device in obtained.devices],
-            ordinals=None if self.request.visible is not None else ordinals,
+        export(self._variables(obtained, shown), undo)
+        ordinals = self._ordinals(obtained, shown, ready.bounds)
+        gpus = tuple(
+            ClaimedGpu(
+                index=device.index,
+                uuid=device.uuid,
+                pci_bus_id=device.pci_bus_id,
+                local=local,
+                name=device.name,
+            )
+            for local, device in zip(ordinals, obtained.devices, strict=True)
         )
-        undo.callback(occupied.release)
+        grant = self._grant(gpus, undo)  # first: what CUDA allocates comes from there
+        undo.add(lambda: held.remember_cuda(gpus))
+        is_alone = self.request.visible is not None and held.latched() is None
+        occupied = occupy(
+            self.kind, [gpu.uuid for gpu in gpus], ordinals=None if is_alone else ordinals
+        )
+        undo.add(occupied.release)
         if looker is not None and occupied.made_context:
             try:
                 after = looker.look()
@@ -208,24 +234,24 @@ class Making:
                 lost.remember()
                 raise
         claim = Claim(
-            gpus=tuple(
-                ClaimedGpu(
-                    index=device.index,
-                    uuid=device.uuid,
-                    pci_bus_id=device.pci_bus_id,
-                    local=local,
-                    name=device.name,
-                )
-                for local, device in zip(ordinals, obtained.devices, strict=True)
-            ),
+            gpus=gpus,
             obtained=obtained,
             occupied=occupied,
-            exported=exported,
             grant=grant,
-            warnings=() if grant is None else grant.warnings,
+            warnings=(*ready.quiet.warnings, *(() if grant is None else grant.warnings)),
+            undo=undo,
         )
         held.remember(claim)
         return claim
+
+    def _grant(self, gpus: Sequence[ClaimedGpu], undo: Undo) -> Grant | None:
+        if not self.pin:
+            return None
+        from gpuaff.binding.grant import take_grant
+
+        grant = take_grant([gpu.index for gpu in gpus])
+        undo.add(grant.give_back)
+        return grant
 
     def _variables(self, obtained: Obtained, shown: Sequence[Device]) -> Mapping[str, str | None]:
         ours: dict[str, str | None] = {claimed.VARIABLE: nested.variable(obtained)}
@@ -243,8 +269,15 @@ class Making:
         self, obtained: Obtained, shown: Sequence[Device], bounds: Bounds
     ) -> tuple[int, ...]:
         """CUDA's numbers of the claimed devices in this process."""
+        latched = held.latched()
+        if latched is not None:
+            known = {gpu.uuid: gpu.local for gpu in latched}
+            return tuple(known[device.uuid] for device in obtained.devices)
         if self.request.visible is not None:
             return tuple(range(len(obtained.devices)))
+        if isinstance(self.kind, Placeholder):
+            uuids = [device.uuid for device in obtained.devices]
+            return numbers_of(uuids, f"placeholder={str(self.kind)!r}")
         seen = in_order(shown, visible(shown, bounds))
         return tuple(seen.index(device) for device in obtained.devices)
 
@@ -253,19 +286,20 @@ class _Choice:
     """Chooses among free devices; connections are asked for once, and only where they matter."""
 
     def __init__(
-        self, count: int, devices: Sequence[Device], session: UsageSession, *, in_order: bool
+        self, wanted: Pool, looker: Looker, session: UsageSession, *, in_order: bool
     ) -> None:
-        self._count, self._in_order = count, in_order
+        self._count, self._looker = wanted.count, looker
         self._topology = None
-        if not in_order and count < len(devices) and not any(one.is_mig for one in devices):
+        matters = not in_order and wanted.count < len(wanted.devices)
+        if matters and not any(one.is_mig for one in wanted.devices):
             self._topology = observe_connections(session)
 
     def __call__(self, free: Sequence[Device]) -> tuple[Device, ...]:
         if self._topology is None:
             return tuple(free[: self._count])
-        by_index = {device.index: device for device in free}
-        chosen = choose(self._count, by_index, topology=self._topology)
-        return tuple(by_index[index] for index in chosen)
+        indices = [device.index for device in free]
+        chosen = choose(self._count, indices, topology=self._topology, idle=self._looker.idle)
+        return tuple(device for device in free if device.index in chosen)
 
 
 class _Quiet:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpuaff.claims import board
+from gpuaff.claims.board import Entry
 from gpuaff.claims.obtain import Obtained
 from gpuaff.errors import ClaimError
 from gpuaff.launch import claimed
@@ -23,14 +26,19 @@ def enclosing() -> Claimed | None:
         return None
     for entry in board.entries():
         told = entry.slot, entry.waits, entry.pid, entry.start
-        if told == (found.slot, False, found.pid, found.started):
+        if told == (found.slot, False, found.pid, found.started) and _has(entry, found.uuids):
             return found
     raise ClaimError(
         f"{claimed.VARIABLE} says that this process runs inside a claim of process {found.pid}, "
-        "and that is over (or was made with another GPUAFF_LOCK_DIR): its GPUs may be somebody "
-        f"else's by now; unset {claimed.VARIABLE}, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER to "
-        "claim from the machine"
+        "and that is over, or not what it says (or was made with another GPUAFF_LOCK_DIR): its "
+        f"GPUs may be somebody else's by now; unset {claimed.VARIABLE}, CUDA_VISIBLE_DEVICES and "
+        "CUDA_DEVICE_ORDER to claim from the machine"
     )
+
+
+def _has(entry: Entry, uuids: Iterable[str]) -> bool:
+    """Whether these are what an entry of the board holds: a claim inside another says whose too."""
+    return {*uuids} == {key if key[:1] in "GM" else key.partition("/")[2] for key in entry.gpus}
 
 
 def variable(obtained: Obtained) -> str:

@@ -164,7 +164,10 @@ class Attempts:
         return self._choose(free)
 
     def undo(self) -> None:
-        """Give back whatever there is: a place in the queue, leases; however far it has come."""
+        """Give back whatever there is: a place in the queue, leases; however far it has come.
+
+        May be called again.
+        """
         try:
             if self._held is not None:
                 self._held.release()

@@ -60,7 +60,7 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
         NotEnoughGpusError: there are fewer than are asked for: waiting would not help.
     """
     seen, why = _within(devices, bounds)
-    count = _count(request, seen, bounds)
+    count = _count(request, seen, bounds, why)
     if request.gpus is not None:
         chosen = _named("gpus", request.gpus, devices, seen, why)
     elif request.candidates is not None:
@@ -85,22 +85,26 @@ def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ..
     seen, why = _given(devices, bounds)
     if bounds.around is None:
         return seen, why
-    inside = tuple(device for device in seen if device.uuid in bounds.around)
-    return inside, f"the claim around this process has {_counted(len(inside))} for it"
+    own = tuple(device for device in seen if device.uuid in bounds.around)
+    told = f"the claim in which this process runs has {_number(len(bounds.around), 'GPU')}"
+    if len(own) < len(bounds.around):
+        told += f", of which it may use {len(own)}: {why}"
+    return own, told
 
 
 def _given(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
-    everything = f"this machine has {_counted(len(devices))}"
+    everything = f"this machine has {_counted(devices)}"
     if bounds.visible is not None or bounds.device_order is not None:
         found = visible(devices, bounds)
         seen = in_order(devices, found)
-        if bounds.visible is None:
+        if bounds.visible is None and seen:
             return seen, everything
-        shown = f"CUDA_VISIBLE_DEVICES={bounds.visible[:80]!r} shows {_counted(len(seen))}"
-        return seen, f"{shown} of the {len(devices)} here"
+        because = "; ".join(note.message for note in found.notes) if not seen else ""
+        shown = f"CUDA_VISIBLE_DEVICES={str(bounds.visible)[:80]!r} shows {_counted(seen)}"
+        return seen, because or f"{shown} of the {len(devices)} here"
     if bounds.granted is not None:
         seen = tuple(device for device in devices if device.index in bounds.granted)
-        return seen, f"{bounds.source} grants {_counted(len(seen))} of the {len(devices)} here"
+        return seen, f"{bounds.source} grants {_counted(seen)} of the {len(devices)} here"
     return tuple(devices), everything
 
 
@@ -143,13 +147,15 @@ def _gpus(devices: Sequence[Device]) -> tuple[Gpu, ...]:
     return tuple(sorted([*whole, *parents], key=lambda gpu: gpu.index))
 
 
-def _count(request: Request, seen: Sequence[Device], bounds: Bounds) -> int:
+def _count(request: Request, seen: Sequence[Device], bounds: Bounds, why: str) -> int:
     if request.count is not None:
         return request.count
     if bounds.granted_count is not None:
         shown = bounds.visible is not None and seen  # somebody may have shown fewer
         return min(bounds.granted_count, len(seen)) if shown else bounds.granted_count
-    if bounds.visible is not None and seen:
+    if bounds.visible is not None:
+        if not seen:
+            raise NotEnoughGpusError(1, 0, why)
         return len(seen)
     raise InvalidOptionError(
         "n", "auto", f"a number: nobody tells how many GPUs were granted ({bounds.source})"
@@ -163,17 +169,27 @@ def _named(
     seen: Collection[Device],
     why: str,
 ) -> tuple[Device, ...]:
-    found: list[Device] = []
-    for name in names:
-        device = _find(option, name, devices)
-        if device in found:
-            raise InvalidOptionError(
-                option, list(names), f"each GPU once ({device} is there twice)"
-            )
+    found = named(option, names, devices)
+    for device in found:
         if device not in seen:
             raise NotEnoughGpusError(
                 len(names), 0, f"{device} is not among those that it may have: {why}"
             )
+    return found
+
+
+def named(option: str, names: Sequence[Name], devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that names mean, in their order.
+
+    Raises:
+        InvalidOptionError: a name means none, or several, or the same as another one.
+    """
+    found: list[Device] = []
+    for name in names:
+        device = _find(option, name, devices)
+        if device in found:
+            expected = f"each GPU once ({device} is there twice)"
+            raise InvalidOptionError(option, list(names), expected)
         found.append(device)
     return tuple(found)
 
@@ -208,10 +224,15 @@ def _address(text: str) -> str | None:
 def _too_few(chosen: Sequence[Device], why: str, request: Request) -> str:
     if request.candidates is not None:
         return f"candidates= names {len(chosen)}"
-    if request.gpus is None and chosen and chosen[0].is_mig:
-        return f"{why}, as MIG instances"
     return why
 
 
-def _counted(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number or 'no'} GPUs"
+def _counted(devices: Collection[Device]) -> str:
+    parts = sum(device.is_mig for device in devices)
+    whole = len(devices) - parts
+    said = [_number(whole, "GPU")] if whole or not parts else []
+    return " and ".join([*said, _number(parts, "MIG instance")] if parts else said)
+
+
+def _number(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number or 'no'} {what}s"

@@ -21,6 +21,9 @@ MOST = 1024
 
 AUTO = "auto"
 
+_FOREVER = 1e9
+"""Seconds that nobody waits; from there on a wait has no limit."""
+
 
 class VisibleAs(str, Enum):
     """How CUDA_VISIBLE_DEVICES is written."""
@@ -111,7 +114,7 @@ def _seconds(wait: object) -> float | None:
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
         expected = "seconds to wait, 0 (not at all) or more, or None (without limit)"
         raise InvalidOptionError("wait", wait, expected)
-    return None if wait == float("inf") else float(wait)
+    return float(wait) if wait < _FOREVER else None
 
 
 def _visible(value: object) -> VisibleAs | None:

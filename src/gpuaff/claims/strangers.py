@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from gpuaff.claims.model import Device, DeviceReading
 from gpuaff.claims.people import people_on
-from gpuaff.errors import ClaimLostError
+from gpuaff.errors import ClaimLostError, PlaceholderError
 
 
 def refuse_strangers(
@@ -27,9 +27,13 @@ def refuse_strangers(
 
     Raises:
         ClaimLostError: there is a stranger.
+        PlaceholderError: a device was lost meanwhile.
     """
     earlier = {reading.device.uuid: reading for reading in before}
     for reading in after:
+        if reading.device in devices and reading.lost:
+            why = "; ".join(reading.problems) or "the driver has lost it"
+            raise PlaceholderError(f"{reading.device} was lost while it was claimed: {why}")
         if reading.device not in devices or reading.compute is None:
             continue
         known = earlier[reading.device.uuid].compute or {}

@@ -1,0 +1,140 @@
+"""What cannot be meant: one clear line, at once, and nothing is touched."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from gpuaff.claims.request import Request, read
+from gpuaff.errors import InvalidOptionError
+
+from claim_lab import Lab
+
+
+@pytest.mark.parametrize("n", [0, -1, True, False, 1.0, 1.5, "2", "", None, 10**9, [1], b"auto"])
+def test_how_many(n: object) -> None:
+    with pytest.raises(
+        InvalidOptionError, match=r"^n=.*: expected a number of GPUs from 1 to 1024"
+    ):
+        read(n)
+
+
+@pytest.mark.parametrize("option", ["gpus", "candidates"])
+@pytest.mark.parametrize(
+    "value",
+    [[], "", ",", [True], [1.5], [None], [[0]], 1.5, True, object(), ["a", ""], range(2000)],
+)
+def test_which(option: str, value: object) -> None:
+    with pytest.raises(
+        InvalidOptionError, match=f"^{option}=.*expected GPUs by index, UUID or PCI"
+    ):
+        read(1, **{option: value})
+
+
+@pytest.mark.parametrize("wait", [-1, -0.5, float("nan"), float("-inf"), "x", "5", True, [], 1j])
+def test_how_long(wait: object) -> None:
+    with pytest.raises(InvalidOptionError, match=r"^wait=.*: expected seconds to wait, 0"):
+        read(1, wait=wait)
+
+
+@pytest.mark.parametrize(
+    ("wait", "meant"),
+    [(0, 0.0), (2.5, 2.5), (None, None), (float("inf"), None), (10**400, None), (1e300, None)],
+)
+def test_how_long_may_be(wait: object, meant: float | None) -> None:
+    assert read(1, wait=wait).wait == meant
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_utilization": 101},
+        {"max_utilization": -1},
+        {"max_utilization": 50.0},
+        {"min_free_memory": -1},
+        {"min_free_memory": "10G"},
+        {"min_free_memory": True},
+        {"min_free_memory": 1e9},
+        {"visible": "indices"},
+        {"visible": True},
+        {"visible": 0},
+        {"gpus": [0, 1], "candidates": [0, 1]},
+    ],
+)
+def test_the_rest(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidOptionError):
+        read(1, **options)
+
+
+def test_as_many_as_are_named() -> None:
+    assert read(1, gpus=[0, 1]) == read(2, gpus=(0, 1)) == Request(count=2, gpus=(0, 1))
+    with pytest.raises(InvalidOptionError, match=r"^n=3: expected 2, as many as gpus= names"):
+        read(3, gpus=[0, 1])
+
+
+@pytest.mark.fake_driver
+class TestOnAMachine:
+    @pytest.mark.parametrize(
+        ("call", "said"),
+        [
+            ("0", "InvalidOptionError n=0: expected a number of GPUs from 1 to 1024, or"),
+            (
+                "gpus=[0, 0]",
+                "InvalidOptionError gpus=[0, 0]: expected each GPU once (GPU 0 is there",
+            ),
+            (
+                "gpus=['GPU-00000000-0000-4000-8000-000000000001', 1]",
+                "InvalidOptionError gpus=['GPU-00000000-0000-4000-8000-000000000001', 1]: expected",
+            ),
+            (
+                "candidates='2,2'",
+                "InvalidOptionError candidates=['2', '2']: expected each GPU once",
+            ),
+            ("gpus=[4]", "InvalidOptionError gpus=4: expected the index, UUID or PCI address of a"),
+            ("gpus=[-1]", "InvalidOptionError gpus=-1: expected the index, UUID or PCI address of"),
+            ("gpus='GPU-ffff'", "InvalidOptionError gpus='GPU-ffff': expected the index, UUID or"),
+            ("gpus='GPU-'", "InvalidOptionError gpus='GPU-': expected the index, UUID or PCI add"),
+            ("gpus='0000:7f:00.0'", "InvalidOptionError gpus='0000:7f:00.0': expected the index,"),
+            (
+                "3, candidates=[0, 1]",
+                "NotEnoughGpusError asked for 3 GPUs, but candidates= names 2",
+            ),
+            ("5, wait=None", "NotEnoughGpusError asked for 5 GPUs, but this machine has 4 GPUs"),
+            (
+                "1, placeholder='pytorch'",
+                "InvalidOptionError placeholder='pytorch': expected one of",
+            ),
+            (
+                "1, placeholder=3",
+                "InvalidOptionError placeholder=3: expected one of context, torch",
+            ),
+            ("1, pin=1", "InvalidOptionError pin=1: expected True or False"),
+            ("1, own_is_free=None", "InvalidOptionError own_is_free=None: expected True or False"),
+            ("1, on_wait=3", "InvalidOptionError on_wait=3: expected a function of one argument"),
+        ],
+    )
+    def test_one_clear_line(self, lab: Lab, call: str, said: str) -> None:
+        assert lab.one(f"told(refused({call}))").startswith(said)
+
+    def test_another_machine_is_described(self, lab: Lab) -> None:
+        said = lab.one("told(refused())", GPUAFF_FSROOT="/nowhere")
+        assert said.startswith("ClaimError GPUAFF_FSROOT describes another machine")
+
+    def test_a_placeholder_that_hangs_and_ctrl_c(self, lab: Lab) -> None:
+        code = """
+        def occupant(number):
+            say("hangs")
+            time.sleep(600)
+        told(refused(2, placeholder=occupant))
+        """
+        program = lab.start(code)
+        assert program.heard() == "hangs"
+        program.kill(signal.SIGINT)
+        assert program.heard() == "KeyboardInterrupt"
+
+    def test_a_placeholder_that_returns_none(self, lab: Lab) -> None:
+        code = (
+            "claim = gpuaff.claim_gpus(2, placeholder=lambda number: None)\nsay(claim.placeholders)"
+        )
+        assert lab.one(code) == "(None, None)"

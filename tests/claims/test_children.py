@@ -1,0 +1,242 @@
+"""A claim and the processes that its owner starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuaff.topology.model import Topology
+
+from claim_lab import BEGIN, Lab, until
+from fakedriver.driver import FakeDriver
+from fakedriver.play import this_machine
+
+pytestmark = pytest.mark.fake_driver
+
+
+def is_free(lab: Lab, gpu: int) -> bool:
+    """Whether somebody else could claim a GPU now."""
+    code = f"""
+    try:
+        say(gpuaff.claim_gpus(gpus=[{gpu}], placeholder=None) is None)
+    except GpusBusyError as error:
+        say(error)
+    """
+    return lab.one(code) == "False"
+
+
+FORK = """
+claim = gpuaff.claim_gpus(gpus=[1], placeholder=None)
+child = os.fork()
+if child == 0:
+    mine = gpuaff.current_claim()
+    say(mine, mine.is_inherited, mine.is_released)
+    for line in iter(go_on, ''):
+        if line == "release\\n":
+            mine.release()
+            mine.release()
+            say(mine, mine.fds, gpuaff.current_claim())
+        else:
+            break
+    os._exit(0)
+say(child)
+"""
+
+
+class TestFork:
+    def test_a_child_shares_it(self, lab: Lab) -> None:
+        """The GPU stays claimed when its owner is killed, until the child has ended as well."""
+        program = lab.start(FORK + "time.sleep(60)")
+        said = {program.heard(), program.heard()}
+        assert "<inherited Claim of GPU 1> True False" in said
+        assert not is_free(lab, 1)
+        program.kill()
+        assert not is_free(lab, 1)
+        program.go_on("end")
+        until(lambda: is_free(lab, 1))
+
+    def test_a_child_gives_back_its_own_part_only(self, lab: Lab) -> None:
+        program = lab.start(FORK + "os.waitpid(child, 0); say('alone'); time.sleep(60)")
+        program.heard()
+        program.heard()
+        program.go_on("release")
+        assert program.heard() == "<released Claim of GPU 1> () None"
+        assert not is_free(lab, 1)
+        program.kill()
+        assert is_free(lab, 1)
+
+    def test_its_owner_gives_it_back_for_all(self, lab: Lab) -> None:
+        program = lab.start(FORK + "claim.release(); say('released'); os.waitpid(child, 0)")
+        said = {program.heard(), program.heard(), program.heard()}
+        assert "released" in said
+        assert is_free(lab, 1)
+        program.go_on("end")
+        program.end()
+
+    def test_a_child_of_one_that_has_a_context(self, lab: Lab) -> None:
+        """CUDA cannot be used in it: that is said, and nothing is left behind."""
+        code = """
+        claim = gpuaff.claim_gpus()
+        child = os.fork()
+        if child == 0:
+            told(refused(1))
+            os._exit(0)
+        os.waitpid(child, 0)
+        """
+        said = lab.one(code)
+        assert said.startswith(
+            "PlaceholderError placeholder='context': CUDA does not start: cuInit"
+        )
+        assert "fork" in said
+
+
+class TestPrograms:
+    PROGRAM = """
+    import subprocess
+    claim = gpuaff.claim_gpus(gpus=[2], placeholder=None)
+    quiet = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", quiet], pass_fds=%s)
+    time.sleep(60)
+    """
+
+    @pytest.mark.parametrize(("handles", "stays"), [("claim.fds", True), ("()", False)])
+    def test_a_program_keeps_it_where_it_was_given_the_descriptors(
+        self, lab: Lab, handles: str, stays: bool
+    ) -> None:
+        program = lab.start(self.PROGRAM % handles)
+        assert program.heard() == "2"
+        program.kill()
+        assert is_free(lab, 2) is not stays
+        program.end_of_input()
+        until(lambda: is_free(lab, 2))
+
+    def test_the_process_becomes_the_command(self, lab: Lab) -> None:
+        program = lab.start("""
+            from gpuaff.system import locks
+            claim = gpuaff.claim_gpus(gpus=[2], placeholder=None)
+            locks.let_programs_inherit(*claim.fds)
+            os.execvp("sh", ["sh", "-c", "exec 3>/dev/null; echo $CUDA_VISIBLE_DEVICES $$; read x"])
+            """)
+        assert program.heard() == f"2 {program.pid}"
+        assert not is_free(lab, 2)
+        assert f"pid {program.pid}" in lab.one("told(refused(4))")
+        program.kill()
+        assert is_free(lab, 2)
+
+    def test_exec_without_that_ends_it(self, lab: Lab) -> None:
+        code = "gpuaff.claim_gpus(gpus=[2]); os.execvp('sh', ['sh', '-c', 'echo; read x'])"
+        program = lab.start(code)
+        program.heard()
+        assert is_free(lab, 2)
+
+    @pytest.mark.case("E2")
+    @pytest.mark.parametrize("mode", [0, 3])
+    def test_a_parent_claims_for_ranks_that_it_starts(self, lab: Lab, mode: int) -> None:
+        """It has no context, so they may: also where a GPU lets one process in."""
+        for gpu in range(4):
+            lab.driver.set_compute_mode(gpu, mode)
+        code = """
+        claim = gpuaff.claim_gpus(2, placeholder=None)
+        children = []
+        for rank in range(2):
+            child = os.fork()
+            if child == 0:
+                from gpuaff.system import cuda
+                cuda.start()
+                cuda.Contexts(2).retain(rank)
+                mine = gpuaff.current_claim()
+                say(rank, mine.gpus[rank].index, len(cuda.uuids()))
+                go_on()
+                os._exit(0)
+            children.append(child)
+        [os.waitpid(child, 0) for child in children]
+        """
+        program = lab.start(code)
+        assert {program.heard(), program.heard()} == {"0 0 2", "1 1 2"}
+        assert lab.used() == [0, 1]
+        assert lab.driver.double_holdings() == []
+
+    @pytest.mark.case("E2")
+    def test_with_a_context_of_its_own_they_could_not(
+        self, make_lab: Callable[[Topology], Lab]
+    ) -> None:
+        lab = make_lab(this_machine(1))
+        lab.driver.set_compute_mode(0, 3)
+        lab.holder("claim_gpus()")
+        code = """
+        from gpuaff.system import cuda
+        cuda.start()
+        try:
+            cuda.Contexts(1).retain(0)
+        except cuda.CudaError as error:
+            say(error.code)
+        """
+        assert lab.one(code) == "46"
+
+
+SCRIPT = f"""
+import multiprocessing
+{BEGIN}
+def work(number):
+    import gpuaff
+    mine = gpuaff.current_claim()
+    nested = gpuaff.claim_gpus(placeholder=None)
+    found = (os.environ["CUDA_VISIBLE_DEVICES"], mine is not None, len(nested.gpus))
+    nested.release()
+    return found
+
+if __name__ == "__main__":
+    claim = gpuaff.claim_gpus(2, placeholder=None)
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        say(pool.map(work, [0])[0])
+    say(claim.is_released)
+"""
+
+LOADER = f"""
+{BEGIN}
+def main():
+    claim = gpuaff.claim_gpus(1)
+    import torch
+    from torch.utils.data import DataLoader
+    loader = DataLoader(
+        list(range(4)), batch_size=2, num_workers=2, multiprocessing_context=sys.argv[1]
+    )
+    say([batch.tolist() for batch in loader])
+    say(len(locked()), claim)
+    before = locked()
+    assert before
+    claim.release()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+class TestMultiprocessing:
+    def env(self, folder: Path) -> dict[str, str]:
+        return {"GPUAFF_LOCK_DIR": f"{folder}/locks", "GPUAFF_SAFE_GPU": "off"}
+
+    def run(self, driver: FakeDriver, folder: Path, script: str, method: str) -> list[str]:
+        path = folder / "script.py"
+        path.write_text(script)
+        done = driver.run([sys.executable, str(path), method], env=self.env(folder), timeout=100)
+        return done.stdout.splitlines()
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_a_pool(self, driver: FakeDriver, tmp_path: Path, method: str) -> None:
+        inherited = method == "fork"
+        said = self.run(driver, tmp_path, SCRIPT, method)
+        assert said == [f"('0', {inherited}, 1)", "False"]
+
+    @pytest.mark.needs("torch")
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_workers_of_a_data_loader(
+        self, driver: FakeDriver, tmp_path: Path, method: str
+    ) -> None:
+        batches, state = self.run(driver, tmp_path, LOADER, method)
+        assert batches == "[[0, 1], [2, 3]]"
+        assert state.endswith("<Claim of GPU 0>")

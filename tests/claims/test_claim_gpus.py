@@ -1,0 +1,315 @@
+"""``claim_gpus``: which GPUs, how CUDA is shown them, and what makes one busy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from gpuaff.topology.model import Gpu, MigInstance, Topology
+
+from claim_lab import Lab
+from fakedriver.play import this_machine
+
+pytestmark = pytest.mark.fake_driver
+
+UUID = "GPU-00000000-0000-4000-8000-{:012x}"
+MIG = "MIG-00000000-0000-4000-9000-{:012x}"
+
+SHOWN = """
+def shown(claim):
+    env = os.environ
+    say(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER"))
+    say(*((gpu.index, gpu.local) for gpu in claim.gpus))
+"""
+
+
+def shown(lab: Lab, call: str, **env: str | None) -> list[str]:
+    """CUDA's variables after a claim, and each GPU's index and ordinal."""
+    return lab.run(f"{SHOWN}\nshown(gpuaff.claim_gpus({call}))", **env)
+
+
+def refused(lab: Lab, call: str, **env: str | None) -> str:
+    """Why a claim is refused; the program sees to it that nothing is left behind."""
+    return lab.one(f"told(refused({call}))", **env)
+
+
+class TestWhich:
+    @pytest.mark.parametrize(
+        ("call", "gpus"),
+        [
+            ("", "(0, 0)"),
+            ("3", "(0, 0) (1, 1) (2, 2)"),
+            ("gpus=[2, 0]", "(2, 0) (0, 1)"),
+            ("gpus=3", "(3, 0)"),
+            ("gpus='3,1'", "(3, 0) (1, 1)"),
+            (f"2, gpus=['{UUID.format(3)}', 1]", "(3, 0) (1, 1)"),
+            ("gpus=['0000:03:00.0', '00000000:01:00.0']", "(2, 0) (0, 1)"),
+            ("2, candidates=[3, 1, 2]", "(1, 0) (2, 1)"),
+            ("n for n in [4]", "(0, 0) (1, 1) (2, 2) (3, 3)"),
+        ],
+    )
+    def test_those_that_were_asked_for(self, lab: Lab, call: str, gpus: str) -> None:
+        call = call.replace("n for n in [4]", "4")
+        variables, got = shown(lab, call)
+        assert got == gpus
+        indices = [part.split(",")[0] for part in gpus.strip("()").split(") (")]
+        assert variables == f"{','.join(indices)} PCI_BUS_ID"
+
+    def test_a_prefix(self, make_lab: Callable[[Topology], Lab]) -> None:
+        machine = this_machine(2)
+        gpus = tuple(
+            Gpu(index=i, uuid=f"GPU-{name}-0000-4000-8000-000000000000", name="Fake GPU")
+            for i, name in enumerate(("ab000000", "ac000000"))
+        )
+        lab = make_lab(Topology(cpus=machine.cpus, allowed=machine.cpus, gpus=gpus))
+        assert shown(lab, "gpus='GPU-ac'")[1] == "(1, 0)"
+        assert "this fits several of them" in refused(lab, "gpus='GPU-a'")
+
+    def test_enough_free_memory(self, lab: Lab) -> None:
+        for gpu, size in enumerate((10, 60, 10, 50)):
+            lab.driver.set_memory_total(gpu, size << 30)
+        assert shown(lab, "2, min_free_memory=40 << 30")[1] == "(1, 0) (3, 1)"
+        said = refused(lab, "3, min_free_memory=40 << 30")
+        assert said.startswith("NotEnoughGpusError asked for 3 GPUs, but 2 can be used: GPU 0: has")
+
+    def test_not_too_busy(self, lab: Lab) -> None:
+        for gpu, load in enumerate((90, 10, 90, 11)):
+            lab.driver.set_utilization(gpu, load)
+        assert shown(lab, "1, max_utilization=10")[1] == "(1, 0)"
+        said = refused(lab, "2, max_utilization=10")
+        assert "GpusBusyError asked for 2 GPUs, but 1 can be had now; GPU 0: it works at 90" in said
+
+    def test_the_best_connected(self, make_lab: Callable[[Topology], Lab]) -> None:
+        """In a DGX-1 two NVLinks join 1 and 5, one 4 and 5, none 1 and 4; as CUDA counts them."""
+        lab = make_lab(Topology.named("dgx-1"))
+        assert shown(lab, "2, candidates=[4, 5, 1]") == ["5,1 PCI_BUS_ID", "(5, 0) (1, 1)"]
+
+    def test_what_is_idle_for_others_counts(self, make_lab: Callable[[Topology], Lab]) -> None:
+        """Of GPUs 0, 1, 2 with 1 and 3 in a pair, one that breaks no pair is taken.
+
+        GPU 3 is too small for this claim, but its pair is of use to the next one.
+        """
+        machine = this_machine(4)
+        near = [["SYS"] * 4 for _ in range(4)]
+        for one, other in ((0, 3), (1, 2)):
+            near[one][other] = near[other][one] = "PIX"
+        for i in range(4):
+            near[i][i] = "X"
+        links = tuple(map(tuple, near))
+        lab = make_lab(
+            Topology(cpus=machine.cpus, allowed=machine.cpus, gpus=machine.gpus, links=links)
+        )
+        lab.driver.set_memory_total(2, 1 << 30)
+        lab.driver.set_memory_total(3, 1 << 30)
+        lab.driver.use(3, os.getpid())
+        # 0's partner is in use; 1's, which does not fit, is free for others.
+        assert shown(lab, "1, min_free_memory=2 << 30, own_is_free=False")[1] == "(0, 0)"
+        lab.driver.leave(os.getpid())
+        lab.driver.use(2, os.getpid())
+        assert shown(lab, "1, min_free_memory=2 << 30, own_is_free=False")[1] == "(1, 0)"
+
+
+class TestHowCudaIsShownThem:
+    def test_by_uuid(self, lab: Lab) -> None:
+        said = shown(lab, "gpus=[3, 1], visible='uuid'")
+        assert said == [f"{UUID.format(3)},{UUID.format(1)} PCI_BUS_ID", "(3, 0) (1, 1)"]
+
+    def test_not_at_all(self, lab: Lab) -> None:
+        assert shown(lab, "gpus=[3, 1], visible=None") == ["None None", "(3, 3) (1, 1)"]
+        inherited = {"CUDA_VISIBLE_DEVICES": "3,1,2"}
+        assert shown(lab, "gpus=[2, 3], visible=None", **inherited) == [
+            "3,1,2 None",
+            "(2, 2) (3, 0)",
+        ]
+        assert shown(lab, "gpus=[2], visible=None, placeholder=None", **inherited)[1] == "(2, 2)"
+
+    def test_unlike_gpus(self, make_lab: Callable[[Topology], Lab]) -> None:
+        """CUDA counts them from the fastest, unless it is told (case D6)."""
+        machine = this_machine(3)
+        gpus = tuple(Gpu(index=i, name=name) for i, name in enumerate(("Slow", "Fast", "Slow")))
+        lab = make_lab(Topology(cpus=machine.cpus, allowed=machine.cpus, gpus=gpus))
+        lab.driver.set_fastest([1, 0, 2])
+        assert shown(lab, "gpus=[2, 1]") == ["2,1 PCI_BUS_ID", "(2, 0) (1, 1)"]
+        assert shown(lab, "gpus=[0, 1], visible=None") == ["None None", "(0, 1) (1, 0)"]
+        for kind in ("None", "print"):
+            said = refused(lab, f"gpus=[0], visible=None, placeholder={kind}")
+            assert said.startswith("InvalidOptionError visible=None: expected index or uuid: ")
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert shown(lab, "gpus=[0], visible=None, placeholder=None", **order)[1] == "(0, 0)"
+
+    def test_denied_gpus_are_not_counted(self, lab: Lab) -> None:
+        """CUDA's numbers are of those that a device cgroup leaves."""
+        lab.driver.deny(0)
+        lab.driver.deny(2)
+        assert shown(lab, "2") == ["0,1 PCI_BUS_ID", "(1, 0) (3, 1)"]
+        assert shown(lab, "gpus=[3]") == ["1 PCI_BUS_ID", "(3, 0)"]
+        assert "this machine has 2 GPUs" in refused(lab, "3")
+        assert "this is none of them" in refused(lab, "gpus=[0]")
+
+
+class TestWhatWasInherited:
+    @pytest.mark.parametrize(
+        ("text", "gpus"),
+        [
+            ("2,3", "(2, 0) (3, 1)"),
+            (" 3, 1,9,0", "(3, 0) (1, 1)"),
+            (f"{UUID.format(3)},{UUID.format(0)}", "(3, 0) (0, 1)"),
+            (f"MIG-{UUID.format(3)[4:]},{UUID.format(2)}", "(3, 0) (2, 1)"),
+        ],
+    )
+    @pytest.mark.case("D8")
+    def test_only_visible_ones_are_taken(self, lab: Lab, text: str, gpus: str) -> None:
+        assert shown(lab, "2", CUDA_VISIBLE_DEVICES=text)[1] == gpus
+        said = refused(lab, "3, wait=None", CUDA_VISIBLE_DEVICES=text)
+        assert said.startswith("NotEnoughGpusError asked for 3 GPUs, but CUDA_VISIBLE_DEVICES=")
+        assert said.endswith("shows 2 GPUs of the 4 here")
+
+    @pytest.mark.parametrize("text", ["", "NoDevFiles", "all", "7", "0,0"])
+    def test_all_are_hidden(self, lab: Lab, text: str) -> None:
+        for call in ("1, wait=None", "'auto'"):
+            said = refused(lab, call, CUDA_VISIBLE_DEVICES=text)
+            assert said.startswith("NotEnoughGpusError asked for 1 GPU, but CUDA_VISIBLE_DEVICES=")
+
+    def test_an_order_that_is_none(self, lab: Lab) -> None:
+        said = refused(lab, "1", CUDA_DEVICE_ORDER="pci")
+        assert "NotEnoughGpusError" in said
+        assert "CUDA_DEVICE_ORDER='pci' is not a word that CUDA knows" in said
+
+    def test_named_but_hidden(self, lab: Lab) -> None:
+        said = refused(lab, "gpus=[0]", CUDA_VISIBLE_DEVICES="1,2")
+        assert "GPU 0 is not among those that it may have: CUDA_VISIBLE_DEVICES='1,2'" in said
+
+    @pytest.mark.parametrize(
+        ("env", "gpus"),
+        [
+            ({"CUDA_VISIBLE_DEVICES": "3,1"}, "(3, 0) (1, 1)"),
+            ({"SLURM_JOB_ID": "1", "SLURM_STEP_GPUS": "1,2,3"}, "(1, 0) (2, 1) (3, 2)"),
+            ({"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "2"}, "(0, 0) (1, 1)"),
+            ({"SGE_HGR_gpu": "3 1"}, "(1, 0) (3, 1)"),
+            (
+                {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "3", "CUDA_VISIBLE_DEVICES": "2"},
+                "(2, 0)",
+            ),
+        ],
+    )
+    def test_auto(self, lab: Lab, env: dict[str, str], gpus: str) -> None:
+        assert shown(lab, "'auto'", **env)[1] == gpus
+
+    def test_auto_where_nobody_tells(self, lab: Lab) -> None:
+        said = refused(lab, "'auto'")
+        assert said.startswith("InvalidOptionError n='auto': expected a number: nobody tells")
+
+
+class TestMig:
+    @pytest.fixture
+    def cut(self, make_lab: Callable[[Topology], Lab]) -> Lab:
+        """GPU 0 is whole; 1 and 2 are cut into two instances each."""
+        machine = this_machine(3)
+        whole, *others = machine.gpus
+        gpus = [whole]
+        for gpu in others:
+            mig = tuple(
+                MigInstance(
+                    uuid=MIG.format(10 * gpu.index + i), gpu_instance=i + 1, compute_instance=0
+                )
+                for i in range(2)
+            )
+            gpus.append(Gpu(index=gpu.index, name=gpu.name, mig=mig))
+        return make_lab(Topology(cpus=machine.cpus, allowed=machine.cpus, gpus=tuple(gpus)))
+
+    def test_whole_gpus_first(self, cut: Lab) -> None:
+        assert shown(cut, "") == ["0 PCI_BUS_ID", "(0, 0)"]
+        assert "this machine has 1 GPU and 4 MIG instances" in refused(cut, "2")
+
+    def test_an_instance(self, cut: Lab) -> None:
+        """It is named by its UUID, also where numbers are asked for."""
+        said = shown(cut, f"gpus='{MIG.format(20)}', visible='index'")
+        assert said == [f"{MIG.format(20)} PCI_BUS_ID", "(2, 0)"]
+        assert shown(cut, "", CUDA_VISIBLE_DEVICES=MIG.format(11))[1] == "(1, 0)"
+
+    def test_one_for_each_claim(self, cut: Lab) -> None:
+        """CUDA shows a process no more than one."""
+        both = f"gpus=['{MIG.format(10)}', '{MIG.format(11)}']"
+        said = refused(cut, both)
+        assert said.startswith("NotEnoughGpusError asked for 2 GPUs, but CUDA shows a process no ")
+
+    def test_neighbours_do_not_meet(self, cut: Lab) -> None:
+        """The second one gets the other instance, the third is told who has both."""
+        ask = f"1, candidates=['{MIG.format(10)}', '{MIG.format(11)}']"
+        for uuid in (MIG.format(10), MIG.format(11)):
+            code = f"claim = gpuaff.claim_gpus({ask}); say(claim.gpus[0].uuid); go_on()"
+            assert cut.start(code).heard() == uuid
+        said = refused(cut, ask)
+        assert f"none can be had now; MIG instance {MIG.format(10)}: leased by " in said
+        assert cut.driver.double_holdings() == []
+
+
+class TestBusy:
+    def reasons(self, lab: Lab, call: str = "4") -> str:
+        said = refused(lab, call)
+        assert said.startswith("GpusBusyError asked for 4 GPUs, but "), said
+        return said
+
+    def test_a_lease(self, lab: Lab) -> None:
+        """Those who hold no context as well (case E1)."""
+        holder = lab.holder("claim_gpus(gpus=[2], placeholder=None)")
+        said = self.reasons(lab)
+        assert "3 can be had now; GPU 2: leased by " in said
+        assert f"pid {holder.pid}" in said
+
+    def test_a_stranger(self, lab: Lab) -> None:
+        lab.driver.use(1, os.getpid())
+        said = self.reasons(lab, "4, own_is_free=False")
+        assert "GPU 1: in use by" in said
+        assert f"pid {os.getpid()}" in said
+
+    @pytest.mark.case("E12")
+    def test_those_who_have_started_us_are_our_own(self, lab: Lab) -> None:
+        lab.driver.use(1, os.getpid())
+        assert len(shown(lab, "4")) == 2
+
+    def test_memory_that_nobody_explains(self, lab: Lab) -> None:
+        lab.driver.set_memory_used(3, 2 << 30)
+        assert "GPU 3: 2 GiB are in use that no visible process explains" in self.reasons(lab)
+
+    def test_compute_modes(self, lab: Lab) -> None:
+        lab.driver.set_compute_mode(0, 3)
+        assert shown(lab, "gpus=[0]")[1] == "(0, 0)"
+        lab.driver.use(0, os.getpid())
+        assert "GPU 0: its compute mode (exclusive process) lets one " in self.reasons(lab)
+        lab.driver.set_compute_mode(1, 2)
+        said = refused(lab, "4, wait=None")
+        assert said.startswith("NotEnoughGpusError asked for 4 GPUs, but 3 can be used: GPU 1: its")
+
+    def test_a_single_gpu_with_a_display(self, make_lab: Callable[[Topology], Lab]) -> None:
+        lab = make_lab(this_machine(1))
+        lab.driver.set_display(0, active=True)
+        lab.driver.use(0, os.getpid(), graphics=True, memory=1 << 30)
+        lab.driver.set_memory_used(0, 1 << 30)
+        assert shown(lab, "1, own_is_free=False")[1] == "(0, 0)"
+
+    @pytest.mark.case("E1")
+    def test_one_gpu_and_two_who_want_it(self, make_lab: Callable[[Topology], Lab]) -> None:
+        lab = make_lab(this_machine(1))
+        holder = lab.holder("claim_gpus()")
+        assert f"pid {holder.pid}" in refused(lab, "")
+        holder.kill()
+        assert shown(lab, "")[1] == "(0, 0)"
+
+
+def test_pinned_beside_it(lab: Lab) -> None:
+    """The CPUs of a claim are a border: what is pinned later stays inside, and goes back there."""
+    code = """
+    before = state()
+    claim = gpuaff.claim_gpus(gpus=[1], pin=True, placeholder=None)
+    said = [notice.code for notice in claim.warnings]
+    share = gpuaff.set_affinity(0, 1)
+    if claim.cpus is not None:
+        assert share <= claim.cpus
+    claim.release()
+    assert not differs(before, state()), differs(before, state())
+    say(said, claim.cpus is None)
+    """
+    assert lab.one(code) == "['grant-unpinned'] True"

@@ -1,0 +1,157 @@
+"""A claim inside a claim: it takes from what encloses it, and never from the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from claim_lab import Lab, Program
+
+pytestmark = pytest.mark.fake_driver
+
+PARENT = """
+claim = gpuaff.claim_gpus({call})
+say(os.environ["GPUAFF_CLAIM"])
+say(os.environ["CUDA_VISIBLE_DEVICES"])
+go_on()
+"""
+
+
+def parent(lab: Lab, call: str) -> tuple[Program, dict[str, str]]:
+    """A process with a claim, and the variables that what it starts is given."""
+    program = lab.start(PARENT.format(call=call))
+    env = {"GPUAFF_CLAIM": program.heard(), "CUDA_VISIBLE_DEVICES": program.heard()}
+    return program, {**env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_each_rank_gets_another_one(lab: Lab) -> None:
+    """Not the machine's first GPUs, and with no descriptor of the claim (as under torchrun)."""
+    _, env = parent(lab, "gpus=[3, 1], placeholder=None")
+    ranks = [lab.start("say(*indices(gpuaff.claim_gpus())); go_on()", **env) for _ in range(2)]
+    assert sorted(rank.heard() for rank in ranks) == ["1", "3"]
+    assert lab.used() == [1, 3]
+    said = lab.one("told(refused(1))", **env)
+    assert said.startswith("GpusBusyError asked for 1 GPU, but none can be had now; GPU 3: claimed")
+    assert f"pid {ranks[0].pid}" in said
+    assert f"pid {ranks[1].pid}" in said
+    assert lab.one("say(gpuaff.claim_gpus(2))") == "<Claim of GPU 0, GPU 2>"
+
+
+def test_a_rank_that_waits(lab: Lab) -> None:
+    _, env = parent(lab, "gpus=[2], placeholder=None")
+    first = lab.start("say(*indices(gpuaff.claim_gpus())); go_on()", **env)
+    assert first.heard() == "2"
+    second = lab.start("say(*indices(gpuaff.claim_gpus(wait=30, on_wait=say)))", **env)
+    assert second.heard().startswith("Waiting(position=0, ")
+    first.kill()
+    assert second.heard() == "2"
+
+
+def test_it_cannot_have_more_than_the_claim(lab: Lab) -> None:
+    _, env = parent(lab, "gpus=[2, 3], placeholder=None")
+    said = lab.one("told(refused(3, wait=None))", **env)
+    assert said == (
+        "NotEnoughGpusError asked for 3 GPUs, but the claim in which this process runs has 2 GPUs"
+    )
+    narrowed = {**env, "CUDA_VISIBLE_DEVICES": "2"}
+    said = lab.one("told(refused(2))", **narrowed)
+    assert said.startswith("NotEnoughGpusError asked for 2 GPUs, but the claim in which this proc")
+    assert "of which it may use 1: CUDA_VISIBLE_DEVICES='2' shows 1 GPU of the 4 here" in said
+    said = lab.one("told(refused(gpus=[0]))", **env)
+    assert said.startswith("NotEnoughGpusError asked for 1 GPU, but GPU 0 is not among those that")
+
+
+def test_by_name_and_as_many_as_there_are(lab: Lab) -> None:
+    _, env = parent(lab, "gpus=[2, 3], placeholder=None")
+    assert lab.one("say(gpuaff.claim_gpus(gpus=[3]))", **env) == "<Claim of GPU 3>"
+    assert lab.one("say(gpuaff.claim_gpus('auto'))", **env) == "<Claim of GPU 2, GPU 3>"
+
+
+def test_whoever_has_started_a_parent_with_a_context(lab: Lab) -> None:
+    """The parent's own context does not make its GPUs busy for its ranks."""
+    _, env = parent(lab, "2")
+    assert lab.one("say(gpuaff.claim_gpus(2, own_is_free=False))", **env)
+
+
+def test_nested_in_nested(lab: Lab) -> None:
+    _, env = parent(lab, "gpus=[1, 2, 3], placeholder=None")
+    code = PARENT.format(call="2, placeholder=None")
+    inner = lab.start(code, **env)
+    inner_env = {**env, "GPUAFF_CLAIM": inner.heard(), "CUDA_VISIBLE_DEVICES": inner.heard()}
+    assert inner_env["CUDA_VISIBLE_DEVICES"] == "1,2"
+    first = lab.start("say(*indices(gpuaff.claim_gpus())); go_on()", **inner_env)
+    assert first.heard() == "1"
+    assert lab.one("say(*indices(gpuaff.claim_gpus()))", **inner_env) == "2"
+    assert "has 2 GPUs" in lab.one("told(refused(3))", **inner_env)
+    assert lab.one("say(*indices(gpuaff.claim_gpus()))", **env) == "3"
+
+
+def test_given_back_and_claimed_again(lab: Lab) -> None:
+    _, env = parent(lab, "gpus=[3], placeholder=None")
+    code = """
+    before = state()
+    for _ in range(3):
+        gpuaff.claim_gpus(pin=True).release()
+    assert not differs(before, state()), differs(before, state())
+    """
+    assert lab.run(code, **env) == []
+    assert lab.one("say(*indices(gpuaff.claim_gpus()))", **env) == "3"
+
+
+def test_its_owner_is_gone(lab: Lab) -> None:
+    """The variable is left over: the GPUs may be somebody else's by now."""
+    program, env = parent(lab, "gpus=[3], placeholder=None")
+    program.kill()
+    said = lab.one("told(refused(1))", **env)
+    assert said.startswith("ClaimError GPUAFF_CLAIM says that this process runs inside a claim of ")
+    assert f"process {program.pid}, and that is over" in said
+
+
+def test_a_claim_of_its_own_number(lab: Lab) -> None:
+    """Another process has taken the slot since."""
+    program, env = parent(lab, "gpus=[3], placeholder=None")
+    version, slot, pid, start, uuids = env["GPUAFF_CLAIM"].split(":")
+    for wrong in (
+        f"{version}:{slot}:{int(pid) + 1}:{start}:{uuids}",
+        f"{version}:{slot}:{pid}:{int(start) + 1}:{uuids}",
+        f"{version}:{(int(slot) + 1) % 512}:{pid}:{start}:{uuids}",
+        f"{version}:99999:{pid}:{start}:{uuids}",
+    ):
+        assert lab.one("told(refused(1))", **{**env, "GPUAFF_CLAIM": wrong}).startswith(
+            "ClaimError"
+        )
+    assert program.end() == ""
+
+
+@pytest.mark.parametrize("text", ["yes", "v2:0:1:2:GPU-0", "v1:0:1:2:", "v1:x:1:2:GPU-0"])
+def test_a_variable_that_cannot_be_read(lab: Lab, text: str) -> None:
+    said = lab.one("told(refused(1))", GPUAFF_CLAIM=text)
+    assert said.startswith(f"ClaimError GPUAFF_CLAIM='{text}' is not what a claim sets")
+
+
+def test_gpus_that_the_claim_has_not(lab: Lab) -> None:
+    """Somebody has changed the list in the variable: only what the board says counts."""
+    program, env = parent(lab, "gpus=[3], placeholder=None")
+    more = env["GPUAFF_CLAIM"] + ",GPU-00000000-0000-4000-8000-000000000000"
+    changed = {**env, "GPUAFF_CLAIM": more, "CUDA_VISIBLE_DEVICES": "0,3"}
+    assert lab.one("told(refused(2))", **changed).startswith("ClaimError GPUAFF_CLAIM")
+    assert program.end() == ""
+
+
+def test_forked_ranks(lab: Lab) -> None:
+    code = """
+    claim = gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            mine = gpuaff.claim_gpus(1)
+            say(mine.gpus[0].index, mine.gpus[0].local, gpuaff.current_claim() is mine)
+            go_on()
+            os._exit(0)
+        children.append(child)
+    [os.waitpid(child, 0) for child in children]
+    """
+    program = lab.start(code)
+    assert {program.heard(), program.heard()} == {"1 0 True", "3 0 True"}
+    assert lab.used() == [1, 3]
+    assert lab.driver.double_holdings() == []
