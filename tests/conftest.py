@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
+from shutil import rmtree, which
+from tempfile import mkdtemp
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -79,9 +80,10 @@ _HAS: dict[str, Callable[[], bool]] = {
     "safe_gpu": lambda: find_spec("safe_gpu") is not None,
     "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
+    "two-users": lambda: os.geteuid() == 0,
 }
 """What a test may need besides programs. The compiler is for the fake driver, and on Linux only;
-gpu_affinity is NVIDIA's package, safe_gpu is BUT Speech@FIT's; torch must be this Python's own; the
+gpu_affinity is NVIDIA's package, safe_gpu is BUT Speech@FIT's; torch must be this Python's own; being two users takes root; the
 emulated machine is made by tests/numa_machine/machine.sh."""
 
 
@@ -105,6 +107,33 @@ def fake_driver(tmp_path: Path, driver_builds: Path) -> MakeDriver:
 def driver(fake_driver: MakeDriver) -> FakeDriver:
     """The machine that pinning is tried on: this one's CPUs, with two GPUs of the fake driver."""
     return fake_driver(this_machine(2))
+
+
+@pytest.fixture(scope="session")
+def open_builds() -> Iterator[Path]:
+    """The same where other users may come."""
+    folder = Path(mkdtemp(prefix="gpuaff-"))
+    folder.chmod(0o755)
+    yield folder
+    rmtree(folder)
+
+
+@pytest.fixture
+def shared_driver(open_builds: Path) -> Iterator[MakeDriver]:
+    """Makes a fake driver that other users can use, too; beside it is a folder for everyone."""
+    folders = []
+
+    def make(topology: Topology) -> FakeDriver:
+        folder = Path(mkdtemp(prefix="gpuaff-"))
+        folders.append(folder)
+        folder.chmod(0o1777)
+        driver = FakeDriver(topology, folder / "driver", builds=open_builds)
+        driver.share()
+        return driver
+
+    yield make
+    for folder in folders:
+        rmtree(folder)
 
 
 @pytest.fixture(scope="session")
