@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree, which
-from tempfile import mkdtemp
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -18,6 +18,7 @@ import cpusets
 import mempolicies
 import openmp_region
 import pci_devices
+import powers
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
@@ -76,14 +77,16 @@ _HAS: dict[str, Callable[[], bool]] = {
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
     "mount-namespaces": pci_devices.available,
+    "mounts": powers.mounts,
     "numa-machine": machine.available,
+    "protected-regular": powers.protected_regular,
     "safe_gpu": lambda: find_spec("safe_gpu") is not None,
     "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
-    "two-users": lambda: os.geteuid() == 0,
+    "two-users": powers.two_users,
 }
 """What a test may need besides programs. The compiler is for the fake driver, and on Linux only;
-gpu_affinity is NVIDIA's package, safe_gpu is BUT Speech@FIT's; torch must be this Python's own; being two users takes root; the
+gpu_affinity is NVIDIA's package, safe_gpu is BUT Speech@FIT's; torch must be this Python's own; the
 emulated machine is made by tests/numa_machine/machine.sh."""
 
 
@@ -109,10 +112,19 @@ def driver(fake_driver: MakeDriver) -> FakeDriver:
     return fake_driver(this_machine(2))
 
 
+@pytest.fixture
+def lock_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The lock directory of a test: not there yet, where every user may make it, as in /tmp."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.setenv("GPUAFF_LOCK_DIR", f"{folder}/gpuaff")
+        yield Path(folder, "gpuaff")
+
+
 @pytest.fixture(scope="session")
 def open_builds() -> Iterator[Path]:
     """The same where other users may come."""
-    folder = Path(mkdtemp(prefix="gpuaff-"))
+    folder = Path(tempfile.mkdtemp(prefix="gpuaff-"))
     folder.chmod(0o755)
     yield folder
     rmtree(folder)
@@ -124,7 +136,7 @@ def shared_driver(open_builds: Path) -> Iterator[MakeDriver]:
     folders = []
 
     def make(topology: Topology) -> FakeDriver:
-        folder = Path(mkdtemp(prefix="gpuaff-"))
+        folder = Path(tempfile.mkdtemp(prefix="gpuaff-"))
         folders.append(folder)
         folder.chmod(0o1777)
         driver = FakeDriver(topology, folder / "driver", builds=open_builds)

@@ -508,3 +508,12 @@ print(made == take_grant([made.gpu]).cpus, *codes(made))
     env = {"CUDA_VISIBLE_DEVICES": "1"}
     assert machine.says(script.format(later=0), env=env) == ["True"]
     assert "too-few-cores" in machine.says(script.format(later=1), env=env), "its number used again"
+
+
+@pytest.mark.parametrize(("env", "is_said"), [({}, True), (INSIDE, False)])
+def test_a_mask_that_a_claim_has_made_narrow_is_as_it_should_be(
+    machine: Machine, env: dict[str, str], is_said: bool
+) -> None:
+    script = "print(*codes(gpuaff.set_affinity(0, 1, scope='socket')), '.')"
+    said = machine.says(script, env=env, inside=["taskset", "-c", str(CPUS[0])])
+    assert ("mask-narrow" in said) is is_said

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuaff.cpuset import format_cpulist
+
 import environments
 import pci_devices
 from fakedriver.driver import FakeDriver
@@ -299,3 +301,57 @@ class TestPins:
         done = machine.run("--", "true")
         assert done.returncode == 0
         assert done.stderr.startswith("gpuaff: a claim keeps to the borders of its GPUs, but ")
+
+
+class TestDryRun:
+    def test_tells_what_a_real_call_would_do(self, machine: Machine, tmp_path: Path) -> None:
+        prefix = pci_devices.gpus(tmp_path / "pci", 2) if pci_devices.available() else []
+        machine.driver.set_memory_used(0, 5 << 30)
+        words = ("--", *TestPins.MASK)
+        dry = machine.run("--dry-run", *words, prefix=prefix)
+        real = machine.run(*words, prefix=prefix)
+        assert (dry.returncode, dry.stderr) == (0, real.stderr)
+        claim, pin, run = dry.stdout.splitlines()
+        assert claim.startswith("would claim  GPU 1 (GPU-")
+        if prefix and len(CPUS) > 1:
+            cpus = format_cpulist(map(int, real.stdout.split()))
+            assert pin == f"would pin    to CPUs {cpus}"
+        assert run == f"would run    {sys.executable} -c '{TestPins.MASK[2]}'"
+
+    def test_takes_nothing_and_starts_nothing(self, machine: Machine, tmp_path: Path) -> None:
+        mark = tmp_path / "mark"
+        done = machine.run("-n", "2", "--dry-run", "--no-pin", "--", "touch", str(mark))
+        assert done.returncode == 0
+        assert done.stdout.splitlines()[1] == "would pin    nothing"
+        assert not mark.exists()
+        assert not (tmp_path / "locks").exists()
+
+    def test_fails_as_a_real_call_would(self, machine: Machine) -> None:
+        with machine.running("--gpus", "0", "--", *HOLD) as one:
+            heard(one)
+            for words in (["-n", "2"], ["-n", "2", "--wait"], ["--gpus", "0"]):
+                done = machine.run(*words, "--dry-run", "--", "true")
+                assert done.returncode == 75, words
+                assert f"(pid {one.pid})" in told(done)
+            for words, code in ((["-n", "3"], 4), (["--gpus", "9"], 2)):
+                assert machine.run(*words, "--dry-run", "--", "true").returncode == code
+            assert machine.run("--dry-run", "--", "nosuch").returncode == 127
+            machine.driver.refuse(9)
+            assert machine.run("--dry-run", "--", "true").returncode == 3
+
+    def test_somebody_waits_before_us(self, machine: Machine) -> None:
+        with machine.running("--gpus", "0", "--", *HOLD) as one:
+            heard(one)
+            with machine.running("-n", "2", "--wait", "--", "true") as two:
+                said(two)
+                done = machine.run("--dry-run", "--", "true")
+        assert done.returncode == 75
+        assert "kept for" in told(done)
+
+    def test_a_rank(self, machine: Machine) -> None:
+        rank = dict(environments.started("torchrun", "torchrun")[1].environ)
+        done = machine.run("--dry-run", "--", "true", env=rank)
+        assert done.returncode == 0
+        claim, pin, _ = done.stdout.splitlines()
+        assert claim == "would claim  nothing"
+        assert pin.startswith("would pin    to CPUs ")

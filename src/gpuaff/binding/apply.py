@@ -71,6 +71,7 @@ class Attempt:
         asked: what is to be set besides.
         strict: whether best effort is not enough.
         let_rest: called when the driver has been asked everything.
+        in_claim: whether a claim encloses this process, which may have made its mask narrow.
     """
 
     process: Process
@@ -79,6 +80,7 @@ class Attempt:
     asked: Asked
     strict: bool
     let_rest: Callable[[], None]
+    in_claim: bool = False
 
     @property
     def rank(self) -> int:
@@ -113,7 +115,7 @@ class Attempt:
                 *([] if whose.bound else suspicion.of_mask(topology, over.parent)),
             ]
         )
-        if self.process.taken is not None:  # the mask is narrow since a claim has made it so
+        if self.in_claim or self.process.taken is not None:  # a claim has made the mask narrow
             warnings = [w for w in warnings if w.code not in ("mask-narrow", "mask-shrunk")]
         if self.strict:
             refuse_if_broken(warnings)

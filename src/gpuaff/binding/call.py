@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuaff.allocator.modes import Partition
-from gpuaff.allocator.options import Options, check_count, check_rank
+from gpuaff.allocator.options import check_count, check_rank
 from gpuaff.allocator.plan import Plan
 from gpuaff.binding.affinity import Affinity
 from gpuaff.binding.apply import Attempt, Outcome, RefusedError
@@ -58,7 +58,10 @@ def bind(
         process = this_process()
     except OSError as error:  # a seccomp filter
         return _unpinned(ranks, (refused(error),), strict=strict)
-    options, said_of_claim = _in_a_claim(options)
+    claim, said_of_claim = claimed.observe()
+    if claim is not None and options.partition is Partition.AUTO:
+        # Strangers' claims don't meet, nor do their CPUs.
+        options = replace(options, partition=Partition.MACHINE)
     attempt = Attempt(
         process=process,
         ranks=ranks,
@@ -66,18 +69,10 @@ def bind(
         asked=asked,
         strict=strict,
         let_rest=let_rest,
+        in_claim=claim is not None,
     )
-    return _twice(attempt, (*(remarks or beside.observe(ranks)), *said_of_claim))
-
-
-def _in_a_claim(options: Options) -> tuple[Options, tuple[Notice, ...]]:
-    """Inside a claim ``auto`` is ``machine``: strangers' claims don't meet, nor do their CPUs."""
-    if options.partition is not Partition.AUTO:
-        return options, ()
-    claim, notice = claimed.observe()
-    if claim is None:
-        return options, () if notice is None else (notice,)
-    return replace(options, partition=Partition.MACHINE), ()
+    said = () if said_of_claim is None else (said_of_claim,)
+    return _twice(attempt, (*(remarks or beside.observe(ranks)), *said))
 
 
 def _twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Affinity:

@@ -44,6 +44,10 @@ PART_COUNT = 64
 """More than any claim has GPUs."""
 
 
+MOST = (1 << 53) - 1
+"""The largest number in a record that counts: other languages' JSON has no larger ones."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """What stands in a slot whose writer lives.
@@ -88,7 +92,7 @@ class Entry:
     def beat(self) -> float | None:
         """When the writer last told that it is well, in seconds since the machine started."""
         found = self.record.get("beat")
-        return float(found) if isinstance(found, int | float) else None
+        return float(found) if isinstance(found, float) else self._number("beat")
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -103,7 +107,8 @@ class Entry:
 
     def _number(self, key: str) -> int | None:
         found = self.record.get(key)
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        fits = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MOST
+        return found if fits else None
 
 
 _unheld: dict[int, int] = {}
@@ -138,6 +143,7 @@ class Slot:
         """Only :func:`take` makes them."""
         self.handle = handle
         self.number = number
+        self._file = locks.identity_of(handle)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Put a record into the slot.
@@ -146,17 +152,10 @@ class Slot:
             LockDirectoryError: it cannot be written.
         """
         text = dumps({"v": VERSION, **record}, ensure_ascii=True).encode()
-        if len(text) > SLOT_SIZE:
-            text = dumps({"v": VERSION, "pid": record.get("pid")}).encode()
-        try:
-            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE))
-        except OSError as error:
-            where = path()
-            raise LockDirectoryError(where, f"it cannot be written: {error.strerror}") from None
-
-    def wait_begins(self) -> None:
-        """Say that this process waits."""
-        locks.try_range(self.handle, WAITS + self.number)
+        if len(text) > SLOT_SIZE:  # some ninety MIG instances: then any of them is wanted
+            text = dumps({"v": VERSION, **record, "gpus": []}, ensure_ascii=True).encode()
+        with lockdir.using(path()):
+            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE)[:SLOT_SIZE])
 
     def hold_begins(self) -> None:
         """Say that this process holds GPUs, and waits no more."""
@@ -166,7 +165,9 @@ class Slot:
 
     def release(self) -> None:
         """Give the slot back, also for children that share it; may be called again."""
-        if self.handle < 0:
+        if not self._is_ours():
+            _unheld.pop(self.handle, None)
+            self.handle = -1
             return
         locks.free_range(self.handle, WAITS + self.number)
         locks.free_range(self.handle, HOLDS + self.number)
@@ -177,6 +178,13 @@ class Slot:
         handle, self.handle = self.handle, -1
         _unheld.pop(handle, None)
         locks.close(handle)
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor is open still, and not somebody else's: daemons close all."""
+        try:
+            return self.handle >= 0 and locks.identity_of(self.handle) == self._file
+        except OSError:
+            return False
 
     @property
     def is_current(self) -> bool:
@@ -207,24 +215,41 @@ def take() -> Slot:
     handle = opened()
     _unheld[handle] = -1
     try:
-        used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
-        used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
-        first = kernel.process_id()  # a slot is not used again at once: its followers are waking
-        for number in (at % SLOTS for at in range(first, first + SLOTS)):
-            if number not in used and locks.try_range(handle, WAITS + number):
-                _unheld[handle] = number
-                if not locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1):
-                    locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
-                    return Slot(handle, number)
-                locks.free_range(handle, WAITS + number)
+        with lockdir.using(path()):
+            number = _free_slot(handle)
     except BaseException:
         _drop(handle)
         raise
+    if number is not None:
+        return Slot(handle, number)
     _drop(handle)
     raise LockDirectoryError(
         path(),
         f"all of its {SLOTS} slots are in use by claimers: see gpuaff status",
     )
+
+
+def _free_slot(handle: int) -> int | None:
+    """Take the byte of a slot whose other bytes nobody has; its old record is gone then.
+
+    Those inside a claim may outlive it: then its slot is in use.
+    """
+    used = {at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)}
+    used |= {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
+    first = kernel.process_id()  # a slot is not used again at once: its followers are waking
+    for number in (at % SLOTS for at in range(first, first + SLOTS)):
+        if number in used or not locks.try_range(handle, WAITS + number):
+            continue
+        _unheld[handle] = number
+        parts = PARTS + number * PART_COUNT
+        if not (
+            locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1)
+            or locks.locked_bytes(handle, parts, parts + PART_COUNT)
+        ):
+            locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
+            return number
+        locks.free_range(handle, WAITS + number)
+    return None
 
 
 def _drop(handle: int) -> None:
@@ -249,8 +274,9 @@ def entries() -> tuple[Entry, ...]:
 
 def read(handle: int) -> tuple[Entry, ...]:
     """As :func:`entries`, through an open file, whose own slot is not among them."""
-    holding = locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)
-    waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
+    with lockdir.using(path()):
+        holding = locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS)
+        waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
     found = {at - WAITS: True for at in waiting} | {at - HOLDS: False for at in holding}
     return tuple(
         Entry(slot=number, waits=found[number], record=_record(handle, number))
@@ -264,13 +290,20 @@ def holding(handle: int) -> frozenset[int]:
 
 
 def _record(handle: int, number: int) -> Mapping[str, Any]:
-    try:
-        found = loads(
-            locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE).decode("utf-8", "replace")
-        )
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    for _ in range(_READS):
+        data = locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE)
+        if not data.strip():
+            break
+        try:
+            found = loads(data.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+_READS = 3
+"""How often an unreadable record is read: the kernel may show one that is half written."""
 
 
 def entry_at(handle: int, slot: int) -> Entry | None:

@@ -57,7 +57,8 @@ class Claim:
         """The descriptors that hold the claim.
 
         A program that is to keep it alive, though this process may end first, is started with
-        ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway.
+        ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway. They only
+        keep the claim: do not read, write or lock them. Empty once it is over.
         """
         return () if self._is_over else (*self._obtained.lease.fds, self._obtained.slot.handle)
 
@@ -79,7 +80,8 @@ class Claim:
     def release(self) -> None:
         """Give the GPUs back, also for children that share the claim; may be called again.
 
-        The placeholders are released, ``CUDA_VISIBLE_DEVICES`` is what it was, and the CPUs are.
+        The placeholders are released; ``CUDA_VISIBLE_DEVICES`` and the process's CPUs are again
+        what they were.
         CUDA's list of devices is settled for good once it was started: after that this process
         can claim the same GPUs again, and no others.
 

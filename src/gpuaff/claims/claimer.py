@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
     from gpuaff.claims.placeholder import Placeholder
-    from gpuaff.claims.request import Name, VisibleAs
+    from gpuaff.claims.request import VisibleAs
 
 
 def claim_gpus(
@@ -17,8 +17,8 @@ def claim_gpus(
     *,
     placeholder: Placeholder | str | Callable[[int], object] | None = "context",
     wait: float | None = 0,
-    gpus: Iterable[Name] | Name | None = None,
-    candidates: Iterable[Name] | Name | None = None,
+    gpus: Iterable[int | str] | int | str | None = None,
+    candidates: Iterable[int | str] | int | str | None = None,
     min_free_memory: int | None = None,
     max_utilization: int | None = None,
     visible: VisibleAs | str | None = "index",
@@ -29,12 +29,17 @@ def claim_gpus(
     """Take free GPUs for this process alone, and make only them visible to CUDA.
 
     Call it at the top of the script, before CUDA is started: ``import torch`` may come before,
-    ``torch.cuda.is_available()`` may not (case D9). The GPUs are this process's until it ends,
-    however it ends, or until :meth:`Claim.release`.
+    ``torch.cuda.is_available()`` may not. The GPUs are this process's until it ends, however it
+    ends, or until :meth:`Claim.release`::
 
-    Nobody who claims through gpuaff ever gets the same GPU, nor does anybody who uses safe_gpu.
-    Others see the placeholder's CUDA context, as they see any running job. Without one
-    (``placeholder=None``) the claim is exclusive among gpuaff's users only, until CUDA starts.
+        claim = gpuaff.claim_gpus(2, wait=3600)
+        claim.gpus[0].index  # as nvidia-smi counts
+        torch.zeros(1, device="cuda:0")  # on the same GPU
+
+    Nobody who claims through gpuaff ever gets the same GPU. All others see the placeholder's CUDA
+    context, as they see any running job; users of safe_gpu look for that, and do not choose while
+    we do. Without a context (``placeholder=None``) the claim is exclusive among gpuaff's users
+    only, until CUDA starts.
 
     A GPU is free when nobody has leased it, no other process computes on it, its memory is not in
     use by somebody who cannot be seen, and its compute mode lets us in; the documentation tells the
@@ -45,14 +50,15 @@ def claim_gpus(
     come from that claim, and never from the machine.
 
     Args:
-        n: how many; ``"auto"`` is as many as the scheduler has granted.
+        n: how many; ``"auto"`` is as many as the scheduler has granted. ``gpus=`` tells it too.
         placeholder: what occupies each GPU: a CUDA ``"context"``, which frameworks then use;
             ``"torch"``, ``"tensorflow"``, ``"pycuda"``, ``"cupy"``; a function of the device's
             ordinal in this process, whose attribute ``release``, if it has one, is called with its
             result on release; or None.
-        wait: how long to wait for GPUs that are busy, in seconds; None is without limit. Who
-            waits is served in order.
-        gpus: exactly these, by index (as nvidia-smi counts), UUID or PCI address; in this order.
+        wait: how long to wait for GPUs that are busy, in seconds; None is without limit. Those
+            who wait for the same GPUs are served in order, and 0 passes nobody either.
+        gpus: exactly these, by index (as nvidia-smi counts), UUID (or the beginning of one) or PCI
+            address; CUDA counts them in this order.
         candidates: some of these; named likewise.
         min_free_memory: bytes of memory that must be free on each.
         max_utilization: percent that none may have been busier than lately.
@@ -61,12 +67,12 @@ def claim_gpus(
             leaves it as it is: then use the ordinals that :attr:`Claim.gpus` tells.
         pin: also put the process on the CPUs that belong to these GPUs, where other claims do not
             come: what is called later (:func:`set_affinity`) stays inside.
-        own_is_free: whether what this process, its children and its parents compute does not make
-            a GPU busy.
+        own_is_free: whether a GPU counts as free on which only this process, its children or its
+            parents compute.
         on_wait: called with a :class:`Waiting` when a wait begins, and when it has moved on.
 
     Returns:
-        The claim. It need not be kept: :func:`current_claim` returns it as well.
+        The claim. It lasts even when it is not kept; :func:`current_claim` returns it as well.
 
     Raises:
         InvalidOptionError: an argument cannot be meant, or names a GPU that is not there.

@@ -6,8 +6,8 @@ GPU is ever given to two does not depend on it: leases see to that.
 The driver is asked before, and who has leased what is read again under the guard. So claimers ask
 the driver all at once, and one who hangs in it holds up nobody.
 
-It is a ``flock`` of our own and not filelock's, whose open truncates whatever somebody has put in
-the file's place, and whose import takes longer than all of ours.
+It is a ``flock`` of our own and not filelock's, which opens the file for writing (and truncates
+whatever stands there, up to 3.29 at least), asks again every 50 ms, and takes 40 ms to import.
 """
 
 from __future__ import annotations
@@ -55,13 +55,8 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
     """
     handle = _opened()
     try:
-        end = time.monotonic() + limit
-        step, longest = _STEPS
-        while not locks.try_flock(handle):
-            if time.monotonic() >= end:
-                raise _stuck(handle, limit)
-            time.sleep(step)
-            step = min(step * 1.5, longest)
+        with lockdir.using(f"{lockdir.path()}/{NAME}"):
+            _wait(handle, limit)
         yield
     finally:
         _let_go(handle)
@@ -75,9 +70,20 @@ def let_go() -> None:
 
 def _let_go(handle: int) -> None:
     if handle in _open:  # not in a child that was forked meanwhile
-        locks.unlock(handle)  # closing is not enough: a forked child may have a copy
+        with suppress(OSError):  # where there are no locks, an error has said so
+            locks.unlock(handle)  # closing is not enough: a forked child may have a copy
         _open.discard(handle)
         locks.close(handle)
+
+
+def _wait(handle: int, limit: float) -> None:
+    end = time.monotonic() + limit
+    step, longest = _STEPS
+    while not locks.try_flock(handle):
+        if time.monotonic() >= end:
+            raise _stuck(handle, limit)
+        time.sleep(step)
+        step = min(step * 1.5, longest)
 
 
 def _opened() -> int:

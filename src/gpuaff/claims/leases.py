@@ -11,6 +11,7 @@ takes the whole GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from gpuaff.claims import lockdir
 from gpuaff.claims.model import Device
@@ -48,7 +49,7 @@ def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
     if in_sysfs:
         yield Lock(path=directory, name=None)
     if not in_sysfs or lockdir.is_shared():
-        name = f"gpu-{uuid}"
+        name = f"gpu-{uuid.replace('/', '_')}"  # drivers before R470: MIG-GPU-…/7/0
         yield Lock(path=f"{lockdir.path()}/{name}", name=name)
 
 
@@ -101,10 +102,10 @@ class Lease:
     """The locks that a process holds.
 
     Attributes:
-        handles: their descriptors, and what each has locked.
+        handles: their descriptors, and the device number and inode of what each has locked.
     """
 
-    handles: dict[int, str] = field(default_factory=dict)
+    handles: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -118,8 +119,7 @@ class Lease:
             None; or a device that somebody else has.
 
         Raises:
-            LockDirectoryError: a lock file cannot be used.
-            OSError: a directory in sysfs cannot be opened.
+            LockDirectoryError: a lock file, or a directory in sysfs, cannot be used.
         """
         try:
             for device in devices:
@@ -133,9 +133,11 @@ class Lease:
 
     def _take(self, lock: Lock) -> bool:
         while True:
-            handle = _open(lock)
-            self.handles[handle] = lock.path  # first: Ctrl-C may come as soon as it is locked
-            is_taken = locks.try_flock(handle, shared=lock.shared)
+            with lockdir.using(lock.path):
+                handle = _open(lock)
+                # First: Ctrl-C may come as soon as it is locked.
+                self.handles[handle] = locks.identity_of(handle)
+                is_taken = locks.try_flock(handle, shared=lock.shared)
             if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
                 return True
             locks.close(self._forget(handle))
@@ -144,11 +146,17 @@ class Lease:
             # Its file was removed or replaced: everyone uses the new one.
 
     def release(self) -> None:
-        """Give all locks back, for children that share them, too."""
-        for handle, path in tuple(self.handles.items()):
-            locks.unlock(handle)
-            locks.close(self._forget(handle))
-            locks.touch(path)  # a child may have the file open still: closing it woke nobody
+        """Give all locks back, for children that share them, too.
+
+        A descriptor that the process has closed meanwhile may be somebody else's by now.
+        """
+        for handle, file in tuple(self.handles.items()):
+            with suppress(OSError):
+                if locks.identity_of(handle) == file:
+                    locks.unlock(handle)
+                    locks.touch(handle)  # a child may have it open still: then closing wakes nobody
+                    locks.close(handle)
+            self._forget(handle)
 
     def abandon(self) -> None:
         """In a forked child: close the copies, and leave the locks to the parent."""

@@ -98,7 +98,7 @@ def _sleeper(slot: int) -> threading.Event:
 
 
 def _sleep_on(byte: int, gone: threading.Event) -> None:
-    try:
+    with suppress(OSError):  # the board was spoiled: who waits is told when it looks, by time
         handle = board.opened()
         _asleep.add(handle)
         try:
@@ -106,7 +106,6 @@ def _sleep_on(byte: int, gone: threading.Event) -> None:
         finally:
             _asleep.discard(handle)
             locks.close(handle)
-    finally:
         gone.set()
 
 

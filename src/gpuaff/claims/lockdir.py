@@ -8,6 +8,9 @@ file system (case E9).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from gpuaff.errors import LockDirectoryError
 from gpuaff.system import environ, locks
 
@@ -19,8 +22,18 @@ _REMEDY = "remove it, ask its owner to, or set GPUAFF_LOCK_DIR to another folder
 
 
 def path() -> str:
-    """Where it is."""
-    return environ.option("lock_dir") or DEFAULT
+    """Where it is.
+
+    Raises:
+        LockDirectoryError: it was not named by its whole path, so it would be another one in each
+            working directory.
+    """
+    found = environ.option("lock_dir") or DEFAULT
+    if not found.startswith("/"):
+        raise LockDirectoryError(
+            found, "GPUAFF_LOCK_DIR must be a whole path, the same for everyone: /scratch/gpuaff"
+        )
+    return found.rstrip("/") or "/"
 
 
 def is_shared() -> bool:
@@ -48,11 +61,41 @@ def open_file(name: str, *, size: int = 0) -> int:
         locks.make_folder(where)
         with locks.opened_folder(where) as folder:
             at = f"{where}/{name}"
-            return locks.open_lock_file(folder, name, size=size)
+            return locks.open_lock_file(folder, name, size=size, mode=locks.KEPT)
     except locks.UnusableError as error:
         raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
     except OSError as error:
-        raise LockDirectoryError(at, f"{error.strerror} ({_why(error)}): {_REMEDY}") from None
+        raise _refusal(at, error) from None
+
+
+@contextmanager
+def using(file: str) -> Iterator[None]:
+    """Have what the kernel refuses to do with a file raised as an error that says what to try.
+
+    Args:
+        file: its path.
+
+    Raises:
+        LockDirectoryError: it has refused something.
+    """
+    try:
+        yield
+    except LockDirectoryError:
+        raise
+    except OSError as error:
+        raise _refusal(file, error) from None
+
+
+def _refusal(file: str, error: OSError) -> LockDirectoryError:
+    return LockDirectoryError(file, f"{error.strerror} ({_why(error)}): {_remedy(error)}")
+
+
+def _remedy(error: OSError) -> str:
+    import errno
+
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "close some, or raise the limit (ulimit -n)"
+    return _REMEDY
 
 
 def has(name: str) -> bool:
@@ -77,11 +120,22 @@ def _why(error: OSError) -> str:
         errno.ENOTDIR: "a folder is expected, and it is a file or a link",
         errno.EISDIR: "a folder stands in its place",
         errno.EACCES: "this user may not use it",
-        errno.EPERM: "this user may not use it",
+        errno.EPERM: "this user may not use it, or its file system has no hard links",
         errno.ENXIO: "something that is no file stands in its place",
         errno.ENOSPC: "no room is left",
         errno.EDQUOT: "no room is left for this user",
         errno.EROFS: "it cannot be written",
         errno.ENOENT: "the folder above it is missing",
+        errno.EMFILE: "this process has too many files open",
+        errno.ENFILE: "this machine has too many files open",
+        errno.EAGAIN: "its owner keeps others from opening it",
+        errno.EBADF: _NO_LOCKS,
+        errno.EINVAL: _NO_LOCKS,
+        errno.ENOLCK: _NO_LOCKS,
+        errno.ENOSYS: _NO_LOCKS,
+        errno.EOPNOTSUPP: _NO_LOCKS,
     }
-    return words.get(error.errno or 0, "it cannot be opened")
+    return words.get(error.errno or 0, "it cannot be used")
+
+
+_NO_LOCKS = "it cannot be locked as is needed: network file systems cannot"

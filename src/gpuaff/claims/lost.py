@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from contextlib import suppress
 
 from gpuaff.claims import lockdir
 from gpuaff.system import kernel, locks
@@ -27,12 +28,9 @@ def _name() -> str:
 
 
 def remember() -> None:
-    """A claim was lost just now.
-
-    Raises:
-        LockDirectoryError: the lock directory cannot be used.
-    """
-    _write(kernel.uptime())
+    """A claim was lost just now; that is the error to tell, whatever else goes wrong."""
+    with suppress(OSError):
+        _write(kernel.uptime())
 
 
 def stand_back() -> None:
@@ -57,6 +55,7 @@ def stand_back() -> None:
 def _write(value: float) -> None:
     handle = lockdir.open_file(_name(), size=_TIME.size)
     try:
-        locks.write_at(handle, 0, _TIME.pack(value))
+        with lockdir.using(f"{lockdir.path()}/{_name()}"):
+            locks.write_at(handle, 0, _TIME.pack(value))
     finally:
         locks.close(handle)

@@ -60,7 +60,7 @@ def make(
         raise ClaimError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
         )
-    making = _Making(
+    making = Making(
         request=request,
         kind=kind,
         pin=_yes_or_no("pin", pin),
@@ -84,7 +84,26 @@ def _yes_or_no(option: str, value: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Making:
+class Ready:
+    """What is known when a claim can begin.
+
+    Attributes:
+        shown: the devices that the driver tells of.
+        bounds: what this process was given, by others.
+        looker: looks at the devices; None inside a claim, where nobody else is.
+        quiet: keeps other libraries' users from choosing at the same time.
+        attempts: tries to obtain devices.
+    """
+
+    shown: tuple[Device, ...]
+    bounds: Bounds
+    looker: Looker | None
+    quiet: _Quiet
+    attempts: Attempts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
     """One call of ``claim_gpus``."""
 
     request: Request
@@ -94,6 +113,24 @@ class _Making:
     on_wait: Callable[[Waiting], object] | None
 
     def claim(self, session: UsageSession) -> Claim:
+        """Claim, pin and occupy: all, or nothing."""
+        with ExitStack() as kept, ExitStack() as undo:
+            ready = self.ready(session, kept)
+            lost.stand_back()
+            undo.callback(ready.attempts.undo)
+            obtained = ready.attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
+            claim = self._use(obtained, ready.shown, ready.bounds, ready.looker, undo)
+            claim.warnings = (*ready.quiet.warnings, *claim.warnings)
+            undo.pop_all()
+        return claim
+
+    def ready(self, session: UsageSession, kept: ExitStack) -> Ready:
+        """Find out what is to be claimed, and from where.
+
+        Args:
+            session: asks the driver.
+            kept: what is to be held until the devices are occupied goes here.
+        """
         shown = session.devices()
         around = nested.enclosing()
         bounds = _bounds(around, may_ask=self.request.count is None)
@@ -111,18 +148,16 @@ class _Making:
         ground: Ground = Machine(looker=looker)
         if around is not None:
             ground = Enclosing(slot=around.slot, gpus=around.uuids, devices=wanted.devices)
-        lost.stand_back()
-        with ExitStack() as kept, ExitStack() as undo:
-            named = self.request.gpus is not None
-            choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
-            quiet = _Quiet(wanted.count, self.request.wait, inside=around is not None)
-            attempts = Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept)
-            undo.callback(attempts.undo)
-            obtained = attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
-            claim = self._use(obtained, shown, bounds, looker if around is None else None, undo)
-            claim.warnings = (*quiet.warnings, *claim.warnings)
-            undo.pop_all()
-        return claim
+        named = self.request.gpus is not None
+        choice = _Choice(wanted.count, wanted.devices, session, in_order=named)
+        quiet = _Quiet(wanted.count, self.request.wait, inside=around is not None)
+        return Ready(
+            shown=shown,
+            bounds=bounds,
+            looker=looker if around is None else None,
+            quiet=quiet,
+            attempts=Attempts(ground, wanted, choose=choice, quiet=quiet, kept=kept),
+        )
 
     def _request(self, shown: Sequence[Device]) -> Request:
         """After an earlier claim CUDA shows its GPUs for good: only those may be asked for."""

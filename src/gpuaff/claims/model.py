@@ -158,10 +158,11 @@ class ClaimedGpu:
     """A GPU, or MIG instance, that a claim holds.
 
     Attributes:
-        index: NVML's index of the GPU: what nvidia-smi calls it.
+        index: what nvidia-smi calls the GPU; for a MIG instance, the GPU that it is part of.
         uuid: ``GPU-…`` or ``MIG-…``.
-        pci_bus_id: the GPU's PCI address as sysfs spells it; None when the driver does not tell.
-        local: its ordinal in CUDA in this process (torch's ``cuda:<local>``).
+        pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``; None when the driver
+            does not tell.
+        local: CUDA's number of it in this process: torch's ``cuda:<local>``.
         name: the product name.
     """
 
@@ -177,8 +178,8 @@ class Waiting:
     """How a wait stands: what ``on_wait`` is called with.
 
     Attributes:
-        position: how many who wait for the same GPUs come before.
-        waited: for how long, in seconds.
+        position: how many who want any of the same GPUs come before; 0 is next.
+        waited: for how long so far, in seconds.
         wanted: how many GPUs are asked for.
         free: how many of those that fit are free.
         reasons: one line for each GPU that is not.

@@ -144,6 +144,25 @@ class Attempts:
         with Watch() as watch:
             return self._until_obtained(wait, _Teller(on_wait), watch)
 
+    def preview(self) -> tuple[Device, ...]:
+        """What :meth:`obtain` would get now, without waiting. Nothing is taken.
+
+        Raises:
+            NotEnoughGpusError: as there.
+            GpusBusyError: as there.
+            LockDirectoryError: as there.
+        """
+        self._ground.look()
+        entries = board.entries()
+        seen = _Refused(
+            usages=self._ground.usages(entries), ahead=self._ahead(entries), entries=entries
+        )
+        self._never(seen)
+        free = [usage.device for usage in seen.usages if usage.busy is None]
+        if seen.ahead or len(free) < self._pool.count:
+            raise self._too_late(seen, 0)
+        return self._choose(free)
+
     def undo(self) -> None:
         """Give back whatever there is: a place in the queue, leases; however far it has come."""
         try:
@@ -203,7 +222,7 @@ class Attempts:
                     if isinstance(got, Obtained):
                         self._kept.push(stack.pop_all())
                     elif may_join and self._place is None:
-                        self._place = join(self._record, wanted=self._pool.count, gpus=self._wants)
+                        self._place = self._join()
                     return got
 
     def _choose_and_lease(self) -> Obtained | _Refused:
@@ -222,9 +241,7 @@ class Attempts:
         return _Refused(usages=usages, ahead=ahead, entries=entries, hidden=hidden)
 
     def _lease(self, chosen: tuple[Device, ...], usages: Sequence[Usage]) -> Obtained | Device:
-        if self._slot is None:
-            self._slot = board.take() if self._place is None else self._place.slot
-        slot = self._slot
+        slot = self._slot_for_claim()
         lease = self._held = self._ground.lease(slot)
         taken = lease.take(chosen)
         if taken is not None:
@@ -238,6 +255,19 @@ class Attempts:
             slot=slot,
             usages=tuple(usage for one in chosen for usage in usages if usage.device == one),
         )
+
+    def _slot_for_claim(self) -> Slot:
+        """The place's slot, which may be another one than before; else one of our own."""
+        if self._place is not None:
+            return self._place.slot
+        if self._slot is None:
+            self._slot = board.take()
+        return self._slot
+
+    def _join(self) -> Place:
+        if self._slot is not None:  # from an attempt that came to nothing: the place has its own
+            self._slot.release()
+        return join(self._record, wanted=self._pool.count, gpus=self._wants)
 
     def _ahead(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         place = self._place

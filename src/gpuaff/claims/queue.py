@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from gpuaff.claims.board import Entry
+from gpuaff.claims.board import MOST, Entry
 
 BEAT = 2.0
 """How often one who waits says that it is well, in seconds."""
@@ -52,12 +52,13 @@ def is_well(entry: Entry, now: float) -> bool:
     """Whether somebody who waits has said lately that it is well."""
     if not entry.record:  # it is about to write its record, or somebody has spoiled it
         return False
-    return entry.beat is not None and now - entry.beat < TOO_LONG
+    return entry.beat is not None and abs(now - entry.beat) < TOO_LONG
 
 
 def next_ticket(entries: Sequence[Entry]) -> int:
     """The number after all that are in use."""
-    return 1 + max((entry.ticket for entry in entries if entry.waits), default=0)
+    last = max((entry.ticket for entry in entries if entry.waits), default=0)
+    return min(1 + last, MOST)
 
 
 def who(entry: Entry) -> str:

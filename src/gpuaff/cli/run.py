@@ -125,7 +125,16 @@ def run(args: argparse.Namespace) -> int:
     words = _command(args)
     job = settle(args, of_launcher())
     path = program.find(words[0])
-    claim = None if job.claim is None else _claimed(job.claim)
+    try:
+        if args.dry_run:
+            from gpuaff.cli.dry_run import show
+
+            show(job, path, words)
+            return 0
+        claim = None if job.claim is None else _claimed(job.claim)
+    except InvalidOptionError as error:
+        spelled = _SPELLED.get(error.option, error.option)
+        raise InvalidOptionError(spelled, error.value, error.expected) from None
     try:
         if job.pin is not None:
             _pin(job.pin)
@@ -146,16 +155,12 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 
 def _claimed(arguments: Mapping[str, object]) -> Claim:
-    try:
-        if arguments["wait"] == 0:
-            return _claim(arguments, None)
-        from gpuaff.cli.waiting import telling
+    if arguments["wait"] == 0:
+        return _claim(arguments, None)
+    from gpuaff.cli.waiting import telling
 
-        with telling() as on_wait:
-            return _claim(arguments, on_wait)
-    except InvalidOptionError as error:
-        spelled = _SPELLED.get(error.option, error.option)
-        raise InvalidOptionError(spelled, error.value, error.expected) from None
+    with telling() as on_wait:
+        return _claim(arguments, on_wait)
 
 
 def _claim(arguments: Mapping[str, object], on_wait: Callable[[Waiting], object] | None) -> Claim:

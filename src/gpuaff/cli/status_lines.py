@@ -8,6 +8,7 @@ from gpuaff.claims.model import Busy, DeviceReading
 from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, Person, Status, Use, Waiter
 from gpuaff.claims.words import size
 from gpuaff.cpuset import format_cpulist
+from gpuaff.records import replace
 from gpuaff.system.processes import in_words
 from gpuaff.text import Line, Span, line, table
 
@@ -71,8 +72,9 @@ def _who(gpu: GpuStatus) -> Iterator[Line]:
 
 
 def _lease(lease: LeaseStatus) -> Iterator[Line]:
+    claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
     ended = Span(", which has ended", "bad") if lease.gone else ""
-    yield line(f"leased by {_person(lease.claimer)}", ended)
+    yield line(f"leased by {_person(claimer)}", ended)
     if lease.gone is not False:
         for person in lease.sharers:
             yield line(f"held by {_person(person)}")
@@ -83,7 +85,7 @@ def _lease(lease: LeaseStatus) -> Iterator[Line]:
 def _use(use: Use, lease: LeaseStatus | None) -> Line:
     person = use.person
     if lease is not None and person.pid == lease.claimer.pid:  # told just above
-        person = Person(pid=person.pid, command=person.command)
+        person = replace(person, user=None, since=None)
     memory = "" if use.memory is None else f", {size(use.memory)}"
     return line(f"{_DOES[use.kind]}: {_person(person)}{memory}")
 
@@ -93,7 +95,7 @@ def _person(person: Person) -> str:
     if person.command is None and person.pid is None:
         return "somebody who cannot be seen from here"
     if person.command is None:
-        return f"pid {person.pid}"
+        return f"pid {person.pid}" + (f" of {person.user}" if person.user else "")
     return in_words(person.command, person.pid, user=person.user, since=person.since)
 
 

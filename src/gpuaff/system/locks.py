@@ -64,7 +64,7 @@ def _lock_of(line: str) -> FileLock | None:
     waiting = len(fields) > 1 and fields[1] == "->"
     if waiting:
         del fields[1]
-    if len(fields) < 8:
+    if len(fields) < 8 or fields[5].count(":") != 2:  # "<none>:0" where there is no file
         return None
     major, minor, inode = fields[5].split(":")
     return FileLock(
@@ -193,10 +193,13 @@ def moved_up(handle: int) -> int:
     return higher
 
 
-def touch(path: str) -> None:
-    """Open and close what is locked: so those who watch it look again."""
+def touch(handle: int) -> None:
+    """Open and close what is locked, once more: so those who watch it look again.
+
+    By the open file and not by its path, where somebody may have put something else.
+    """
     with suppress(OSError):
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        os.close(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def close(*handles: int) -> None:
@@ -241,7 +244,7 @@ def make_folder(path: str) -> None:
     os.mkdir(unfinished, 0o700)  # noqa: PTH102 - no Path here
     handle = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        _make(handle, "README", _README)
+        _make(handle, "README", _README, mode=KEPT)
         os.fchmod(handle, 0o1777)
         os.rename(unfinished, path)  # noqa: PTH104
     except OSError:
@@ -256,6 +259,10 @@ def make_folder(path: str) -> None:
     finally:
         os.close(handle)
 
+
+KEPT = 0o1666
+"""For everyone, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
+specification), which would else remove a board that jobs of weeks still stand on (case E9)."""
 
 _README = b"""Here gpuaff's users tell each other who holds or waits for which GPU.
 docs/lease-protocol.md in its sources says what the files are. Do not remove them.
@@ -283,7 +290,7 @@ def opened_folder(path: str) -> Iterator[int]:
         os.close(handle)
 
 
-def open_lock_file(folder: int, name: str, *, size: int = 0) -> int:
+def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
     """Open a file of a folder to lock it; make it if there is none.
 
     It is made without a name, gets rights for everyone, and only then its name: so no umask and
@@ -295,6 +302,7 @@ def open_lock_file(folder: int, name: str, *, size: int = 0) -> int:
         folder: the folder's descriptor.
         name: the file's name in it.
         size: how many bytes are set aside when it is made; such a file is written into, too.
+        mode: what it may be used for by whom when it is made.
 
     Raises:
         OSError: it cannot be opened or made.
@@ -303,7 +311,7 @@ def open_lock_file(folder: int, name: str, *, size: int = 0) -> int:
     try:
         handle = _open(folder, name, size)
     except FileNotFoundError:
-        _make(folder, name, b"", size)
+        _make(folder, name, b"", size, mode=mode)
         handle = _open(folder, name, size)
     handle = moved_up(handle)
     try:
@@ -361,21 +369,21 @@ def _open(folder: int, name: str, size: int) -> int:
     return os.open(name, (os.O_RDWR if size else os.O_RDONLY) | _FLAGS, dir_fd=folder)
 
 
-def _make(folder: int, name: str, content: bytes, size: int = 0) -> None:
+def _make(folder: int, name: str, content: bytes, size: int = 0, *, mode: int) -> None:
     """Make a file that appears whole; where somebody else is first, theirs stays."""
     handle = _nameless(folder)
     if handle is None:
-        _make_by_name(folder, name, content, size)
+        _make_by_name(folder, name, content, size, mode=mode)
         return
     try:
-        _fill(handle, content, size)
+        _fill(handle, content, size, mode)
         source = f"/proc/self/fd/{handle}"
         try:
             os.link(source, name, dst_dir_fd=folder, follow_symlinks=True)
         except FileExistsError:
             return
         except OSError:  # without /proc, or where the file system can't do it
-            _make_by_name(folder, name, content, size)
+            _make_by_name(folder, name, content, size, mode=mode)
     finally:
         os.close(handle)
 
@@ -390,12 +398,12 @@ def _nameless(folder: int) -> int | None:
         raise
 
 
-def _make_by_name(folder: int, name: str, content: bytes, size: int) -> None:
+def _make_by_name(folder: int, name: str, content: bytes, size: int, *, mode: int) -> None:
     unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS
     handle = os.open(unfinished, flags, 0o600, dir_fd=folder)
     try:
-        _fill(handle, content, size)
+        _fill(handle, content, size, mode)
         with suppress(FileExistsError):
             os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
@@ -403,9 +411,9 @@ def _make_by_name(folder: int, name: str, content: bytes, size: int) -> None:
         os.unlink(unfinished, dir_fd=folder)
 
 
-def _fill(handle: int, content: bytes, size: int) -> None:
+def _fill(handle: int, content: bytes, size: int, mode: int) -> None:
     if content:
         os.write(handle, content)
     if size:
         os.posix_fallocate(handle, 0, size)
-    os.fchmod(handle, 0o666)
+    os.fchmod(handle, mode)

@@ -7,6 +7,7 @@ old kernels have no pidfds: then what is left wakes, and the caller's own time l
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import struct
@@ -30,7 +31,8 @@ class Watch:
     """Watches files and processes until it is closed.
 
     Attributes:
-        sees_files: whether files are watched; False where no instance could be had.
+        sees_files: whether all files are watched that are there; False where no more of it could be
+            had.
     """
 
     def __init__(self) -> None:
@@ -39,6 +41,7 @@ class Watch:
         self._files = -1
         self._unseen: list[str] = []
         self._processes: dict[int, int] = {}
+        self._ended: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -55,14 +58,18 @@ class Watch:
         if paths and self._files < 0:
             self._files = _inotify()
             self._unseen = list(paths)
-            self._see()
         self.sees_files = self._files >= 0
+        self._see()
 
     def follow(self, pids: Collection[int]) -> None:
-        """Watch these processes from now on, and no others."""
+        """Watch these processes from now on, and no others.
+
+        One that has ended wakes once, however long it is still listed.
+        """
         for pid in self._processes.keys() - set(pids):
             locks.close(self._processes.pop(pid))
-        for pid in set(pids) - self._processes.keys():
+        self._ended &= set(pids)
+        for pid in set(pids) - self._processes.keys() - self._ended:
             handle = _pidfd(pid)
             if handle is not None:
                 self._processes[pid] = handle
@@ -79,13 +86,19 @@ class Watch:
         for handle in handles:
             poll.register(handle, select.POLLIN)
         happened = {handle for handle, _ in poll.poll(max(0, int(seconds * 1000)))}
+        for pid in [pid for pid, handle in self._processes.items() if handle in happened]:
+            locks.close(self._processes.pop(pid))
+            self._ended.add(pid)
         closed = self._closed()
         return closed or bool(happened - {self._files})
 
     def _see(self) -> None:
         """Watch those files, too, that were not there before."""
         if self._unseen and self._files >= 0:
-            self._unseen = [path for path in self._unseen if not _add(self._files, path)]
+            refused = {path: _add(self._files, path) for path in self._unseen}
+            self._unseen = [path for path, error in refused.items() if error]
+            # A user has only so many watches, too: what is there and not watched must be looked at.
+            self.sees_files = set(refused.values()) <= {0, errno.ENOENT}
 
     def _closed(self) -> bool:
         """Whether a watched file was closed until now: that counts once.
@@ -118,11 +131,13 @@ def _inotify() -> int:
     return int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def _add(handle: int, path: str) -> bool:
+def _add(handle: int, path: str) -> int:
+    """Watch a file; the errno where that is refused, else 0."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.inotify_add_watch(handle, os.fsencode(path), _CLOSED) >= 0)
+    failed = libc.inotify_add_watch(handle, os.fsencode(path), _CLOSED) < 0
+    return ctypes.get_errno() if failed else 0
 
 
 def _pidfd(pid: int) -> int | None:

@@ -1,0 +1,142 @@
+/* A client of gpuaff's lease protocol in another language: docs/lease-protocol.md is all it knows.
+
+       lease LOCK_DIRECTORY UUID [DIRECTORY_IN_SYSFS]
+
+   Takes the guard, leases the GPU, stands on the board as its holder, gives the guard back and says
+   "has it"; or says "busy" and ends with 75. Holds the lease until its standard input ends. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SLOTS = 512, SLOT_SIZE = 4096, WAITS = SLOTS * SLOT_SIZE, HOLDS = WAITS + SLOTS };
+
+static const char *folder;
+
+static void fail(const char *what)
+{
+    perror(what);
+    exit(1);
+}
+
+static int open_existing(const char *path, int flags)
+{
+    int handle = open(path, flags | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
+    struct stat found;
+    if (handle >= 0 && (fstat(handle, &found) || !S_ISREG(found.st_mode) || found.st_nlink > 1)) {
+        errno = EINVAL;
+        fail(path);
+    }
+    return handle;
+}
+
+/* Never O_CREAT by name: made under another name, given its rights, then linked. */
+static void make(const char *path, long size)
+{
+    char unfinished[4096];
+    snprintf(unfinished, sizeof unfinished, "%s/.%s.%d.0", folder, strrchr(path, '/') + 1, getpid());
+    int handle = open(unfinished, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (handle < 0)
+        fail(unfinished);
+    if ((size && posix_fallocate(handle, 0, size)) || fchmod(handle, 01666))
+        fail(unfinished);
+    if (link(unfinished, path) && errno != EEXIST)
+        fail(path);
+    unlink(unfinished);
+    close(handle);
+}
+
+static int open_lock(const char *name, int flags, long size)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    int handle = open_existing(path, flags);
+    if (handle < 0 && errno == ENOENT) {
+        make(path, size);
+        handle = open_existing(path, flags);
+    }
+    if (handle < 0)
+        fail(path);
+    return handle;
+}
+
+static int ofd(int handle, int command, short type, long start, struct flock *found)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = 1};
+    int failed = fcntl(handle, command, &lock);
+    *found = lock;
+    return failed;
+}
+
+static long started(void) /* field 22 of /proc/self/stat */
+{
+    char text[4096] = "";
+    FILE *file = fopen("/proc/self/stat", "r");
+    if (!file || !fgets(text, sizeof text, file))
+        fail("/proc/self/stat");
+    fclose(file);
+    char *field = strrchr(text, ')') + 2;
+    for (int number = 3; number < 22; number++)
+        field = strchr(field, ' ') + 1;
+    return atol(field);
+}
+
+static void stand_on_board(const char *uuid)
+{
+    int board = open_lock("board", O_RDWR, WAITS);
+    struct flock found;
+    for (long slot = 0; slot < SLOTS; slot++) {
+        if (ofd(board, F_OFD_SETLK, F_WRLCK, WAITS + slot, &found))
+            continue;
+        if (!ofd(board, F_OFD_GETLK, F_RDLCK, HOLDS + slot, &found) && found.l_type == F_UNLCK) {
+            char record[SLOT_SIZE + 1], text[SLOT_SIZE];
+            snprintf(text, sizeof text,
+                     "{\"v\": 1, \"pid\": %d, \"start\": %ld, \"uid\": %d, \"name\": \"lease.c\","
+                     " \"gpus\": [\"%s\"]}", getpid(), started(), geteuid(), uuid);
+            snprintf(record, sizeof record, "%-*s", SLOT_SIZE, text);
+            if (pwrite(board, record, SLOT_SIZE, slot * SLOT_SIZE) != SLOT_SIZE)
+                fail("board");
+            ofd(board, F_OFD_SETLK, F_WRLCK, HOLDS + slot, &found);
+            ofd(board, F_OFD_SETLK, F_UNLCK, WAITS + slot, &found);
+            return; /* the descriptor stays open: it is what holds the slot */
+        }
+        ofd(board, F_OFD_SETLK, F_UNLCK, WAITS + slot, &found);
+    }
+    fprintf(stderr, "the board is full\n");
+    exit(1);
+}
+
+int main(int count, char **arguments)
+{
+    char name[256];
+    if (count < 3)
+        return 2;
+    folder = arguments[1];
+    int guard = open_lock("guard", O_RDONLY, 0);
+    if (flock(guard, LOCK_EX))
+        fail("guard");
+    if (count > 3) {
+        int directory = open(arguments[3], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (directory < 0)
+            fail(arguments[3]);
+        if (flock(directory, LOCK_EX | LOCK_NB))
+            return puts("busy"), 75;
+    }
+    snprintf(name, sizeof name, "gpu-%s", arguments[2]);
+    int file = open_lock(name, O_RDONLY, 0);
+    if (flock(file, LOCK_EX | LOCK_NB))
+        return puts("busy"), 75;
+    stand_on_board(arguments[2]);
+    flock(guard, LOCK_UN);
+    puts("has it");
+    fflush(stdout);
+    while (getchar() != EOF)
+        ;
+    return 0;
+}

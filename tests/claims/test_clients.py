@@ -1,0 +1,173 @@
+"""Clients in other languages: they exclude ours and are excluded, by the protocol's page alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpuaff.claims import board, lockdir
+from gpuaff.claims.leases import Lease
+
+from claims.lockers import gpu, locker, until
+from fakedriver.build import compiler
+from fakedriver.driver import FakeDriver
+from processes import run, stopped
+
+PCI = Path("/sys/bus/pci/devices")
+
+pytestmark = pytest.mark.needs("compiler", "flock")
+
+CLAIM = """
+import gpuaff, os, sys
+try:
+    claim = gpuaff.claim_gpus(1, placeholder=None, gpus=[sys.argv[1]])
+except gpuaff.GpuaffError as error:
+    print("refused:", error)
+else:
+    print("has it")
+"""
+
+
+@pytest.fixture(scope="session")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """lease.c, built."""
+    target = tmp_path_factory.mktemp("client") / "lease"
+    source = Path(__file__).parent / "clients" / "lease.c"
+    found = compiler()
+    assert found is not None
+    command = [found, "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(source)]
+    subprocess.run(command, check=True)
+    return target
+
+
+@contextmanager
+def held(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A client that has what it wants."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            assert process.stdout.readline() == "has it\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def says(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input="")
+    return done.stdout.strip() or done.stderr
+
+
+def directory() -> list[str]:
+    """A device of this machine's, of whatever kind."""
+    found = sorted(path.name for path in PCI.iterdir()) if PCI.exists() else []
+    return [str(PCI / found[-1])] if found else []
+
+
+def can_lease(address: str | None = None) -> bool:
+    lease = Lease()
+    taken = lease.take([gpu(0, address)]) is None
+    lease.release()
+    return taken
+
+
+@pytest.mark.parametrize("in_sysfs", [False, True])
+def test_c_excludes_and_is_excluded(lock_folder: Path, client: Path, in_sysfs: bool) -> None:
+    os.close(lockdir.open_file("guard"))  # the folder itself: it has to be there
+    extra = directory() if in_sysfs else []
+    address = Path(extra[0]).name if extra else None
+    command: list[str | Path] = [client, lock_folder, "GPU-0", *extra]
+    with held(*command) as process:
+        assert not can_lease(address)
+        assert not can_lease()  # where sysfs is another one, as in a container
+        (entry,) = board.entries()
+        assert (entry.pid, entry.gpus, entry.waits) == (process.pid, ("GPU-0",), False)
+        assert entry.text("name") == "lease.c"
+        assert says(*command) == "busy"
+        assert says(client, lock_folder, "GPU-1") == "has it"
+    assert can_lease(address)
+    assert board.entries() == ()
+    lease = Lease()
+    assert lease.take([gpu(0, address)]) is None
+    assert says(*command) == "busy"
+    lease.release()
+    assert says(*command) == "has it"
+
+
+def test_what_c_makes_is_what_we_make(lock_folder: Path, client: Path) -> None:
+    lock_folder.mkdir()
+    lock_folder.chmod(0o1777)
+    assert says(client, lock_folder, "GPU-0") == "has it"
+    theirs = {path.name: (path.stat().st_mode, path.stat().st_size) for path in files(lock_folder)}
+    for path in files(lock_folder):
+        path.unlink()
+    for name in "guard", "gpu-GPU-0":
+        os.close(lockdir.open_file(name))
+    os.close(board.opened())
+    ours = {path.name: (path.stat().st_mode, path.stat().st_size) for path in files(lock_folder)}
+    assert theirs == ours
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name != "README")
+
+
+def test_c_waits_for_our_guard(lock_folder: Path, client: Path) -> None:
+    script = """
+        with guard.guarded():
+            print("has it")
+            hear()
+    """
+    with locker(script) as one:
+        one.heard()
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        with subprocess.Popen([client, lock_folder, "GPU-0"], **pipes) as process:  # type: ignore[call-overload]
+            until(lambda: "->" in waiting_lines(process.pid))
+            one.go_on()
+            assert process.stdout.read() == b"has it\n"
+
+
+def waiting_lines(pid: int) -> str:
+    lines = Path("/proc/locks").read_text().splitlines()
+    return "\n".join(line for line in lines if f" {pid} " in line)
+
+
+@pytest.mark.parametrize("in_sysfs", [False, True])
+def test_the_shells_flock_excludes_and_is_excluded(lock_folder: Path, in_sysfs: bool) -> None:
+    """The lines of docs/lease-protocol.md."""
+    os.close(lockdir.open_file("gpu-GPU-0"))
+    path = (directory() or [""])[0] if in_sysfs else str(lock_folder / "gpu-GPU-0")
+    if not path:
+        pytest.skip("needs a PCI device")
+    address = Path(path).name if in_sysfs else None
+    held_by_shell = 'exec 9<"$0"; flock --exclusive --nonblock 9 || exit 75; echo has it; read x'
+    with held("sh", "-c", held_by_shell, path):
+        assert not can_lease(address)
+    until(lambda: can_lease(address))
+    lease = Lease()
+    assert lease.take([gpu(0, address)]) is None
+    one_line = ["flock", "--exclusive", "--nonblock", "--conflict-exit-code", "75", path, "true"]
+    assert subprocess.run(one_line, check=False).returncode == 75
+    lease.release()
+    assert subprocess.run(one_line, check=False).returncode == 0
+
+
+@pytest.mark.fake_driver
+def test_claim_gpus_and_a_client_exclude_each_other(
+    lock_folder: Path, client: Path, driver: FakeDriver
+) -> None:
+    os.close(lockdir.open_file("guard"))
+    env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder), "GPUAFF_SAFE_GPU": "off"}
+    uuid = driver.state.gpus[0].uuid.decode()
+    with held(client, lock_folder, uuid) as process:
+        done = run(f"import sys; sys.argv[1:] = [{uuid!r}]\n{CLAIM}", env=env)
+        assert done.stdout.startswith("refused: "), done.stderr
+        assert f"{process.pid}" in done.stdout
+    script = f"import sys; sys.argv[1:] = [{uuid!r}]\n{CLAIM}\nsys.stdin.readline()"
+    with stopped(script, env=env) as one:
+        assert one.heard() == "has it"
+        assert says(client, lock_folder, uuid) == "busy"

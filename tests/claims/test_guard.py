@@ -1,0 +1,150 @@
+"""The guard: one at a time, and never kept by somebody who does not look."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpuaff.claims import guard
+from gpuaff.errors import LockDirectoryError
+
+from claims.lockers import ANOTHER, locker, said, two_users, until
+
+HOLD = """
+with guard.guarded():
+    print("has it")
+    hear()
+print("over")
+hear()
+"""
+
+
+def free() -> bool:
+    try:
+        with guard.guarded(limit=0):
+            return True
+    except LockDirectoryError:
+        return False
+
+
+def test_one_at_a_time(lock_folder: Path) -> None:
+    with locker(HOLD) as one:
+        one.heard()
+        assert not free()
+        one.go_on()
+        one.heard()
+        assert free()
+    assert not guard._open
+
+
+def test_who_waits_gets_it_when_it_is_given_back(lock_folder: Path) -> None:
+    with locker(HOLD) as one, locker('print("there")\nhear()' + HOLD) as other:
+        assert [one.heard(), other.heard()] == ["has it", "there"]
+        other.go_on()
+        one.go_on()
+        assert other.heard() == "has it"
+
+
+@pytest.mark.case("E6")
+def test_a_killed_holder_is_free_at_once(lock_folder: Path) -> None:
+    with locker(HOLD) as one:
+        one.heard()
+        one.process.kill()
+        one.process.wait()
+        assert free()
+
+
+@pytest.mark.parametrize("how", ["killed", "given back"])
+def test_a_forked_child_does_not_keep_it(lock_folder: Path, how: str) -> None:
+    script = """
+        with guard.guarded():
+            child = os.fork()
+            if child == 0:
+                os.close(1)
+                signal.pause()
+            print(child, guard._open != set())
+            hear()
+        print("over")
+        hear()
+    """
+    with locker(script) as one:
+        child = int(one.heard().split()[0])
+        try:
+            assert not free()
+            if how == "killed":
+                one.process.kill()
+                one.process.wait()
+            else:
+                one.go_on()
+                one.heard()
+            until(free)  # as soon as the child has begun to run
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_leaves_the_block_leaves_its_parents_guard_alone(lock_folder: Path) -> None:
+    script = """
+        from contextlib import ExitStack
+        with ExitStack() as stack:
+            stack.enter_context(guard.guarded())
+            if os.fork() == 0:
+                stack.close()
+                os._exit(0)
+            os.wait()
+            print("has it")
+            hear()
+    """
+    with locker(script) as one:
+        one.heard()
+        assert not free()
+
+
+@pytest.mark.parametrize("what", ["hangs", "is stopped"])
+def test_when_time_is_up_the_holder_is_named(lock_folder: Path, what: str) -> None:
+    with locker(HOLD) as one:
+        one.heard()
+        if what == "is stopped":
+            os.kill(one.pid, signal.SIGSTOP)
+        with pytest.raises(LockDirectoryError) as caught, guard.guarded(limit=0.05):
+            pass
+        assert f"process {one.pid} (python" in str(caught.value)
+        assert caught.value.path == f"{lock_folder}/guard"
+        assert "end it" in str(caught.value)
+        os.kill(one.pid, signal.SIGCONT)
+        one.go_on()
+        one.heard()
+        assert free()
+
+
+@two_users
+def test_another_users_holder_is_named(lock_folder: Path) -> None:
+    with locker(HOLD) as one:
+        one.heard()
+        error = said("print(refused(guard.guarded(limit=0).__enter__))", uid=ANOTHER)
+        assert f"process {one.pid} (" in error
+
+
+def test_whatever_is_raised_it_is_given_back(lock_folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), guard.guarded():
+        raise KeyboardInterrupt
+    assert free()
+
+
+def test_who_waits_is_interrupted_by_ctrl_c(lock_folder: Path) -> None:
+    script = """
+        try:
+            print("there")
+            with guard.guarded():
+                print("has it")
+        except KeyboardInterrupt:
+            print("interrupted", len(guard._open))
+    """
+    with locker(HOLD) as one:
+        one.heard()
+        with locker(script) as other:
+            other.heard()
+            os.kill(other.pid, signal.SIGINT)
+            assert other.heard() == "interrupted 0"

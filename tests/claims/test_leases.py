@@ -1,0 +1,340 @@
+"""Leases, by real processes: who excludes whom, and when a lease ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuaff.claims import leases
+from gpuaff.claims.leases import Holder, Lease
+from gpuaff.claims.model import Device
+from gpuaff.system import locks
+
+from claims.lockers import (
+    A_USER,
+    ANOTHER,
+    can_lease,
+    gpu,
+    instance,
+    locker,
+    said,
+    two_users,
+    until,
+    watching,
+)
+
+PCI = Path("/sys/bus/pci/devices")
+HOLD = """
+lease = leased({devices})
+print(isinstance(lease, Lease) or lease)
+hear()
+lease.release()
+print("released")
+hear()
+"""
+
+
+def hold(*devices: str) -> str:
+    return HOLD.format(devices=", ".join(devices))
+
+
+@pytest.fixture
+def address() -> str:
+    """A device of this machine's, of whatever kind: its directory can be locked as a GPU's can."""
+    found = sorted(path.name for path in PCI.iterdir()) if PCI.exists() else []
+    if not found:
+        pytest.skip("needs a PCI device")
+    return found[-1]
+
+
+def free(device: Device) -> bool:
+    lease = Lease()
+    taken = lease.take([device]) is None
+    lease.release()
+    return taken
+
+
+# ---- who excludes whom -----------------------------------------------------------------------
+
+
+def test_one_device_has_one_holder_until_it_is_released(lock_folder: Path) -> None:
+    with locker(hold("gpu(0)")) as one, locker(hold("gpu(0)")) as other:
+        assert one.heard() == "True"
+        assert other.heard() == "GPU 0"
+    with locker(hold("gpu(0)")) as one:
+        assert one.heard() == "True"
+        assert not free(gpu(0))
+        one.go_on()
+        assert one.heard() == "released"
+        assert free(gpu(0))
+
+
+@pytest.mark.case("E6")
+def test_a_killed_holder_is_free_at_once(lock_folder: Path) -> None:
+    with locker(hold("gpu(0)", "gpu(1)")) as one:
+        one.heard()
+        one.process.kill()
+        one.process.wait()
+        assert free(gpu(0))
+        assert free(gpu(1))
+
+
+def test_all_or_none(lock_folder: Path) -> None:
+    with locker(hold("gpu(2)")) as one:
+        one.heard()
+        lease = Lease()
+        assert lease.take([gpu(1), gpu(2), gpu(3)]) == gpu(2)
+        assert lease.fds == ()
+        assert can_lease("gpu(1)")
+        assert can_lease("gpu(3)")
+
+
+def test_interrupted_is_none(lock_folder: Path) -> None:
+    """The second device's file cannot be used."""
+    assert free(gpu(0))
+    (lock_folder / "gpu-GPU-1").mkdir()
+    lease = Lease()
+    with pytest.raises(OSError, match="regular file"):
+        lease.take([gpu(0), gpu(1)])
+    assert lease.fds == ()
+    assert can_lease("gpu(0)")
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "is_free"),
+    [
+        ("instance(1)", "instance(1)", False),
+        ("instance(1)", "instance(2)", True),
+        ("instance(1)", "gpu(0)", False),
+        ("gpu(0)", "instance(1)", False),
+        ("instance(1)", "gpu(1)", True),
+        ("instance(1, of=1)", "instance(2, of=0)", True),
+    ],
+)
+def test_instances_share_their_gpu_and_nobody_has_the_whole_of_it(
+    lock_folder: Path, held: str, wanted: str, is_free: bool
+) -> None:
+    with locker(hold(held)) as one:
+        assert one.heard() == "True"
+        assert can_lease(wanted) == is_free
+
+
+def test_old_names_of_instances_are_no_paths(lock_folder: Path) -> None:
+    """Drivers before R470 say ``MIG-GPU-…/<gpu instance>/<compute instance>``."""
+    old = Device(index=0, uuid="MIG-GPU-0/7/0", parent="GPU-0")
+    lease = Lease()
+    assert lease.take([old]) is None
+    assert (lock_folder / "gpu-MIG-GPU-0_7_0").is_file()
+    lease.release()
+
+
+def test_a_file_that_was_removed_or_replaced_is_not_the_lock(lock_folder: Path) -> None:
+    """Between opening and locking; afterwards nothing helps, so nobody should (case E9)."""
+    assert free(gpu(0))
+    script = """
+        real, turns = locks.try_flock, []
+        def late(handle, *, shared=False):
+            if not turns:
+                Path(lockdir.path(), "gpu-GPU-0").unlink()
+            turns.append(handle)
+            return real(handle, shared=shared)
+        locks.try_flock = late
+        lease = leased(gpu(0))
+        print(len(turns), len(lease.fds), flush=True)
+        hear()
+    """
+    with locker(script) as one:
+        assert one.heard() == "2 1"
+        assert not free(gpu(0))
+
+
+# ---- children and programs -------------------------------------------------------------------
+
+
+@pytest.mark.case("E6")
+def test_a_forked_child_keeps_it_and_releasing_ends_it_for_the_child(lock_folder: Path) -> None:
+    script = """
+        lease = leased(gpu(0))
+        child = os.fork()
+        if child == 0:
+            os.close(1)
+            signal.pause()
+        print(child)
+        hear()
+        lease.release()
+        print("released")
+        hear()
+    """
+    for how in "killed", "released":
+        with locker(script) as one:
+            child = int(one.heard())
+            try:
+                if how == "released":
+                    one.go_on()
+                    one.heard()
+                    os.kill(child, 0)
+                else:
+                    one.process.kill()
+                    one.process.wait()
+                    assert not free(gpu(0))
+                    os.kill(child, signal.SIGKILL)
+                until(lambda: free(gpu(0)))
+            finally:
+                os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_abandons_leaves_it_to_its_parent(lock_folder: Path) -> None:
+    script = """
+        lease = leased(gpu(0))
+        if os.fork() == 0:
+            lease.abandon()
+            os._exit(0)
+        os.wait()
+        print("left")
+        hear()
+    """
+    with locker(script) as one:
+        one.heard()
+        assert not free(gpu(0))
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_program_has_it_only_when_it_is_passed(lock_folder: Path, passed: bool) -> None:
+    script = f"""
+        lease = leased(gpu(0))
+        kept = lease.fds if {passed} else ()
+        program = subprocess.Popen(
+            ["sleep", "60"], pass_fds=kept, close_fds=bool(kept), stdout=subprocess.DEVNULL
+        )
+        print(program.pid, *lease.fds)
+        hear()
+    """
+    with locker(script) as one:
+        program, handle = map(int, one.heard().split())
+        assert handle >= 200
+        one.process.kill()
+        one.process.wait()
+        try:
+            assert free(gpu(0)) == (not passed)
+        finally:
+            os.kill(program, signal.SIGKILL)
+        until(lambda: free(gpu(0)))
+
+
+def test_a_descriptor_that_is_somebody_elses_by_now_is_left_alone(
+    lock_folder: Path, tmp_path: Path
+) -> None:
+    """Daemons close all descriptors; the number may be that of another file then."""
+    lease = Lease()
+    assert lease.take([gpu(0), gpu(1)]) is None
+    first, second = lease.fds
+    os.close(first)
+    log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, second)
+    lease.release()
+    assert os.write(second, b"x") == 1
+    assert lease.fds == ()
+    assert free(gpu(0))
+    assert free(gpu(1))
+    os.close(second)
+    os.close(log)
+
+
+def test_releasing_wakes_those_who_watch_though_a_child_has_it_open(lock_folder: Path) -> None:
+    lease = Lease()
+    assert lease.take([gpu(0)]) is None
+    with subprocess.Popen(["sleep", "60"], pass_fds=lease.fds) as child:
+        with watching(leases.locks_of(gpu(0))[0].path) as watch:
+            assert not watch.wait(0.01)
+            lease.release()
+            assert watch.wait(10)
+        child.kill()
+
+
+def test_releasing_opens_nothing_that_was_put_in_the_files_place(lock_folder: Path) -> None:
+    """Its owner may replace it by a link to a device that does something when it is opened."""
+    lease = Lease()
+    assert lease.take([gpu(0)]) is None
+    victim = lock_folder / "victim"
+    victim.touch()
+    path = lock_folder / "gpu-GPU-0"
+    path.unlink()
+    path.symlink_to(victim)
+    with watching(victim) as watch:
+        lease.release()
+        assert not watch.wait(0.05)
+
+
+# ---- directories in sysfs --------------------------------------------------------------------
+
+
+def test_without_a_lock_directory_of_its_own_a_gpu_is_its_directory(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUAFF_LOCK_DIR", raising=False)
+    (only,) = leases.locks_of(gpu(0, address))
+    assert (only.path, only.name, only.shared) == (str(PCI / address), None, False)
+    (file,) = leases.locks_of(gpu(0, "ffff:ff:1f.7"))
+    assert file.path == "/tmp/gpuaff/gpu-GPU-0"
+
+
+def test_with_one_it_is_the_directory_and_a_file(address: str, lock_folder: Path) -> None:
+    whole = leases.locks_of(gpu(0, address))
+    assert [lock.path for lock in whole] == [str(PCI / address), f"{lock_folder}/gpu-GPU-0"]
+    part = leases.locks_of(Device(index=0, uuid="MIG-1", parent="GPU-0", pci_bus_id=address))
+    assert [(lock.path, lock.shared) for lock in part] == [
+        (str(PCI / address), True),
+        (f"{lock_folder}/gpu-GPU-0", True),
+        (f"{lock_folder}/gpu-MIG-1", False),
+    ]
+
+
+@two_users
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("holder", [0, A_USER])
+def test_each_user_can_lease_a_directory_and_is_seen(
+    address: str, lock_folder: Path, holder: int
+) -> None:
+    device = gpu(0, address)
+    script = hold(f"gpu(0, {address!r})")
+    with locker(script, uid=holder) as one:
+        assert one.heard() == "True"
+        assert leases.holders([device]) == {"GPU-0": (Holder(pid=one.pid, shared=False),)}
+        file = locks.identity(str(PCI / address))
+        assert file is not None
+        inode = f":{file[1]} "
+        assert any(f" {one.pid} " in line for line in lines("/proc/locks") if inode in line)
+        assert said(f"print(leased(gpu(0, {address!r})))", uid=ANOTHER) == "GPU 0"
+    assert leases.holders([device]) == {"GPU-0": ()}
+    assert said(f"print(leased(gpu(0, {address!r})).release())", uid=ANOTHER) == "None"
+
+
+def lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+@pytest.mark.needs("unshare")
+def test_a_private_tmp_does_not_matter_to_a_directory(address: str, lock_folder: Path) -> None:
+    """Another mount namespace with another lock directory; the device is the same."""
+    script = f"print(leased(gpu(0, {address!r})))"
+    with locker(hold(f"gpu(0, {address!r})")) as one:
+        one.heard()
+        prefix = ["env", f"GPUAFF_LOCK_DIR={lock_folder}2", "unshare", "-m"]
+        assert said(script, prefix=prefix if os.geteuid() == 0 else prefix[:2]) == "GPU 0"
+
+
+def test_who_holds_an_instance_is_no_holder_of_another_one(lock_folder: Path) -> None:
+    one, other, whole = instance(1), instance(2), gpu(0)
+    lease = Lease()
+    assert lease.take([one]) is None
+    me = os.getpid()
+    assert leases.holders([one, other, whole]) == {
+        "MIG-1": (Holder(pid=me, shared=False),),
+        "MIG-2": (),
+        "GPU-0": (Holder(pid=me, shared=True),),
+    }
+    lease.release()

@@ -1,0 +1,408 @@
+"""The lock directory: several users, planted things, full and read-only disks, killed makers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuaff.claims import lockdir
+from gpuaff.errors import LockDirectoryError
+from gpuaff.system import locks
+
+import powers
+import seccomp
+from claims.lockers import A_USER, ANOTHER, LOCKER, here, said, two_users
+from processes import run
+
+USE = """
+def use():
+    with guard.guarded(limit=0.2):
+        slot = board.take()
+    slot.write({"pid": 1})
+    return leased(gpu(0)).release()
+print(refused(use))
+"""
+"""All that a claim does in the lock directory."""
+
+FLOCK = {"x86_64": 73, "aarch64": 32}.get(platform.machine(), 0)
+
+
+# ---- how it is made --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077, 0o777])
+@pytest.mark.case("E7")
+def test_what_is_made_is_for_everyone_whatever_the_umask(lock_folder: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        for name, size in ("guard", 0), ("board", 4096), ("gpu-1", 0):
+            os.close(lockdir.open_file(name, size=size))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(lock_folder.stat().st_mode) == 0o1777
+    made = {path.name: stat.S_IMODE(path.stat().st_mode) for path in lock_folder.iterdir()}
+    assert made == dict.fromkeys(("guard", "board", "gpu-1", "README"), 0o1666)
+    assert [path.name for path in lock_folder.parent.iterdir()] == ["gpuaff"]
+
+
+@pytest.mark.case("E9")
+@pytest.mark.needs("systemd-tmpfiles")
+def test_what_cleans_tmp_leaves_it_alone(lock_folder: Path, tmp_path: Path) -> None:
+    os.close(lockdir.open_file("board", size=4096))
+    (lock_folder / "somebodys").touch()
+    for path in lock_folder.iterdir():
+        os.utime(path, (0, 0))
+    rule = tmp_path / "rule.conf"
+    rule.write_text(f"d {lock_folder.parent} 1777 - - 1us\n")
+    subprocess.run(["systemd-tmpfiles", "--clean", rule], check=True)
+    assert {path.name for path in lock_folder.iterdir()} == {"board", "README"}
+
+
+def test_a_path_that_hangs_on_the_working_directory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUAFF_LOCK_DIR", "locks")
+    with pytest.raises(LockDirectoryError, match="a whole path"):
+        lockdir.open_file("guard")
+
+
+def test_a_slash_at_the_end_is_none(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUAFF_LOCK_DIR", f" {lock_folder}// ")
+    os.close(lockdir.open_file("guard"))
+    assert lockdir.path() == str(lock_folder)
+
+
+def test_the_folder_above_must_be_there(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUAFF_LOCK_DIR", f"{lock_folder}/a/b")
+    with pytest.raises(LockDirectoryError, match="the folder above it is missing"):
+        lockdir.open_file("guard")
+
+
+def test_without_files_that_have_no_name_it_is_made_by_name(lock_folder: Path) -> None:
+    os.close(lockdir.open_file("guard"))
+    with locks.opened_folder(str(lock_folder)) as folder:
+        for _ in range(2):  # where somebody else is first, theirs stays
+            locks._make_by_name(folder, "board", b"", 4096, mode=0o666)
+    assert (lock_folder / "board").stat().st_size == 4096
+    assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "board", "guard"]
+
+
+# ---- several users ---------------------------------------------------------------------------
+
+
+@two_users
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("first", [0, A_USER])
+def test_each_user_can_use_what_another_one_has_made(lock_folder: Path, first: int) -> None:
+    for uid in first, ANOTHER, A_USER, 0:
+        assert said(f"os.umask(0o077)\n{USE}", uid=uid) == "not refused"
+    assert {path.stat().st_uid for path in lock_folder.iterdir()} == {first}
+
+
+@two_users
+@pytest.mark.needs("protected-regular")
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_each_level_of_fs_protected_regular(lock_folder: Path, level: int) -> None:
+    """It forbids O_CREAT for a file of others in a folder such as /tmp, to root as well."""
+    with powers.protected(level):
+        for uid in A_USER, ANOTHER, 0:
+            assert said(USE, uid=uid) == "not refused"
+
+
+@two_users
+@pytest.mark.case("E7")
+def test_two_users_make_the_folder_at_the_same_moment(lock_folder: Path) -> None:
+    """In a sticky folder the second one's rename is refused with EPERM, not as not empty."""
+    script = f"""
+been = []
+def other_is_first(event, _):
+    if event == "os.rename" and not been:
+        been.append(1)
+        child = os.fork()
+        if child == 0:
+            os.seteuid(0)
+            os.setuid({ANOTHER})
+            os.close(lockdir.open_file("guard"))
+            os._exit(0)
+        os.waitpid(child, 0)
+os.setgroups([])
+sys.addaudithook(other_is_first)
+os.seteuid({A_USER})
+print(refused(lambda: os.close(lockdir.open_file("guard"))), been)
+"""
+    assert said(script) == "not refused [1]"
+    assert lock_folder.stat().st_uid == ANOTHER
+    assert len(list(lock_folder.parent.iterdir())) == 1
+
+
+# ---- what may stand in a file's place --------------------------------------------------------
+
+
+def precious(path: Path) -> Path:
+    """A file of a victim."""
+    victim = path.parent.parent / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o666)
+    return victim
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to(precious(path))
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "nothing")
+
+
+def a_hard_link(path: Path) -> None:
+    path.hardlink_to(precious(path))
+
+
+def a_hard_link_with_a_makers_name(path: Path) -> None:
+    """Two names here, as if a maker had been killed, and the victim's own."""
+    victim = precious(path)
+    path.hardlink_to(victim)
+    path.with_name(f".{path.name}.1.a").hardlink_to(victim)
+
+
+def a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+    path.chmod(0o666)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    path.chmod(0o666)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir(mode=0o777)
+
+
+def nobody_may(path: Path) -> None:
+    path.touch(0o600)
+
+
+PLANTED: dict[Callable[[Path], None], str] = {
+    a_link: "a link stands in its place",
+    a_link_to_nothing: "a link stands in its place",
+    a_hard_link: "another name elsewhere",
+    a_hard_link_with_a_makers_name: "another name elsewhere",
+    a_fifo: "no regular file",
+    a_socket: "something that is no file stands in its place",
+    a_folder: "a folder|no regular file",
+    nobody_may: "this user may not use it",
+}
+
+
+@two_users
+@pytest.mark.case("E7")
+@pytest.mark.parametrize(
+    "owner",
+    [pytest.param(0, id="root's", marks=pytest.mark.slow), pytest.param(A_USER, id="a user's")],
+)
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_what_is_planted_is_named_and_not_touched(
+    lock_folder: Path, plant: Callable[[Path], None], owner: int
+) -> None:
+    lock_folder.mkdir()
+    lock_folder.chmod(0o1777)
+    for name in "guard", "board", "gpu-GPU-0":
+        path = lock_folder / name
+        plant(path)
+        for made in lock_folder.parent.rglob("*"):
+            if made != lock_folder:
+                os.chown(made, owner, owner, follow_symlinks=False)
+        error = said(USE, uid=ANOTHER)
+        assert str(path) in error
+        assert any(words in error for words in PLANTED[plant].split("|")), error
+        assert "set GPUAFF_LOCK_DIR" in error
+        victim = lock_folder.parent / "victim"
+        assert not victim.exists() or victim.read_text() == "precious"
+        assert not (lock_folder.parent / "nothing").exists()
+        for made in lock_folder.iterdir():
+            if made.name.startswith((name, f".{name}")):
+                shutil.rmtree(made) if made.is_dir() else made.unlink()
+    assert said(USE, uid=ANOTHER) == "not refused"
+
+
+@two_users
+@pytest.mark.case("E7")
+def test_a_file_that_others_may_only_read_can_be_locked_and_not_written(lock_folder: Path) -> None:
+    """As ``touch`` makes one with the usual umask. The board is written, so it says so."""
+    lock_folder.mkdir()
+    lock_folder.chmod(0o1777)
+    for name in "guard", "gpu-GPU-0":
+        (lock_folder / name).touch(0o644)
+    assert said(USE, uid=A_USER) == "not refused"
+    (lock_folder / "board").chmod(0o644)
+    assert "board: Permission denied (this user may not use it)" in said(USE, uid=ANOTHER)
+
+
+FOLDERS: dict[Callable[[Path], object], str] = {
+    lambda path: path.mkdir(0o700): "this user may not use it",
+    lambda path: path.mkdir(0o755): "this user may not use it",
+    lambda path: path.touch(0o666): "a folder is expected",
+    lambda path: os.mkfifo(path, 0o666): "a folder is expected",
+    lambda path: path.symlink_to("/tmp"): "a folder is expected",
+    lambda path: path.symlink_to("nothing"): "a folder is expected",
+}
+
+
+@two_users
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("plant", FOLDERS)
+def test_what_is_planted_in_the_folders_place(
+    lock_folder: Path, plant: Callable[[Path], object]
+) -> None:
+    plant(lock_folder)
+    before = sorted(Path("/tmp").glob("guard"))
+    error = said(USE, uid=A_USER)
+    assert str(lock_folder) in error
+    assert FOLDERS[plant] in error
+    assert "GPUAFF_LOCK_DIR" in error
+    assert sorted(Path("/tmp").glob("guard")) == before
+    assert [path.name for path in lock_folder.parent.iterdir()] == ["gpuaff"]
+
+
+@two_users
+def test_an_owner_who_keeps_others_from_opening_a_file_delays_nobody(lock_folder: Path) -> None:
+    """By a lease of fcntl(2), for which an open would wait for 45 s."""
+    script = """
+        os.close(board.opened())
+        handle = os.open(board.path(), os.O_RDONLY)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        child = os.fork()
+        if child == 0:
+            print(refused(board.take), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+    """
+    assert "its owner keeps others from opening it" in said(script)
+
+
+# ---- disks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("mounts")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("size=16k,mode=1777", "no room is left"), ("ro", "it cannot be written")],
+)
+def test_a_disk_that_takes_no_more(lock_folder: Path, options: str, words: str) -> None:
+    above = lock_folder.parent
+    error = said(USE, prefix=powers.mounted(options, above))
+    assert words in error
+    assert "GPUAFF_LOCK_DIR" in error
+
+
+@pytest.mark.needs("mounts")
+def test_a_disk_that_is_full_before_the_boards_own_room_is_written(lock_folder: Path) -> None:
+    """A board that somebody has made without room, as ``touch`` does."""
+    script = f"""
+        lockdir.open_file("guard")
+        Path(board.path()).touch()
+        Path(board.path()).chmod(0o666)
+        try:
+            Path({str(lock_folder)!r}, "filler").write_bytes(b"x" * (1 << 20))
+        except OSError:
+            pass
+        {USE.strip().replace(chr(10), chr(10) + "        ")}
+    """
+    error = said(script, prefix=powers.mounted("size=64k,mode=1777", lock_folder.parent))
+    assert "board: No space left on device (no room is left)" in error
+
+
+@pytest.mark.case("E9")
+@pytest.mark.skipif(not FLOCK, reason="the call's number is not known")
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_never_taken_for_unlocked(
+    lock_folder: Path, error: int
+) -> None:
+    """NFS without a lock daemon, or which wants a file open for writing to lock it."""
+    for work in "guard.guarded().__enter__()", "leased(gpu(0))":
+        found = said(f"print(refused(lambda: {work}))", prefix=seccomp.refusing(error, FLOCK))
+        assert "network file systems cannot" in found
+        assert str(lock_folder) in found
+
+
+def test_too_many_open_files_are_told_as_that(lock_folder: Path) -> None:
+    os.close(lockdir.open_file("guard"))
+    script = """
+        resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+        kept = []
+        try:
+            while True:
+                kept.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+        print(refused(lambda: leased(gpu(0, "0000:00:00.0"))))
+    """
+    assert "too many files open): close some" in said(script)
+
+
+# ---- killed at each step ---------------------------------------------------------------------
+
+
+@two_users
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("nameless", [True, False])
+def test_whoever_is_killed_while_making_it_leaves_nothing_in_others_way(
+    lock_folder: Path, nameless: bool
+) -> None:
+    """A maker is killed before and after each call that it makes; then another user comes."""
+    script = f"""
+if not {nameless}:  # a file system without O_TMPFILE
+    locks._nameless = lambda folder: None
+
+def make():
+    os.close(lockdir.open_file("board", size=4096))
+    os.close(lockdir.open_file("guard"))
+
+def maker(deadly):
+    os.setuid({A_USER})
+    count = 0
+    def step(frame, event, what):
+        nonlocal count
+        if event in ("c_call", "c_return") and what.__module__ == "posix":
+            count += 1
+            if count == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.setprofile(step)
+    make()
+    sys.setprofile(None)
+
+def forked(work, *arguments):
+    child = os.fork()
+    if child == 0:
+        work(*arguments)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+def user():
+    os.setuid({ANOTHER})
+    make()
+
+for deadly in range(1, 200):
+    os.environ["GPUAFF_LOCK_DIR"] = f"{lock_folder}-{{deadly}}"
+    if forked(maker, deadly) == 0:
+        break
+    assert forked(user) == 0, deadly
+    assert forked(maker, 0) == 0, deadly
+print(deadly)
+"""
+    done = run(f"{LOCKER}\nos.setgroups([])\n{script}", env=here())
+    assert done.returncode == 0, done.stderr
+    assert 20 < int(done.stdout) < 199

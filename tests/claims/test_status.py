@@ -1,0 +1,287 @@
+"""Who has which GPU and who waits, from what was seen; by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuaff.claims.board import Entry
+from gpuaff.claims.leases import Holder
+from gpuaff.claims.model import Busy, Usage
+from gpuaff.claims.sight import Sight
+from gpuaff.claims.status import Kind, Person, Status, status_of
+from gpuaff.cli.status_lines import lines
+from gpuaff.notices import Notice
+from gpuaff.system.processes import Process
+from gpuaff.text import plain
+
+from claims.readings import CONTEXT, gpu, idle, instance, used_by
+
+ALICE, BOB = 1000, 1001
+NAMES = {ALICE: "ann", BOB: "bob"}
+
+
+def entry(slot: int, *gpus: str, waits: bool = False, **record: Any) -> Entry:
+    told = {"pid": 100 + slot, "uid": ALICE, "name": "python", "since": 50.0, "gpus": list(gpus)}
+    return Entry(slot=slot, waits=waits, record={**told, **record})
+
+
+def process(pid: int, command: str = "train.py", user: str = "ann") -> Process:
+    return Process(pid=pid, command=command, user=user, started=10.0)
+
+
+def sight(*processes: Process, **seen: Any) -> Sight:
+    """One idle GPU, ``GPU-0``, and what else is said."""
+    readings = seen.pop("readings", (idle(),))
+    usages = seen.pop("usages", tuple(Usage(device=reading.device) for reading in readings))
+    nothing: dict[str, Any] = {"locks": {}, "sharing": {}, "opened": {}}
+    known = {one.pid: one for one in processes}
+    return Sight(
+        readings=readings,
+        usages=usages,
+        processes=known,
+        users=NAMES,
+        **{**nothing, **seen},
+    )
+
+
+def locked(pid: int | None, *, shared: bool = False) -> dict[str, tuple[Holder, ...]]:
+    return {"GPU-0": (Holder(pid=pid, shared=shared),)}
+
+
+def text(status: Status) -> list[str]:
+    return [plain(line) for line in lines(status)]
+
+
+class TestLease:
+    def test_nobody(self) -> None:
+        (free,) = status_of(sight()).gpus
+        assert (free.busy, free.message, free.lease, free.uses) == (None, "", None, ())
+
+    def test_of_somebody_who_is_here(self) -> None:
+        seen = sight(process(101), entries=(entry(1, "GPU-0"),), living={1}, locks=locked(101))
+        lease = status_of(seen).gpus[0].lease
+        assert lease is not None
+        assert lease.claimer == Person(pid=101, command="train.py", user="ann", since=50.0)
+        assert lease.gone is False
+
+    def test_whose_claimer_has_ended(self) -> None:
+        seen = sight(
+            process(7, "loader.py"),
+            entries=(entry(1, "GPU-0"),),
+            locks=locked(101),
+            sharing={"GPU-0": {7}},
+        )
+        lease = status_of(seen).gpus[0].lease
+        assert lease is not None
+        assert lease.claimer == Person(pid=101, command="python", user="ann", since=50.0)
+        assert lease.gone is True
+        assert [person.command for person in lease.sharers] == ["loader.py"]
+
+    def test_whose_claimers_number_is_another_processs_by_now(self) -> None:
+        """Process 101 is there, but is not the one that has written: its slot is not living."""
+        seen = sight(
+            process(101, "innocent"),
+            entries=(entry(1, "GPU-0"),),
+            locks=locked(101),
+            sharing={"GPU-0": {101, 102}},
+        )
+        lease = status_of(seen).gpus[0].lease
+        assert lease is not None
+        assert lease.claimer.command == "python"
+        assert lease.gone is True
+        assert [person.pid for person in lease.sharers] == [101, 102], "it does hold the lease"
+
+    def test_children_besides_the_claimer(self) -> None:
+        seen = sight(
+            *map(process, (101, 102, 103)),
+            entries=(entry(1, "GPU-0"),),
+            living={1},
+            locks=locked(101),
+            sharing={"GPU-0": {103, 101, 102}},
+        )
+        lease = status_of(seen).gpus[0].lease
+        assert lease is not None
+        assert [person.pid for person in lease.sharers] == [102, 103]
+        assert not any("held by" in line for line in text(status_of(seen)))
+
+    def test_that_the_board_does_not_tell_of(self) -> None:
+        """Another program that keeps the protocol, or the board was removed."""
+        lease = status_of(sight(process(9, "other"), locks=locked(9))).gpus[0].lease
+        assert lease is not None
+        assert (lease.claimer.command, lease.gone) == ("other", False)
+        lease = status_of(sight(locks=locked(9))).gpus[0].lease
+        assert lease is not None
+        assert (lease.claimer, lease.gone) == (Person(pid=9), True)
+        lease = status_of(sight(locks=locked(None))).gpus[0].lease
+        assert lease is not None
+        assert (lease.claimer, lease.gone) == (Person(), None)
+
+    def test_of_another_container(self) -> None:
+        """Its locks and its numbers are out of sight; the board, which is shared, tells."""
+        seen = sight(process(101, "innocent"), entries=(entry(1, "GPU-0", pid=101),))
+        (found,) = status_of(seen).gpus
+        assert found.busy is Busy.LEASED
+        assert found.lease is not None
+        assert found.lease.claimer == Person(pid=101, command="python", user="ann", since=50.0)
+        assert found.lease.gone is None
+
+    def test_of_a_part_of_the_gpu(self) -> None:
+        """A shared lock says that MIG instances are leased, and not who has the whole."""
+        assert status_of(sight(locks=locked(5, shared=True))).gpus[0].lease is None
+
+    def test_with_claims_inside(self) -> None:
+        around = entry(1, "GPU-0", "GPU-1")
+        inner = [entry(2, "1/GPU-0"), entry(3, "1/GPU-1"), entry(4, "9/GPU-0")]
+        waits = entry(5, "1/GPU-0", waits=True)
+        living = {1, 2, 3, 4, 5}
+        seen = sight(entries=(around, *inner, waits), living=living, locks=locked(101))
+        lease = status_of(seen).gpus[0].lease
+        assert lease is not None
+        assert [person.pid for person in lease.inside] == [102]
+
+    def test_with_an_entry_that_somebody_has_spoiled(self) -> None:
+        odd = Entry(slot=1, waits=False, record={"pid": "x", "uid": [], "gpus": ["GPU-0", 3]})
+        lease = status_of(sight(entries=(odd,))).gpus[0].lease
+        assert lease is not None
+        assert lease.claimer == Person()
+
+
+class TestProcesses:
+    def test_what_they_do(self) -> None:
+        reading = idle(compute={1: CONTEXT, 2: 5}, graphics={2: 7, 3: None})
+        seen = sight(process(1), process(2, "both"), readings=(reading,), opened={0: {1, 4}})
+        uses = status_of(seen).gpus[0].uses
+        told = [(use.person.pid, use.person.command, use.kind, use.memory) for use in uses]
+        assert told == [
+            (1, "train.py", Kind.COMPUTE, CONTEXT),
+            (2, "both", Kind.GRAPHICS, 7),
+            (3, None, Kind.GRAPHICS, None),
+            (4, None, Kind.OPEN, None),
+        ]
+
+    def test_one_that_is_listed_elsewhere_is_not_here(self) -> None:
+        """CUDA opens the device files of all GPUs that it sees."""
+        readings = (used_by(1, device=gpu(0)), idle(gpu(1)))
+        seen = sight(readings=readings, opened={0: {1}, 1: {1}})
+        assert [len(found.uses) for found in status_of(seen).gpus] == [1, 0]
+
+    def test_numbers_that_are_not_ours(self) -> None:
+        seen = sight(process(1, "innocent"), readings=(used_by(1),), ours=False)
+        (use,) = status_of(seen).gpus[0].uses
+        assert use.person == Person(pid=1)
+
+    def test_a_device_file_is_the_whole_gpus(self) -> None:
+        seen = sight(readings=(idle(instance(1)),), opened={0: {4}})
+        assert status_of(seen).gpus[0].uses == ()
+
+
+class TestWaiting:
+    def test_in_their_order(self) -> None:
+        waiting = (
+            entry(1, "GPU-0", waits=True, ticket=7, wanted=2),
+            entry(2, waits=True, ticket=3, wanted=1, uid=BOB),
+            entry(3, "4/GPU-0", "4/MIG-GPU-1/2/0", waits=True, ticket=8, wanted=None),
+        )
+        found = status_of(sight(process(101), entries=waiting, living={1}, slow={2})).waiting
+        told = [(one.person.pid, one.wanted, one.gpus, one.well) for one in found]
+        assert told == [
+            (102, 1, (), False),
+            (101, 2, ("GPU-0",), True),
+            (103, None, ("GPU-0", "MIG-GPU-1/2/0"), True),
+        ]
+        assert found[0].person == Person(pid=102, command="python", user="bob", since=50.0)
+        assert found[1].person.command == "train.py"
+
+
+class TestText:
+    def test_all_of_it(self) -> None:
+        """Without times: nobody here tells since when."""
+        leased = used_by(1, device=gpu(0), utilization=97)
+        readings = (leased, idle(gpu(1), used=None), idle(gpu(2)))
+        usages = (
+            Usage(device=gpu(0), busy=Busy.LEASED, message="GPU 0: leased by train.py"),
+            Usage(device=gpu(1), busy=Busy.MEMORY, message="GPU 1: memory is in use"),
+            Usage(device=gpu(2)),
+        )
+        entries = (
+            entry(1, "GPU-0", since=None, name="it", pid=1),
+            entry(2, "GPU-0", "GPU-1", waits=True, ticket=1, wanted=2, since=None, uid=BOB),
+            entry(3, waits=True, ticket=2, wanted=1, since=None, name=""),
+        )
+        seen = sight(
+            readings=readings,
+            usages=usages,
+            entries=entries,
+            slow={3},
+            locks=locked(1),
+            sharing={"GPU-0": {5}},
+            opened={2: {8}},
+            ours=False,
+        )
+        assert text(status_of(seen)) == [
+            "GPU  name  memory          load  state  who",
+            "  0  H100  521 MiB/80 GiB  97 %  busy   leased by it (pid 1) of ann, which has ended",
+            "                                        held by pid 5",
+            "                                        computes: pid 1, 518 MiB",
+            "  1  H100                        busy   memory is in use",
+            "  2  H100  3 MiB/80 GiB          free   has it open: pid 8",
+            "",
+            "waiting  who                      for",
+            "     1.  python (pid 102) of bob  2 of GPU 0-1",
+            "     2.  pid 103 of ann           1 of any (stopped or stuck: others pass)",
+        ]
+
+    def test_nothing(self) -> None:
+        assert text(Status(gpus=(), waiting=(), warnings=())) == []
+
+    def test_only_those_who_wait(self) -> None:
+        seen = sight(readings=(), usages=(), entries=(entry(1, waits=True, since=None),))
+        assert text(status_of(seen))[0].split() == ["waiting", "who", "for"]
+
+    def test_a_mig_instance_by_its_uuid(self) -> None:
+        assert "MIG-1" in text(status_of(sight(readings=(idle(instance(1)),))))[1]
+
+
+def test_as_json() -> None:
+    seen = sight(
+        process(101),
+        readings=(used_by(101),),
+        entries=(entry(1, "GPU-0"), entry(2, "GPU-0", waits=True, wanted=1)),
+        living={1, 2},
+        locks=locked(101),
+        notices=(Notice("nvml", "something"),),
+    )
+    told = status_of(seen).to_dict()
+    (found,) = told["gpus"]
+    assert found["lease"] == {
+        "pid": 101,
+        "command": "train.py",
+        "user": "ann",
+        "since": 50.0,
+        "gone": False,
+        "sharers": [],
+        "inside": [],
+    }
+    assert found["processes"] == [
+        {
+            "pid": 101,
+            "command": "train.py",
+            "user": "ann",
+            "since": 10.0,
+            "kind": "compute",
+            "memory": CONTEXT,
+        }
+    ]
+    assert told["waiting"] == [
+        {
+            "position": 1,
+            "pid": 102,
+            "command": "python",
+            "user": "ann",
+            "since": 50.0,
+            "wanted": 1,
+            "gpus": ["GPU-0"],
+            "well": True,
+        }
+    ]
+    assert told["warnings"] == [{"code": "nvml", "message": "something"}]

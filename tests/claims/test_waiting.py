@@ -1,0 +1,375 @@
+"""Waiting for GPUs: who is served, when, and what is left of those who gave up.
+
+Real processes on the fake driver. How fast they are woken is for benchmarks/claims.py: here it
+only counts that it happens, and in which order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuaff.claims import board
+from gpuaff.claims.queue import TOO_LONG
+from gpuaff.system.watch import Watch
+from gpuaff.topology.model import Topology
+
+from claims.crowd import Crowd, crowd, open_to_all, serve
+from fakedriver.driver import MakeDriver
+from fakedriver.play import this_machine
+from processes import stopped
+
+pytestmark = pytest.mark.fake_driver
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def four(fake_driver: MakeDriver, tmp_path: Path) -> Iterator[Crowd]:
+    """A crowd before four GPUs."""
+    driver = fake_driver(this_machine(4))
+    with crowd(driver, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def one(fake_driver: MakeDriver, tmp_path: Path) -> Iterator[Crowd]:
+    """A crowd before one GPU."""
+    with crowd(fake_driver(this_machine(1)), tmp_path) as found:
+        yield found
+
+
+def on_board(of: Crowd, monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
+    """The processes that stand on the board."""
+    monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
+    return {entry.pid for entry in board.entries()}
+
+
+class TestWoken:
+    def test_by_a_release(self, one: Crowd) -> None:
+        one.holds("a")
+        assert one.waits("b", wait=float("inf"))["position"] == 0  # as None
+        one.tell("a", "release")
+        assert one.until("b", "has")["gpus"] == [0]
+
+    def test_by_the_death_of_the_holder(self, one: Crowd) -> None:
+        one.holds("a", placeholder="context")
+        one.waits("b", placeholder="context")
+        one.kill("a")
+        one.until("b", "has")
+        assert one.driver.double_holdings() == []
+
+    def test_by_the_end_of_a_child_that_shares_the_lease(self, one: Crowd) -> None:
+        one.holds("a")
+        one.tell("a", "fork")
+        child = one.until("a", "forked")["child"]
+        one.waits("b")
+        one.kill("a")
+        one.nothing("has", seconds=0.5)
+        os.kill(child, signal.SIGKILL)
+        one.until("b", "has")
+
+    def test_by_a_release_though_a_child_has_it_open(self, one: Crowd) -> None:
+        one.holds("a")
+        one.tell("a", "fork")
+        one.until("a", "forked")
+        one.waits("b")
+        one.tell("a", "release")
+        one.until("b", "has")
+
+    def test_by_the_end_of_a_process_without_a_lease(self, one: Crowd) -> None:
+        with subprocess.Popen(["sleep", "60"]) as stranger:
+            one.driver.use(0, stranger.pid)
+            (reason,) = one.waits("a")["reasons"]
+            assert f"(pid {stranger.pid})" in reason
+            stranger.kill()
+        one.until("a", "has")
+
+    def test_by_time_when_unexplained_memory_goes(self, one: Crowd) -> None:
+        one.driver.set_memory_used(0, 500 * MIB)
+        (reason,) = one.waits("a")["reasons"]
+        assert "503 MiB are in use that no visible process explains" in reason
+        one.driver.set_memory_used(0, 0)
+        one.until("a", "has")
+
+    def test_by_time_when_a_gpu_rests(self, one: Crowd) -> None:
+        one.driver.set_utilization(0, 90)
+        one.waits("a", max_utilization=10)
+        one.driver.set_utilization(0, 5)
+        one.until("a", "has")
+
+    @as_root
+    @pytest.mark.parametrize("ends", ["release", pytest.param("end", marks=pytest.mark.slow)])
+    def test_where_no_inotify_instance_is_left(self, ends: str) -> None:
+        with open_to_all(this_machine(1)) as few:
+            few.holds("a")
+            few.waits("b", user=54321, instances=True)
+            few.tell("a", ends)
+            few.until("b", "has")
+
+
+class TestWatch:
+    def test_a_lock_on_a_directory_that_goes_with_its_holder(self) -> None:
+        """As leases are: the close that the kernel does for the dead counts as well."""
+        folder = next(Path("/sys/bus/pci/devices").iterdir(), Path("/sys/devices"))
+        script = f"""
+            import fcntl, os
+            handle = os.open({str(folder)!r}, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            print("held"); input()
+        """
+        with stopped(script) as holder, Watch() as watch:
+            holder.heard()
+            watch.begin([str(folder)])
+            assert watch.sees_files
+            assert not watch.wait(0.01)
+            holder.process.kill()
+            assert watch.wait(10)
+            assert not watch.wait(0.01)
+
+    def test_files_in_a_directory_do_not_count(self, tmp_path: Path) -> None:
+        """Those of a PCI device are read by many."""
+        (tmp_path / "numa_node").write_text("0")
+        with Watch() as watch:
+            watch.begin([str(tmp_path)])
+            (tmp_path / "numa_node").read_text()
+            assert not watch.wait(0.01)
+            os.close(os.open(tmp_path, os.O_RDONLY))
+            assert watch.wait(0)
+
+    def test_a_file_that_is_made_later(self, tmp_path: Path) -> None:
+        file = tmp_path / "gpu"
+        with Watch() as watch:
+            watch.begin([str(file)])
+            file.touch()
+            assert not watch.wait(0)
+            file.read_text()
+            assert watch.wait(0)
+
+    def test_processes(self) -> None:
+        with subprocess.Popen(["sleep", "60"]) as other, Watch() as watch:
+            watch.follow([other.pid])
+            assert not watch.wait(0.01)
+            other.kill()
+            assert watch.wait(10)
+            watch.follow([])
+            assert not watch.wait(0.01)
+
+    def test_nothing_stays_open(self, tmp_path: Path) -> None:
+        before = set(Path("/proc/self/fd").iterdir())
+        with Watch() as watch:
+            watch.begin([str(tmp_path)])
+            watch.follow([os.getpid()])
+        assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+class TestOrder:
+    def test_first_come_first_served(self, one: Crowd) -> None:
+        one.holds("a")
+        for place, who in enumerate("bcd"):
+            assert one.waits(who)["position"] == place
+        for before, who in zip("abc", "bcd", strict=True):
+            one.tell(before, "end")
+            one.until(who, "has")
+        assert one.order("has") == list("abcd")
+
+    def test_nobody_passes_one_who_waits_for_the_same(self, four: Crowd) -> None:
+        """So a waiter for four is not starved by many who want one, and they are told of it."""
+        four.holds("a", gpus=[0])
+        waiter = four.waits("b", 4)
+        assert (waiter["wanted"], waiter["free"]) == (4, 3)
+        for turn in range(5):
+            four.start(f"c{turn}", wait=0)
+            refused = four.until(f"c{turn}", "fails")
+            assert refused["error"] == "GpusBusyError"
+            assert refused["text"].count(f"(pid {four.pids['b']}), who waits for 4 of them") == 3
+        four.tell("a", "release")
+        assert four.until("b", "has")["gpus"] == [0, 1, 2, 3]
+
+    def test_other_wishes_are_not_held_up(self, four: Crowd) -> None:
+        four.holds("a", gpus=[0])
+        four.waits("b", gpus=[0])
+        assert four.holds("c", gpus=[3]) == [3]
+
+    def test_a_dead_one_does_not_count(self, one: Crowd) -> None:
+        one.holds("a")
+        for who in "bcd":
+            one.waits(who)
+        one.kill("c")
+        one.kill("b")
+        one.until("d", "waits", position=0)
+        one.tell("a", "release")
+        one.until("d", "has")
+
+    @pytest.mark.slow
+    def test_who_is_stopped_is_passed_over_and_goes_on_later(self, one: Crowd) -> None:
+        one.holds("a", placeholder="context")
+        for who in "bcd":
+            one.waits(who, placeholder="context")
+        one.kill("b", signal.SIGSTOP)
+        one.tell("a", "end")
+        one.until("c", "has")
+        one.kill("b", signal.SIGCONT)
+        one.nothing("has")
+        one.tell("c", "end")
+        one.until("b", "has")  # it came before d
+        one.tell("b", "end")
+        one.until("d", "has")
+        assert one.driver.double_holdings() == []
+
+    @pytest.mark.slow
+    def test_it_is_told_when_it_moves_on(self, one: Crowd) -> None:
+        one.holds("a")
+        for who in "bcd":
+            one.waits(who)
+        one.kill("b")  # d stands behind c, and is not woken by that
+        assert one.until("d", "waits", position=1)["main"] is True
+
+    @pytest.mark.slow
+    def test_it_is_not_told_again_while_nothing_changes(self, one: Crowd) -> None:
+        """Though the words say for how long it has been leased."""
+        one.holds("a")
+        one.waits("b")
+        one.nothing("waits", seconds=2.5)
+
+    @pytest.mark.slow
+    def test_who_hangs_in_the_driver_holds_nobody_up(self, one: Crowd) -> None:
+        """Not those behind it, for long, and not those who want something else at all."""
+        one.driver.set_memory_used(0, 500 * MIB)
+        stuck = one.start("stuck", wait=None)
+        one.until("stuck", "waits")
+        one.waits("b")
+        one.driver.hang("nvmlDeviceGetMemoryInfo_v2", pid=stuck)
+        time.sleep(1.5)
+        one.driver.set_memory_used(0, 0)
+        begun = time.monotonic()
+        one.until("b", "has")
+        assert time.monotonic() - begun < TOO_LONG + 5
+
+    @pytest.mark.slow
+    def test_two_hundred(self) -> None:
+        """For one GPU and for four, of three users where that can be, and some are killed."""
+        with open_to_all(Topology.named("dgx-a100")) as many:
+            rng = random.Random(1)
+            wishes = {f"w{place}": 4 if rng.random() < 0.3 else 1 for place in range(200)}
+            killed = rng.sample(sorted(wishes), 40)
+            users = (0, 54321, 54322) if os.geteuid() == 0 else (0,)
+            assert serve(many, wishes, killed, users) == 160
+
+
+class TestGivingUp:
+    @pytest.mark.parametrize("place", ["first", "behind"])
+    def test_ctrl_c_leaves_nothing(
+        self, one: Crowd, monkeypatch: pytest.MonkeyPatch, place: str
+    ) -> None:
+        one.holds("a")
+        if place == "behind":
+            one.waits("b")
+        one.waits("c")
+        before = on_board(one, monkeypatch)
+        assert one.pids["c"] in before
+        time.sleep(0.1)  # let it fall asleep
+        sent = time.monotonic()
+        one.kill("c", signal.SIGINT)
+        failed = one.until("c", "fails")
+        assert failed["error"] == "KeyboardInterrupt"
+        assert failed["at"] - sent < 5  # at once, on a machine that is not shared
+        self.nothing_left(one, failed["left"], place)
+        assert on_board(one, monkeypatch) == before - {one.pids["c"]}
+
+    @pytest.mark.parametrize("place", ["first", "behind"])
+    def test_in_time(self, one: Crowd, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+        one.holds("a")
+        if place == "behind":
+            one.waits("b")
+        one.start("c", wait=0.3)
+        failed = one.until("c", "fails")
+        assert failed["error"] == "ClaimTimeoutError"
+        assert "GPU 0: leased by" in failed["text"]
+        assert f"(pid {one.pids['a']})" in failed["text"]
+        self.nothing_left(one, failed["left"], place)
+        assert one.pids["c"] not in on_board(one, monkeypatch)
+
+    def nothing_left(self, one: Crowd, left: list[str], place: str) -> None:
+        """The thread that sleeps behind somebody cannot be ended; it has the board open."""
+        board_file = str(one.folder / "locks" / "board")
+        assert left == ([board_file] if place == "behind" else [])
+
+    def test_what_the_callback_raises(self, one: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+        one.holds("a")
+        one.start("b", wait=None, raises=True)
+        failed = one.until("b", "fails")
+        assert (failed["error"], failed["left"]) == ("ArithmeticError", [])
+        assert on_board(one, monkeypatch) == {one.pids["a"]}
+
+    def test_more_than_there_are_is_told_at_once(self, four: Crowd) -> None:
+        four.start("a", 5, wait=None)
+        assert four.until("a", "fails")["error"] == "NotEnoughGpusError"
+
+
+def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:
+    """Nor a lock of the queue: those behind would wait for a process that does not wait."""
+    script = """
+        import os, threading, time
+        import gpuaff
+        def fork(waiting):
+            def work():
+                child = os.fork()
+                if child == 0:
+                    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+                    time.sleep(60)
+                    os._exit(0)
+                print(child)
+            threading.Thread(target=work).start()
+        gpuaff.claim_gpus(placeholder=None, wait=None, on_wait=fork)
+    """
+    one.holds("a")
+    with stopped(script, env=one.variables) as parent:
+        child = int(parent.heard())
+        one.start("b", wait=None)
+        one.until("b", "waits")
+        parent.process.kill()
+        parent.process.wait()
+        try:
+            one.until("b", "waits", position=0)
+            one.tell("a", "end")
+            one.until("b", "has")
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_inside_a_claim(one: Crowd) -> None:
+    """Ranks wait for each other; to look at the board must not wake who looks."""
+    script = """
+        import os, signal, time
+        import gpuaff
+        gpuaff.claim_gpus(placeholder=None)
+        ranks = []
+        for name in "ab":
+            reader, writer = os.pipe()
+            ranks.append(os.fork())
+            if ranks[-1] == 0:
+                def told(waiting):
+                    os.write(writer, b"w")
+                gpuaff.claim_gpus(placeholder=None, wait=None, on_wait=told)
+                os.write(writer, b"h")
+                if name == "b":
+                    print(time.process_time())
+                signal.pause()
+            os.read(reader, 1)
+        begun = os.times()
+        time.sleep(1)
+        os.kill(ranks[0], signal.SIGKILL)
+        signal.pause()
+    """
+    with stopped(script, env=one.variables) as parent:
+        assert float(parent.heard()) < 0.5

@@ -1,0 +1,335 @@
+"""``gpuaff status``: real claims, real waiters and the fake driver's GPUs, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gpuaff.records import replace
+from gpuaff.system import kernel
+from gpuaff.topology.model import MigInstance
+
+from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
+from fakedriver.state import NVML
+from processes import environment
+
+pytestmark = pytest.mark.fake_driver
+
+STATUS = (sys.executable, "-m", "gpuaff", "status")
+RUN = (sys.executable, "-m", "gpuaff", "run", "--no-pin")
+ME = pwd.getpwuid(os.geteuid()).pw_name
+LIMIT = 20.0
+
+needs_first_namespace = pytest.mark.skipif(
+    not kernel.in_first_pid_namespace(), reason="needs the first PID namespace"
+)
+
+
+class Machine:
+    """Two GPUs."""
+
+    def __init__(self, driver: FakeDriver, folder: Path) -> None:
+        self.driver = driver
+        self.locks = folder / "locks"
+        self.env = {"GPUAFF_LOCK_DIR": str(self.locks), "GPUAFF_SAFE_GPU": "off"}
+
+    def told(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        env = environment({**self.driver.env(), **self.env, **variables})
+        return subprocess.run(
+            [*STATUS, *words], capture_output=True, text=True, env=env, check=False
+        )
+
+    def status(self) -> Any:
+        done = self.told("--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    def soon(self, holds: Callable[[Any], bool]) -> Any:
+        """The status, as soon as something holds for it."""
+        end = time.monotonic() + LIMIT
+        while True:
+            found = self.status()
+            if holds(found):
+                return found
+            assert time.monotonic() < end, found
+
+    @contextmanager
+    def running(
+        self, *words: str, env: Mapping[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[str]]:
+        """``gpuaff run``, killed at the end."""
+        variables = environment({**self.driver.env(), **self.env, **(env or {})})
+        with subprocess.Popen(
+            [*RUN, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=variables,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    @contextmanager
+    def holding(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """A command that has its GPUs by now."""
+        with self.running(*words, "--", "sh", "-c", "echo; read x") as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+
+
+@pytest.fixture
+def machine(driver: FakeDriver, tmp_path: Path) -> Machine:
+    return Machine(driver, tmp_path)
+
+
+@contextmanager
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_nobody_is_there(machine: Machine) -> None:
+    found = machine.status()
+    assert found["schema_version"] == 1
+    assert [(gpu["index"], gpu["free"], gpu["lease"]) for gpu in found["gpus"]] == [
+        (0, True, None),
+        (1, True, None),
+    ]
+    assert (found["waiting"], found["warnings"]) == ([], [])
+    assert not machine.locks.exists(), "looking leaves no trace"
+    lines = machine.told().stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["GPU", "0", "1"]
+    assert all(line.endswith("free") for line in lines[1:])
+
+
+def test_a_lease(machine: Machine) -> None:
+    with machine.holding("--gpus", "1") as one:
+        free, held = machine.status()["gpus"]
+        shown = machine.told().stdout
+    assert (free["free"], free["lease"]) == (True, None)
+    assert (held["free"], held["busy"]) == (False, "leased")
+    lease = held["lease"]
+    assert (lease["pid"], lease["user"], lease["gone"]) == (one.pid, ME, False)
+    assert lease["command"] == "sh -c echo; read x"
+    assert abs(lease["since"] - time.time()) < LIMIT
+    assert lease["sharers"] == []
+    assert f"leased by sh -c echo; read x (pid {one.pid}) of {ME}, for " in shown
+    assert all(gpu["free"] for gpu in machine.status()["gpus"])
+
+
+def test_no_lock_is_taken_to_look(machine: Machine) -> None:
+    """While somebody looks all the time, others claim, and never find anything taken."""
+    looking = f"while :; do {' '.join(STATUS)} >/dev/null; done"
+    env = environment({**machine.driver.env(), **machine.env})
+    with subprocess.Popen(["sh", "-c", looking], env=env, start_new_session=True) as looker:
+        for _ in range(8):
+            done = subprocess.run([*RUN, "-n", "2", "--", "true"], env=env, check=False)
+            assert done.returncode == 0
+        os.killpg(looker.pid, signal.SIGKILL)
+
+
+def test_a_claimer_that_has_ended(machine: Machine) -> None:
+    script = "sleep 60 >/dev/null 2>&1 </dev/null & echo $!"
+    with machine.running("--gpus", "0", "--", "sh", "-c", script) as one:
+        assert one.stdout is not None
+        child = int(one.stdout.readline())
+        one.wait()
+        lease = machine.status()["gpus"][0]["lease"]
+        shown = machine.told().stdout
+        os.kill(child, signal.SIGKILL)
+    assert (lease["pid"], lease["user"], lease["gone"]) == (one.pid, ME, True)
+    assert [(who["pid"], who["command"]) for who in lease["sharers"]] == [(child, "sleep 60")]
+    assert f"(pid {one.pid}) of {ME}, which has ended" in shown
+    assert f"held by sleep 60 (pid {child}) of {ME}, for " in shown
+    machine.soon(lambda found: found["gpus"][0]["free"])
+
+
+def test_children_that_share_it(machine: Machine) -> None:
+    with machine.running("--gpus", "0", "--", "sh", "-c", "sleep 60 & echo $!; read x") as one:
+        assert one.stdout is not None
+        child = int(one.stdout.readline())
+        lease = machine.status()["gpus"][0]["lease"]
+        os.kill(child, signal.SIGKILL)
+    assert lease["gone"] is False
+    assert [who["pid"] for who in lease["sharers"]] == [child]
+
+
+@needs_first_namespace
+def test_others_compute(machine: Machine) -> None:
+    with stranger() as other:
+        machine.driver.use(1, other.pid, memory=500 << 20)
+        free, used = machine.status()["gpus"]
+        shown = machine.told().stdout
+    assert free["processes"] == []
+    assert (used["free"], used["busy"], used["lease"]) == (False, "processes", None)
+    (who,) = used["processes"]
+    assert (who["pid"], who["command"], who["user"]) == (other.pid, "sleep 60", ME)
+    assert (who["kind"], who["memory"]) == ("compute", 500 << 20)
+    assert f"computes: sleep 60 (pid {other.pid}) of {ME}, for " in shown
+    assert "500 MiB" in shown
+
+
+@needs_first_namespace
+def test_what_this_user_computes_is_no_exception(machine: Machine) -> None:
+    """For a claim of one's own, one's own are free; here is told how things stand."""
+    machine.driver.use(0, os.getpid())
+    assert machine.status()["gpus"][0]["busy"] == "processes"
+
+
+def test_memory_that_nobody_explains(machine: Machine) -> None:
+    machine.driver.set_memory_used(0, 9 << 30)
+    found = machine.status()["gpus"][0]
+    assert (found["busy"], found["processes"]) == ("memory", [])
+    assert "that no visible process explains" in found["message"]
+    assert "that no visible process explains" in machine.told().stdout
+
+
+def test_a_compute_mode(machine: Machine) -> None:
+    machine.driver.set_compute_mode(0, 2)  # NVML_COMPUTEMODE_PROHIBITED
+    found = machine.status()["gpus"][0]
+    assert (found["busy"], found["compute_mode"]) == ("prohibited", "prohibited")
+
+
+def test_who_waits(machine: Machine) -> None:
+    def waiting(count: int) -> Callable[[Any], bool]:
+        return lambda found: len(found["waiting"]) == count
+
+    with machine.holding("-n", "1"), machine.running("-n", "2", "--wait", "--", "true") as first:
+        machine.soon(waiting(1))
+        with machine.running("--gpus", "1", "--wait", "--", "true") as second:
+            found = machine.soon(waiting(2))["waiting"]
+            assert [(who["position"], who["pid"]) for who in found] == [
+                (1, first.pid),
+                (2, second.pid),
+            ]
+            assert [(who["wanted"], len(who["gpus"])) for who in found] == [(2, 2), (1, 1)]
+            assert {who["user"] for who in found} == {ME}
+            assert all(who["well"] and "gpuaff run" in who["command"] for who in found)
+            shown = machine.told().stdout.splitlines()
+            assert [line.split()[0] for line in shown if " of GPU " in line] == ["1.", "2."]
+            assert "2 of GPU 0-1" in shown[-2]
+            first.send_signal(signal.SIGSTOP)
+            second.wait()  # it passes the one that is stopped
+            found = machine.soon(waiting(1))["waiting"]
+            assert (found[0]["pid"], found[0]["well"]) == (first.pid, False)
+            assert "(stopped or stuck: others pass)" in machine.told().stdout
+            first.send_signal(signal.SIGINT)
+            first.send_signal(signal.SIGCONT)
+            first.wait()
+        assert machine.status()["waiting"] == []
+
+
+def test_a_claim_inside_a_claim(machine: Machine) -> None:
+    inner = f"{' '.join(RUN)} -- sh -c 'echo $$; read x'"
+    with machine.running("-n", "2", "--", "sh", "-c", f"{inner}; true") as outer:
+        assert outer.stdout is not None
+        rank = int(outer.stdout.readline())
+        first, second = (gpu["lease"] for gpu in machine.status()["gpus"])
+        shown = machine.told().stdout
+    assert first["pid"] == second["pid"] == outer.pid
+    assert [who["pid"] for who in first["inside"]] == [rank]
+    assert second["inside"] == []
+    assert f"claimed inside by sh -c echo $$; read x (pid {rank})" in shown
+
+
+def test_mig_instances(fake_driver: MakeDriver, tmp_path: Path) -> None:
+    plain = this_machine(2)
+    uuids = [f"MIG-00000000-0000-4000-8000-00000000000{number}" for number in (1, 2)]
+    mig = tuple(
+        MigInstance(uuid=uuid, gpu_instance=number, compute_instance=0)
+        for number, uuid in enumerate(uuids, 1)
+    )
+    topology = replace(plain, gpus=(replace(plain.gpus[0], mig=mig), plain.gpus[1]))
+    machine = Machine(fake_driver(topology), tmp_path)
+    with machine.holding("--gpus", uuids[1]) as one:
+        first, second, whole = machine.status()["gpus"]
+        shown = machine.told().stdout
+    assert [first["uuid"], second["uuid"]] == uuids
+    assert first["index"] == second["index"] == 0
+    assert first["parent"] == second["parent"] != whole["uuid"]
+    assert (first["free"], second["free"], whole["free"]) == (True, False, True)
+    assert second["lease"]["pid"] == one.pid
+    assert uuids[0] in shown
+
+
+# What cannot be looked at.
+
+
+def test_no_driver(machine: Machine) -> None:
+    machine.driver.refuse(NVML.DRIVER_NOT_LOADED)
+    done = machine.told("--json")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert found["gpus"] == []
+    assert [warning["code"] for warning in found["warnings"]] == ["no-driver"]
+    done = machine.told()
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "[no-driver]" in done.stderr
+
+
+def test_a_lost_gpu(machine: Machine) -> None:
+    machine.driver.lose_gpu(1)
+    done = machine.told()
+    assert done.returncode == 0
+    assert "0" in done.stdout.split()
+
+
+def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
+    machine.locks.mkdir()
+    (machine.locks / "board").mkdir()
+    done = machine.told()
+    assert done.returncode == 0
+    assert done.stdout.count("free") == 2
+    assert "[board-unread]" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+def test_as_another_user() -> None:
+    """Who holds is told to everyone; what other users' processes have open is not."""
+    script = """
+import io, os, sys
+from contextlib import redirect_stdout
+from gpuaff.cli import main
+with redirect_stdout(io.StringIO()):  # all is imported: that user may not read this checkout
+    main(["status", "--json"])
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sys.exit(main(["status", "--json"]))
+"""
+    with TemporaryDirectory() as name:  # pytest's folders are closed to others
+        Path(name).chmod(0o755)
+        machine = Machine(FakeDriver(this_machine(2), Path(name) / "driver"), Path(name))
+        machine.driver.share()
+        with machine.holding("--gpus", "0") as one:
+            env = environment({**machine.driver.env(), **machine.env})
+            command = [sys.executable, "-c", script]
+            done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lease = json.loads(done.stdout)["gpus"][0]["lease"]
+    assert (lease["pid"], lease["user"], lease["gone"]) == (one.pid, ME, False)
+    assert lease["command"] == "sh -c echo; read x"
+
+
+def test_another_machine(machine: Machine, tree: Path) -> None:
+    done = machine.told(GPUAFF_FSROOT=str(tree))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("gpuaff: GPUAFF_FSROOT describes another machine")
