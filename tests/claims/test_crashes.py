@@ -6,7 +6,9 @@ The steps are the lines of a claim (``steps.py``), and the calls of NVML and CUD
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +17,25 @@ import pytest
 
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
+from processes import stopped
 
 pytestmark = pytest.mark.fake_driver
 
 HERE = Path(__file__).parent
+
+SOME = [("claim", 80), ("release", 16), ("wait", 110)]
+"""What is played by default, and at every how-manieth step. By hand all are tried."""
+
+MANY = [
+    ("claim", 30),
+    ("release", 4),
+    ("lease", 60),
+    ("pin", 80),
+    ("refused", 60),
+    ("wait", 40),
+    ("vain", 50),
+]
+"""The same for slow tests."""
 
 
 @pytest.fixture
@@ -53,21 +70,17 @@ def steps(
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)
     assert told["failures"] == {}
-    assert told["tried"] > 5
+    assert told["tried"] > 4
 
 
 class TestKilled:
     @pytest.mark.case("E6")
-    @pytest.mark.parametrize(("play", "every"), [("claim", 50), ("release", 12), ("wait", 70)])
+    @pytest.mark.parametrize(("play", "every"), SOME)
     def test_at_some_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         steps(machine, play, "kill", every=every, first=7)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("play", "every"),
-        [("claim", 9), ("release", 2), ("lease", 20), ("pin", 30), ("refused", 20)]
-        + [("wait", 12), ("vain", 20)],
-    )
+    @pytest.mark.parametrize(("play", "every"), MANY)
     def test_at_many_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         steps(machine, play, "kill", every=every, first=3)
 
@@ -77,7 +90,7 @@ class TestKilled:
 
 class TestStopped:
     @pytest.mark.slow
-    @pytest.mark.parametrize(("play", "every"), [("claim", 40), ("release", 8), ("wait", 50)])
+    @pytest.mark.parametrize(("play", "every"), [("claim", 80), ("release", 20), ("wait", 120)])
     def test_at_some_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         """Who is stopped goes on when continued, and the others go on meanwhile.
 
@@ -85,7 +98,31 @@ class TestStopped:
         """
         steps(machine, play, "stop", every=every, first=5)
 
+    def test_between_the_look_and_the_lease(self, fake_driver: MakeDriver) -> None:
+        """Who has had the GPU meanwhile, and is dead, is no stranger: the driver lists it still."""
+        driver = fake_driver(this_machine(1))
+        last = "nvmlDeviceGetDisplayActive"  # of each look
+        driver.watch(last)
+        driver.run(CLAIM_ONE, env=env(driver))
+        looks = driver.calls(last)
+        assert looks >= 2  # before and after
+        driver.heal()
+        driver.stop_at(last, after=looks - 2)
+        with stopped(CLAIM_ONE, env=env(driver)) as first:
+            os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+            driver.heal()
+            driver.linger(350)
+            driver.run(f"{CLAIM_ONE}\nos.kill(os.getpid(), 9)", env=env(driver), check=False)
+            os.kill(first.pid, signal.SIGCONT)
+            assert first.heard() == "0"
+        assert driver.contexts_made(0) == 3
 
+
+CLAIM_ONE = """
+import os
+import gpuaff
+print(gpuaff.claim_gpus(1).gpus[0].index)
+"""
 CLAIM = """
 import gpuaff
 claim = gpuaff.claim_gpus(2)
@@ -102,7 +139,9 @@ SOURCES = HERE.parent / "fakedriver"
 def functions() -> list[str]:
     """The functions of the fake driver."""
     text = "".join((SOURCES / name).read_text("utf-8") for name in ("nvml.c", "cuda.c"))
-    return sorted(set(re.findall(r"^(?:EXPORT )?\w+ \*?((?:nvml|cu)[A-Z]\w+)\(", text, re.MULTILINE)))
+    return sorted(
+        set(re.findall(r"^(?:EXPORT )?\w+ \*?((?:nvml|cu)[A-Z]\w+)\(", text, re.MULTILINE))
+    )
 
 
 def counted(driver: FakeDriver) -> dict[str, int]:
@@ -145,16 +184,12 @@ class TestKilledInTheDriver:
 
 
 class TestInterrupted:
-    @pytest.mark.parametrize(("play", "every"), [("claim", 50), ("release", 12), ("vain", 50)])
+    @pytest.mark.parametrize(("play", "every"), SOME)
     def test_at_some_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         steps(machine, play, "interrupt", every=every, first=11)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("play", "every"),
-        [("claim", 9), ("release", 1), ("lease", 15), ("pin", 30), ("refused", 15)]
-        + [("wait", 15), ("vain", 15)],
-    )
+    @pytest.mark.parametrize(("play", "every"), MANY)
     def test_at_many_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         steps(machine, play, "interrupt", every=every, first=4)
 
