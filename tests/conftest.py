@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
+from shutil import rmtree, which
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -129,6 +129,33 @@ def lock_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Path(folder).chmod(0o1777)
         monkeypatch.setenv("GPUAFF_LOCK_DIR", f"{folder}/gpuaff")
         yield Path(folder, "gpuaff")
+
+
+@pytest.fixture(scope="session")
+def open_builds() -> Iterator[Path]:
+    """The same where other users may come."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuaff-"))
+    folder.chmod(0o755)
+    yield folder
+    rmtree(folder)
+
+
+@pytest.fixture
+def shared_driver(open_builds: Path) -> Iterator[MakeDriver]:
+    """Makes a fake driver that other users can use, too; beside it is a folder for everyone."""
+    folders = []
+
+    def make(topology: Topology) -> FakeDriver:
+        folder = Path(tempfile.mkdtemp(prefix="gpuaff-"))
+        folders.append(folder)
+        folder.chmod(0o1777)
+        driver = FakeDriver(topology, folder / "driver", builds=open_builds)
+        driver.share()
+        return driver
+
+    yield make
+    for folder in folders:
+        rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 NOBODY = 65534
 LIMIT = 90.0
@@ -131,18 +132,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    # Once for all, and for those who may not read our files.
-    import ctypes.util  # noqa: F401
-    import logging  # noqa: F401
+    sys.path.append(str(Path(__file__).parent.parent))
+    from claims.everything import import_all
 
-    import psutil  # noqa: F401
-    import pynvml  # noqa: F401
-
-    import gpuaff.claims.making
-    import gpuaff.claims.safe_gpu_lock
-    import gpuaff.text
-    import gpuaff.topology.live  # noqa: F401
-
+    import_all()
     rng = random.Random(args.seed)
     start, killed, paused = time.monotonic(), 0, 0
     failures: list[str] = []

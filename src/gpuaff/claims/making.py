@@ -228,8 +228,7 @@ class Making:
         undo.add(occupied.release)
         if looker is not None and occupied.made_context:
             try:
-                after = looker.look()
-                refuse_strangers(before, after, obtained.devices, own=our_own(after))
+                refuse_strangers(before, looker.look, obtained.devices, own=our_own)
             except ClaimLostError:
                 lost.remember()
                 raise
