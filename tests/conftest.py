@@ -90,6 +90,16 @@ gpu_affinity is NVIDIA's package, safe_gpu is BUT Speech@FIT's; torch must be th
 emulated machine is made by tests/numa_machine/machine.sh."""
 
 
+@pytest.fixture(autouse=True)
+def _the_system_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A few tests change the whole system: alone."""
+    base = tmp_path_factory.getbasetemp()
+    with powers.beside_others(
+        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "all"
+    ):
+        yield
+
+
 @pytest.fixture(scope="session")
 def driver_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the builds of the fake driver are kept."""

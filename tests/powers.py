@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -41,12 +42,33 @@ def protected_regular() -> bool:
     return os.access(PROTECTED, os.W_OK)
 
 
+_of_all_tests: list[int] = []
+"""A file that every test has locked: shared, or alone while it changes the system."""
+
+
+@contextmanager
+def beside_others(file: Path) -> Iterator[None]:
+    """Let no test that runs at the same time change the system meanwhile."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    _of_all_tests.append(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        _of_all_tests.remove(handle)
+        os.close(handle)
+
+
 @contextmanager
 def protected(level: int) -> Iterator[None]:
-    """Set ``fs.protected_regular`` for a while."""
+    """Set ``fs.protected_regular`` for a while; other tests wait."""
+    for handle in _of_all_tests:
+        fcntl.flock(handle, fcntl.LOCK_EX)
     before = PROTECTED.read_text()
     PROTECTED.write_text(str(level))
     try:
         yield
     finally:
         PROTECTED.write_text(before)
+        for handle in _of_all_tests:
+            fcntl.flock(handle, fcntl.LOCK_SH)

@@ -20,7 +20,10 @@ from processes import run, stopped
 
 PCI = Path("/sys/bus/pci/devices")
 
-pytestmark = pytest.mark.needs("compiler", "flock")
+pytestmark = [
+    pytest.mark.needs("compiler", "flock"),
+    pytest.mark.xdist_group("pci-directories"),  # the machine's own: for one test at a time
+]
 
 CLAIM = """
 import gpuaff, os, sys

@@ -27,6 +27,8 @@ from claims.lockers import (
     watching,
 )
 
+pytestmark = pytest.mark.xdist_group("pci-directories")  # the machine's own: for one test at a time
+
 PCI = Path("/sys/bus/pci/devices")
 HOLD = """
 lease = leased({devices})

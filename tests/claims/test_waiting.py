@@ -137,6 +137,7 @@ class TestWoken:
 
 
 class TestWatch:
+    @pytest.mark.xdist_group("pci-directories")
     def test_a_lock_on_a_directory_that_goes_with_its_holder(self) -> None:
         """As leases are: the close that the kernel does for the dead counts as well."""
         folder = next(iter(PCI_DEVICES), Path("/sys/devices"))

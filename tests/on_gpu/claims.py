@@ -151,7 +151,7 @@ with usage_session() as keep:
         gpuaff.claim_gpus(1, placeholder=None).release()
     def nvml():
         with usage_session() as s:
-            s.devices(); s.look(utilization=False); s.look(utilization=False)
+            s.devices(); s.links(); s.look(utilization=False)
     took = {}
     for f in (ours, nvml):
         f()
