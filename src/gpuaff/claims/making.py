@@ -75,7 +75,7 @@ def make(
         own_is_free=_yes_or_no("own_is_free", own_is_free),
         on_wait=on_wait,
     )
-    with held.claiming():
+    with held.claiming(undo):
         if held.latched() is None:
             why = too_late()
             if why is not None:
