@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
+from textwrap import dedent
 
 import pytest
 
@@ -702,6 +703,35 @@ class TestNvidiaSmi:
 
     def test_only_when_asked_for(self, driver: FakeDriver) -> None:
         assert "PATH" not in driver.env()
+
+
+@pytest.mark.slow
+def test_threads_that_start_nvml_at_once(driver: FakeDriver) -> None:
+    """What one of them is given must mean something to all: gpuaff wakes the driver in threads.
+
+    The library is loaded anew in each child, as they meet at the wrong moment in one of some hundred.
+    """
+    script = """
+        import ctypes, os, threading
+        def start(nvml, gate, told):
+            gate.wait()
+            nvml.nvmlInit_v2()
+            gpu, mode = ctypes.c_void_p(), ctypes.c_int()
+            nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(gpu))
+            gate.wait()
+            told.append(nvml.nvmlDeviceGetComputeMode(gpu, ctypes.byref(mode)))
+        def child():
+            nvml, gate, told = ctypes.CDLL("libnvidia-ml.so.1"), threading.Barrier(8), []
+            threads = [threading.Thread(target=start, args=(nvml, gate, told)) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            os._exit(told != [0] * 8)
+        children = [os.fork() or child() for _ in range(200)]
+        print({os.waitpid(child, 0)[1] for child in children})
+    """
+    assert driver.run(dedent(script)).stdout == "{0}\n"
 
 
 class TestSharing:

@@ -18,6 +18,8 @@ import pytest
 
 from gpuaff.claims import board
 from gpuaff.claims.queue import TOO_LONG
+from gpuaff.records import replace
+from gpuaff.system.locks import held_locks
 from gpuaff.system.watch import Watch
 from gpuaff.topology.model import Topology
 
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.fake_driver
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 MIB = 1 << 20
+
+PCI_DEVICES = sorted(Path("/sys/bus/pci/devices").glob("*"))
 
 
 @pytest.fixture
@@ -67,6 +71,20 @@ class TestWoken:
         one.kill("a")
         one.until("b", "has")
         assert one.driver.double_holdings() == []
+
+    @pytest.mark.skipif(not PCI_DEVICES, reason="needs a PCI device")
+    def test_by_a_lock_in_sysfs(self, fake_driver: MakeDriver, tmp_path: Path) -> None:
+        """The lease of a GPU that has a directory there; any device's will do."""
+        machine = this_machine(1)
+        gpu = replace(machine.gpus[0], pci_bus_id=PCI_DEVICES[0].name)
+        with crowd(fake_driver(replace(machine, gpus=(gpu,))), tmp_path) as found:
+            holder = found.start("a")
+            found.until("a", "has")
+            file = PCI_DEVICES[0].stat()
+            assert (holder, file.st_ino) in {(one.pid, one.file[1]) for one in held_locks()}
+            found.waits("b")
+            found.kill("a")
+            found.until("b", "has")
 
     def test_by_the_end_of_a_child_that_shares_the_lease(self, one: Crowd) -> None:
         one.holds("a")
@@ -108,7 +126,8 @@ class TestWoken:
         one.until("a", "has")
 
     @as_root
-    @pytest.mark.parametrize("ends", ["release", pytest.param("end", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("ends", ["release", "end"])
     def test_where_no_inotify_instance_is_left(self, ends: str) -> None:
         with open_to_all(this_machine(1)) as few:
             few.holds("a")
@@ -121,7 +140,7 @@ class TestWatch:
     @pytest.mark.xdist_group("pci-directories")
     def test_a_lock_on_a_directory_that_goes_with_its_holder(self) -> None:
         """As leases are: the close that the kernel does for the dead counts as well."""
-        folder = next(Path("/sys/bus/pci/devices").iterdir(), Path("/sys/devices"))
+        folder = next(iter(PCI_DEVICES), Path("/sys/devices"))
         script = f"""
             import fcntl, os
             handle = os.open({str(folder)!r}, os.O_RDONLY)
@@ -346,6 +365,24 @@ def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:
             one.until("b", "has")
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_the_log(one: Crowd) -> None:
+    script = """
+        import logging, sys
+        import gpuaff
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(name)s %(message)s")
+        gpuaff.claim_gpus(placeholder=None, wait=None)
+        print("served")
+    """
+    one.holds("a")
+    with stopped(script, env=one.variables) as waiter:
+        line = waiter.heard()
+        assert line.startswith("gpuaff waiting for 1 GPU, ")
+        assert f"(pid {one.pids['a']})" in line
+        time.sleep(0.3)  # let it fall asleep: else it may see the lease, and then the board without
+        one.tell("a", "release")
+        assert waiter.heard() == "served"
 
 
 def test_inside_a_claim(one: Crowd) -> None:

@@ -178,7 +178,10 @@ def _opened(where: str, mine: list[int]) -> int:
             handle = _open_or_make(folder or "/", name)
         except (FileNotFoundError, PermissionError) as error:
             problem: OSError = error
-            if locks.identity(where) is not None or locks.identity(folder) is None:
+            # Not found though it is there: the folder was a new one of safe_gpu's, still empty, and
+            # somebody else's was put in its place meanwhile.
+            there = locks.identity(where) is not None and isinstance(error, PermissionError)
+            if there or locks.identity(folder) is None:
                 raise
             continue
         _open.add(handle)
