@@ -165,10 +165,6 @@ class Slot:
 
     def release(self) -> None:
         """Give the slot back, also for children that share it; may be called again."""
-        if not self._is_ours():
-            _unheld.pop(self.handle, None)
-            self.handle = -1
-            return
         self.withdraw()
         self.abandon()
 
@@ -183,9 +179,11 @@ class Slot:
 
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""
+        is_ours = self._is_ours()
         handle, self.handle = self.handle, -1
         _unheld.pop(handle, None)
-        locks.close(handle)
+        if is_ours:
+            locks.close(handle)
 
     def _is_ours(self) -> bool:
         """Whether the descriptor is open still, and not somebody else's: daemons close all."""

@@ -159,8 +159,14 @@ class Lease:
             self._forget(handle)
 
     def abandon(self) -> None:
-        """In a forked child: close the copies, and leave the locks to the parent."""
-        locks.close(*self.handles)
+        """In a forked child: close the copies, and leave the locks to the parent.
+
+        Daemons close all descriptors that they have inherited, and use the numbers again.
+        """
+        for handle, file in self.handles.items():
+            with suppress(OSError):
+                if locks.identity_of(handle) == file:
+                    locks.close(handle)
         self.handles.clear()
 
     def _forget(self, handle: int) -> int:
