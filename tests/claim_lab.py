@@ -38,8 +38,13 @@ def locked():
     import glob
     from gpuaff.system import locks
     ours = {locks.identity(name) for name in glob.glob(os.environ["GPUAFF_LOCK_DIR"] + "/*")}
-    found = [lock for lock in locks.held_locks() if lock.file in ours or lock.pid == os.getpid()]
-    return sorted(map(str, found))
+    def look():
+        found = [one for one in locks.held_locks() if one.file in ours or one.pid == os.getpid()]
+        return sorted(map(str, found))
+    found = None
+    while found != (again := look()):  # /proc/locks may leave some out while others come and go
+        found = again
+    return found
 
 def handles():
     # The open files, without those of the fake driver.

@@ -383,13 +383,7 @@ def interrupt(play: str, step: Step) -> list[str]:
     elif complete is not None:
         found.append("there is a claim")
         complete.release()
-    after = state()
-    after["files"] = without_loose(after["files"], at_first["files"])
-    found += [
-        f"{what}: {changed(at_first[what], after[what])}"
-        for what in at_first
-        if added(at_first[what], after[what])
-    ]
+    found += lasting(at_first)
     return found + again(PLAYS[play][2] > 1)
 
 
@@ -408,6 +402,25 @@ def added(before: Any, after: Any) -> bool:
     if isinstance(before, list):
         return bool(Counter(after) - Counter(before))
     return bool(before != after)
+
+
+def lasting(before: dict[str, Any]) -> list[str]:
+    """What is different for longer than a moment.
+
+    A thread may be ending still, and the kernel may tell a lock twice while others come and go.
+    """
+    for pause in (0, 0.03, 0.3):
+        time.sleep(pause)
+        after = state()
+        after["files"] = without_loose(after["files"], before["files"])
+        found = [
+            f"{what}: {changed(before[what], after[what])}"
+            for what in before
+            if added(before[what], after[what])
+        ]
+        if not found:
+            break
+    return found
 
 
 def without_loose(files: dict[str, str], before: dict[str, str]) -> dict[str, str]:

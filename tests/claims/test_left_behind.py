@@ -251,9 +251,8 @@ class TestNvmlFails:
 
 INTERRUPTED = """
 import faulthandler, random
-faulthandler.dump_traceback_later(60, exit=True)  # a hang tells where
+faulthandler.dump_traceback_later(110, exit=True)  # a hang tells where
 rng = random.Random(int(sys.stdin.readline()))
-holding = sys.stdin.readline().strip()
 call = json.loads(sys.stdin.readline())
 
 def interrupt(*_):
@@ -282,11 +281,12 @@ def once(limit):
 
 once(100)
 took = max(once(100)[1] for _ in range(3))
-hits, wrong = 0, []
-for turn in range(int(sys.stdin.readline())):
+hits, wanted, wrong = 0, int(sys.stdin.readline()), []
+while hits < wanted:
     before = state()
-    hit, _ = once(rng.uniform(0.0001, took * 1.1))
+    hit, lasted = once(rng.uniform(0.0001, took))
     hits += hit
+    took = took if hit else min(took, lasted)
     after = state()
     # Ctrl-C between open(2) and the first look at what it returned loses a descriptor that locks
     # nothing; and a thread that was just being started ends a little later.
@@ -294,27 +294,24 @@ for turn in range(int(sys.stdin.readline())):
     before["cpus"], after["cpus"] = before["cpus"][os.getpid()], after["cpus"][os.getpid()]
     if differs(before, after):
         wrong.append(str(differs(before, after)))
-say(hits, len(wrong), *wrong[:3])
+say(len(wrong), *wrong[:3])
 """
 
 
 class TestCtrlC:
     """Interrupted at random moments, in one process that tries again and again."""
 
-    def tried(self, lab: Lab, call: str, *, seed: int, turns: int) -> None:
+    def tried(self, lab: Lab, call: str, times: int) -> None:
         program = lab.start(INTERRUPTED)
-        for line in (str(seed), "", call, str(turns)):
+        for line in (str(time.time_ns()), call, str(times)):
             program.go_on(line)
-        said = program.heard()
-        hits, wrong = map(int, said.split()[:2])
-        assert hits > turns // 3
-        assert wrong == 0, said
+        assert program.heard() == "0"
 
     @pytest.mark.parametrize("call", ['{"n": 2}', '{"n": 1, "wait": 0.05}'])
     def test_a_few(self, lab: Lab, call: str) -> None:
         if "wait" in call:
             lab.holder("claim_gpus(4)")
-        self.tried(lab, call, seed=int(time.time()), turns=20)
+        self.tried(lab, call, 15)
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)
@@ -324,7 +321,23 @@ class TestCtrlC:
     def test_many(self, lab: Lab, call: str) -> None:
         if "wait" in call:
             lab.holder("claim_gpus(3)")
-        self.tried(lab, call, seed=int(time.time()), turns=int(os.environ.get("TURNS", "400")))
+        self.tried(lab, call, int(os.environ.get("TURNS", "300")))
+
+    @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlShutdown"])
+    def test_while_pynvml_has_its_lock(self, lab: Lab, function: str) -> None:
+        """It does not give it back by itself, and the next claim would wait for ever."""
+        code = f"""
+        import pynvml
+        def trace(frame, event, _):
+            if frame.f_code.co_name == "{function}" and pynvml.libLoadLock.locked():
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+        sys.settrace(trace)
+        told(refused(1))
+        say(gpuaff.claim_gpus())
+        """
+        assert lab.run(code) == ["KeyboardInterrupt ", "<Claim of GPU 0>"]
 
     def test_ctrl_c_itself(self, lab: Lab) -> None:
         lab.holder("claim_gpus(4)")

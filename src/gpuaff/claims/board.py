@@ -169,9 +169,17 @@ class Slot:
             _unheld.pop(self.handle, None)
             self.handle = -1
             return
-        locks.free_range(self.handle, WAITS + self.number)
-        locks.free_range(self.handle, HOLDS + self.number)
+        self.withdraw()
         self.abandon()
+
+    def withdraw(self) -> None:
+        """Say that this process neither waits nor holds GPUs any more: before it gives them back.
+
+        So whoever is woken by that finds them free on the board as well.
+        """
+        if self._is_ours():
+            locks.free_range(self.handle, WAITS + self.number)
+            locks.free_range(self.handle, HOLDS + self.number)
 
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""

@@ -90,8 +90,9 @@ def claim_gpus(
     from gpuaff.system.nvml_warmup import waking_driver
 
     undo = None
+    by_context = isinstance(placeholder, str) and placeholder == "context"
     try:
-        with waking_driver(wanted=True) as let_rest:
+        with waking_driver(wanted=True, cuda=by_context) as let_rest:
             from gpuaff.claims.making import make
             from gpuaff.claims.undo import Undo
 

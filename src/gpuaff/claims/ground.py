@@ -31,7 +31,7 @@ class Machine:
 
     def look(self) -> None:
         """Ask the driver, which takes a while, and may hang."""
-        self.looker.prepare()
+        self.looker.prepare(board.entries())
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, as of the last look, and by the leases of this moment."""

@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import ClaimedGpu
+    from gpuaff.claims.undo import Undo
 
 
 class _Memory:
@@ -51,13 +52,22 @@ def current_claim() -> Claim | None:
 
 
 @contextmanager
-def claiming() -> Iterator[None]:
+def claiming(undo: Undo) -> Iterator[None]:
     """While a claim is made: one at a time.
+
+    Args:
+        undo: gets the end of it, as Ctrl-C may come when this is about to end it.
 
     Raises:
         AlreadyClaimedError: there is one, or one is being made.
     """
     making, me = _memory.making, object()
+
+    def end() -> None:
+        if making.get("by") is me:
+            making.clear()
+
+    undo.add(end)
     try:
         if making.setdefault("by", me) is not me:  # one step, which no other thread can divide
             raise AlreadyClaimedError(
@@ -72,8 +82,7 @@ def claiming() -> Iterator[None]:
             )
         yield
     finally:
-        if making.get("by") is me:
-            making.clear()
+        end()
 
 
 def remember(claim: Claim) -> None:

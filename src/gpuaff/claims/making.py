@@ -75,7 +75,7 @@ def make(
         own_is_free=_yes_or_no("own_is_free", own_is_free),
         on_wait=on_wait,
     )
-    with held.claiming():
+    with held.claiming(undo):
         if held.latched() is None:
             why = too_late()
             if why is not None:
@@ -126,6 +126,7 @@ class Making:
             ready = self.ready(session, kept)
             lost.stand_back()
             undo.add(held.forget_own)
+            undo.add(ready.quiet.end)
             undo.add(ready.attempts.undo)
             try:
                 obtained = ready.attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
@@ -311,6 +312,14 @@ class _Quiet:
     def __init__(self, wanted: int, wait: float | None, *, inside: bool) -> None:
         self._wanted, self._wait, self._inside = wanted, wait, inside
         self.warnings: tuple[Notice, ...] = ()
+        self._handles: list[int] = []
+
+    def end(self) -> None:
+        """Let them choose, if they cannot yet: Ctrl-C may come between any two steps."""
+        if self._handles:
+            from gpuaff.claims.safe_gpu_lock import give_back
+
+            give_back(self._handles)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -319,7 +328,8 @@ class _Quiet:
             return
         from gpuaff.claims.safe_gpu_lock import holding, patience
 
-        with holding(self._wanted, limit=patience(self._wait)) as self.warnings:
+        limit = patience(self._wait)
+        with holding(self._wanted, limit=limit, mine=self._handles) as self.warnings:
             yield
 
 

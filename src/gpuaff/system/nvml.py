@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gpuaff.cpuset import CpuSet, from_bits
 from gpuaff.errors import NoDriverError
@@ -203,13 +203,29 @@ def _count(nvml: Any) -> int:
 def _started() -> Iterator[Any]:
     """The module pynvml with NVML started; each start has its shutdown, come what may."""
     nvml = _pynvml()
-    _, code = call(nvml, "nvmlInit")
+    code = _unlocked(nvml, "nvmlInit")
     if code:
         raise _no_driver(nvml, code)
     try:
         yield nvml
     finally:
-        call(nvml, "nvmlShutdown")
+        _unlocked(nvml, "nvmlShutdown")
+
+
+def _unlocked(nvml: Any, function: str) -> int:
+    """Call a function that takes pynvml's own lock, and see to it that it is given back.
+
+    pynvml (13.615) does not give it back when Ctrl-C comes meanwhile, and the next start would
+    wait for ever. Others have it for an instant only, so it is not theirs.
+    """
+    try:
+        return call(nvml, function)[1]
+    except BaseException:
+        lock = getattr(nvml, "libLoadLock", None)
+        with suppress(AttributeError, RuntimeError):
+            if lock.locked():  # type: ignore[union-attr]
+                lock.release()  # type: ignore[union-attr]
+        raise
 
 
 def _pynvml() -> Any:
