@@ -15,6 +15,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 
 from gpuaff.records import dataclass
 from gpuaff.system.kernel import Tree
@@ -94,6 +95,22 @@ def identity_of(handle: int) -> tuple[int, int]:
     """The device number and inode of an open file."""
     found = os.fstat(handle)
     return found.st_dev, found.st_ino
+
+
+_turns = count(1)
+_opened: dict[int, int] = {}
+"""How many lock files had been opened when the last one was that got this descriptor."""
+
+
+def mark_of(handle: int) -> tuple[int, int, int]:
+    """What tells a descriptor from a later one of its number: daemons close all that they have.
+
+    That may be one of the same file, so it also counts when the file was opened here.
+
+    Raises:
+        OSError: it is not open.
+    """
+    return (*identity_of(handle), _opened.get(handle, 0))
 
 
 # ---- flock -----------------------------------------------------------------------------------
@@ -188,8 +205,10 @@ def moved_up(handle: int) -> int:
     try:
         higher = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _LOWEST)
     except OSError:  # a limit of open files below that number
-        return handle
-    os.close(handle)
+        higher = handle
+    else:
+        os.close(handle)
+    _opened[higher] = next(_turns)
     return higher
 
 
@@ -355,13 +374,13 @@ def _pause() -> None:
 
 def _unfinished_names(folder: int, name: str, opened: os.stat_result) -> int:
     """How many names a maker has left that was killed between giving and taking names."""
-    count = 0
+    names = 0
     for other in os.listdir(folder):
         if other.startswith(f".{name}."):
             with suppress(OSError):
                 found = os.stat(other, dir_fd=folder, follow_symlinks=False)
-                count += (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
-    return count
+                names += (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+    return names
 
 
 def _open(folder: int, name: str, size: int) -> int:
