@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fake_driver
 
 HERE = Path(__file__).parent
 
-SOME = [("claim", 80), ("release", 16), ("wait", 110)]
+SOME = [("claim", 110), ("release", 16)]
 """What is played by default, and at every how-manieth step. By hand all are tried."""
 
 MANY = [
@@ -84,6 +84,7 @@ class TestKilled:
     def test_at_many_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         steps(machine, play, "kill", every=every, first=3)
 
+    @pytest.mark.slow
     def test_at_steps_under_the_lock_of_safe_gpu(self, machine: FakeDriver) -> None:
         steps(machine, "claim", "kill", every=97, safe_gpu=True)
 
@@ -194,4 +195,4 @@ class TestInterrupted:
         steps(machine, play, "interrupt", every=every, first=4)
 
     def test_at_steps_under_the_lock_of_safe_gpu(self, machine: FakeDriver) -> None:
-        steps(machine, "claim", "interrupt", every=60, first=9, safe_gpu=True)
+        steps(machine, "claim", "interrupt", every=120, first=9, safe_gpu=True)

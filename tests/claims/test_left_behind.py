@@ -289,9 +289,8 @@ while hits < wanted:
     took = took if hit else min(took, lasted)
     after = state()
     # Ctrl-C between open(2) and the first look at what it returned loses a descriptor that locks
-    # nothing; and a thread that was just being started ends a little later.
+    # nothing.
     before["handles"] = after["handles"]
-    before["cpus"], after["cpus"] = before["cpus"][os.getpid()], after["cpus"][os.getpid()]
     if differs(before, after):
         wrong.append(str(differs(before, after)))
 say(len(wrong), *wrong[:3])

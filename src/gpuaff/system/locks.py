@@ -15,17 +15,13 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 
 from gpuaff.records import dataclass
+from gpuaff.system.descriptors import moved_up, turn_of
 from gpuaff.system.kernel import Tree
 
 _FLOCK = "hhqqi4x"
 """``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
-
-_LOWEST = 200
-"""Descriptors of locks are moved to here or above, where job scripts' ``exec 3>log`` do not hit
-them."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
 """Not to wait for the writer of a FIFO, and not to follow a link: either may have been planted."""
@@ -97,11 +93,6 @@ def identity_of(handle: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-_turns = count(1)
-_opened: dict[int, int] = {}
-"""How many lock files had been opened when the last one was that got this descriptor."""
-
-
 def mark_of(handle: int) -> tuple[int, int, int]:
     """What tells a descriptor from a later one of its number: daemons close all that they have.
 
@@ -110,7 +101,7 @@ def mark_of(handle: int) -> tuple[int, int, int]:
     Raises:
         OSError: it is not open.
     """
-    return (*identity_of(handle), _opened.get(handle, 0))
+    return (*identity_of(handle), turn_of(handle))
 
 
 # ---- flock -----------------------------------------------------------------------------------
@@ -198,18 +189,6 @@ def open_directory(path: str) -> int:
         OSError: there is none, or it may not be read.
     """
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-
-
-def moved_up(handle: int) -> int:
-    """The same open file under a number that scripts do not use; not inherited by programs."""
-    try:
-        higher = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _LOWEST)
-    except OSError:  # a limit of open files below that number
-        higher = handle
-    else:
-        os.close(handle)
-    _opened[higher] = next(_turns)
-    return higher
 
 
 def touch(handle: int) -> None:
@@ -374,13 +353,13 @@ def _pause() -> None:
 
 def _unfinished_names(folder: int, name: str, opened: os.stat_result) -> int:
     """How many names a maker has left that was killed between giving and taking names."""
-    names = 0
+    count = 0
     for other in os.listdir(folder):
         if other.startswith(f".{name}."):
             with suppress(OSError):
                 found = os.stat(other, dir_fd=folder, follow_symlinks=False)
-                names += (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
-    return names
+                count += (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+    return count
 
 
 def _open(folder: int, name: str, size: int) -> int:
