@@ -143,7 +143,7 @@ class Slot:
         """Only :func:`take` makes them."""
         self.handle = handle
         self.number = number
-        self._file = locks.identity_of(handle)
+        self._mark = locks.mark_of(handle)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Put a record into the slot.
@@ -165,7 +165,7 @@ class Slot:
 
     def release(self) -> None:
         """Give the slot back, also for children that share it; may be called again."""
-        if not self._is_ours():
+        if not self.is_ours:
             _unheld.pop(self.handle, None)
             self.handle = -1
             return
@@ -177,22 +177,30 @@ class Slot:
 
         So whoever is woken by that finds them free on the board as well.
         """
-        if self._is_ours():
+        if self.is_ours:
             locks.free_range(self.handle, WAITS + self.number)
             locks.free_range(self.handle, HOLDS + self.number)
 
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""
+        is_ours = self.is_ours
         handle, self.handle = self.handle, -1
-        _unheld.pop(handle, None)
-        locks.close(handle)
+        if is_ours:
+            _unheld.pop(handle, None)
+            locks.close(handle)
 
-    def _is_ours(self) -> bool:
+    @property
+    def is_ours(self) -> bool:
         """Whether the descriptor is open still, and not somebody else's: daemons close all."""
         try:
-            return self.handle >= 0 and locks.identity_of(self.handle) == self._file
+            return self.handle >= 0 and locks.mark_of(self.handle) == self._mark
         except OSError:
             return False
+
+    @property
+    def file(self) -> tuple[int, int]:
+        """The device number and inode of the board that it is on."""
+        return self._mark[:2]
 
     @property
     def is_current(self) -> bool:

@@ -96,9 +96,10 @@ class Parts:
 
     def release(self) -> None:
         """Give all back, for children that share them, too."""
-        while self.taken:
+        while self.taken and self.slot.is_ours:
             locks.free_range(self.slot.handle, self.taken[-1])
             self.taken.pop()
+        self.taken.clear()
 
     def abandon(self) -> None:
         """In a forked child: leave them to the parent."""
