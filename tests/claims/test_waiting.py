@@ -397,7 +397,7 @@ def test_the_log(one: Crowd) -> None:
     one.holds("a")
     with stopped(script, env=one.variables) as waiter:
         line = waiter.heard()
-        assert line.startswith("gpuaff waiting for 1 GPU, ")
+        assert line.startswith("gpuaff waiting for 1 GPU, next in line: ")
         assert f"(pid {one.pids['a']})" in line
         time.sleep(0.3)  # let it fall asleep: else it may see the lease, and then the board without
         one.tell("a", "release")
