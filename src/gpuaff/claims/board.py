@@ -100,6 +100,17 @@ class Entry:
         found = self.record.get("gpus")
         return tuple(g for g in found if isinstance(g, str)) if isinstance(found, list) else ()
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The UUIDs among :attr:`gpus`, of a claim inside a claim too (``3/GPU-…``)."""
+        return tuple(_uuid(key) for key in self.gpus)
+
+    @property
+    def inside(self) -> int | None:
+        """The slot of the claim that this one is inside of; None when it is inside of none."""
+        slot = self.gpus[0].partition("/")[0] if self.gpus else ""
+        return int(slot) if slot.isdecimal() and len(slot) < 6 else None
+
     def text(self, key: str) -> str:
         """A text of the record; empty when there is none."""
         found = self.record.get(key)
@@ -134,6 +145,11 @@ def leave() -> None:
             locks.free_range(handle, WAITS + number)
         _unheld.pop(handle, None)
         locks.close(handle)
+
+
+def _uuid(key: str) -> str:
+    slot, _, rest = key.partition("/")  # old names of MIG instances have slashes, too
+    return rest if slot.isdecimal() else key
 
 
 class Slot:
