@@ -199,7 +199,8 @@ class Making:
         if not fits or not {*uuids} <= {device.uuid for device in some}:
             raise CudaInitializedError(
                 "CUDA was started under an earlier claim of this process, and shows for good what "
-                f"that had, {', '.join(uuids)}: only these can be claimed again, all of them"
+                f"that had, {', '.join(uuids)}: only these can be claimed again, all of them; for "
+                "others start the program again (in a notebook: restart the kernel)"
             )
         return replace(asked, gpus=uuids, candidates=None, count=len(uuids))
 

@@ -65,9 +65,8 @@ def is_initialized() -> bool | None:
     """Whether CUDA is initialised in this process; None when its library is not even loaded.
 
     Neither loads the library nor changes anything: ``cuDeviceGetCount`` returns 3 before
-    ``cuInit``, and 0 after it; what is no driver (the stub for building) returns neither. In a
-    forked child it is False whatever the parent did: there, only ``cuInit`` tells
-    (:data:`NOT_INITIALIZED`).
+    ``cuInit``, and 0 after it; with any other answer CUDA cannot be used anyway. In a forked child
+    it is False whatever the parent did: there, only ``cuInit`` tells (:data:`NOT_INITIALIZED`).
     """
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
@@ -125,13 +124,11 @@ class Contexts:
     """The primary contexts that are held here; none of them is made current.
 
     The driver notes by itself which it has given: it writes a context's handle in the very call
-    that makes it. That one was let go is noted in one step with the call as well. So none is
-    forgotten, and none let go twice, whenever Ctrl-C comes.
+    that makes it. So nothing is forgotten, whenever Ctrl-C comes.
     """
 
     def __init__(self, count: int) -> None:
         self._handles = (_HANDLE * count)()
-        self._let_go: list[list[int]] = [[] for _ in range(count)]
 
     def retain(self, ordinal: int) -> int:
         """Hold the primary context of a GPU, which makes it if nobody else holds it.
@@ -144,7 +141,6 @@ class Contexts:
             CudaError: it cannot be had.
         """
         at = ctypes.sizeof(_HANDLE) * ordinal
-        self._let_go[ordinal].clear()
         try:
             slot = _HANDLE.from_buffer(self._handles, at)
             _call("cuDevicePrimaryCtxRetain", slot, _device(ordinal))
@@ -161,22 +157,23 @@ class Contexts:
         """
         failed: CudaError | None = None
         for ordinal in reversed(range(len(self._handles))):
-            # To release once too often would take it from somebody else, such as torch.
-            if self._handles[ordinal] and not self._let_go[ordinal]:
-                try:
-                    _release(_device(ordinal), self._let_go[ordinal])
-                except CudaError as error:
-                    failed = failed or error
+            if not self._handles[ordinal]:
+                continue
+            # First: to release once too often would take it from somebody else, such as torch.
             self._handles[ordinal] = None
+            try:
+                _release(_device(ordinal))
+            except CudaError as error:
+                failed = failed or error
         if failed is not None:
             raise failed
 
 
-def _release(device: ctypes.c_int, codes: list[int]) -> None:
+def _release(device: ctypes.c_int) -> None:
     try:
-        _call("cuDevicePrimaryCtxRelease_v2", device, codes=codes)
+        _call("cuDevicePrimaryCtxRelease_v2", device)
     except NoDriverError:  # before CUDA 11.0
-        _call("cuDevicePrimaryCtxRelease", device, codes=codes)
+        _call("cuDevicePrimaryCtxRelease", device)
 
 
 def _device(ordinal: int) -> ctypes.c_int:
@@ -185,14 +182,8 @@ def _device(ordinal: int) -> ctypes.c_int:
     return device
 
 
-def _call(name: str, *arguments: object, codes: list[int] | None = None) -> None:
+def _call(name: str, *arguments: object) -> None:
     """Call a function.
-
-    Args:
-        name: which.
-        arguments: what it takes.
-        codes: gets what it has returned, in one step with the call, which no signal handler can
-            divide.
 
     Raises:
         NoDriverError: there is no library, or it has no such function.
@@ -212,9 +203,7 @@ def _call(name: str, *arguments: object, codes: list[int] | None = None) -> None
         raise NoDriverError(
             f"the NVIDIA driver's library CUDA ({_LIBRARY}) has no {name}", "update the driver"
         ) from None
-    codes = [] if codes is None else codes
-    codes.extend(map(function, *((argument,) for argument in arguments)))
-    code = codes[-1]
+    code = function(*arguments)
     if code:
         text = [_said(library, how, code) for how in ("cuGetErrorName", "cuGetErrorString")]
         raise CudaError(code, text[0], text[1], name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from itertools import count
 
 LOWEST = 200
 """Locks have this number or a higher one."""
@@ -14,9 +15,23 @@ def moved_up(handle: int) -> int:
     try:
         higher = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, LOWEST)
     except OSError:  # a limit of open files below that number
-        return handle
-    os.close(handle)
+        higher = handle
+    else:
+        os.close(handle)
+    _turns[higher] = next(_turn)
     return higher
+
+
+_turn = count(1)
+_turns: dict[int, int] = {}
+
+
+def turn_of(handle: int) -> int:
+    """When a descriptor was last given by :func:`moved_up`, in turns; 0: never.
+
+    Whoever had the same number before has lost it to somebody who has closed it.
+    """
+    return _turns.get(handle, 0)
 
 
 def make_room() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from gpuaff.records import dataclass
-from gpuaff.system.descriptors import moved_up
+from gpuaff.system.descriptors import moved_up, turn_of
 from gpuaff.system.kernel import Tree
 
 FLOCK = "hhqqi4x"
@@ -91,6 +91,17 @@ def identity_of(handle: int) -> tuple[int, int]:
     """The device number and inode of an open file."""
     found = os.fstat(handle)
     return found.st_dev, found.st_ino
+
+
+def mark_of(handle: int) -> tuple[int, int, int]:
+    """What tells a descriptor from a later one of its number: daemons close all that they have.
+
+    That may be one of the same file, so it also counts when the file was opened here.
+
+    Raises:
+        OSError: it is not open.
+    """
+    return (*identity_of(handle), turn_of(handle))
 
 
 # ---- flock -----------------------------------------------------------------------------------
