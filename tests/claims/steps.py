@@ -440,7 +440,11 @@ def without_loose(files: dict[str, str], before: dict[str, str]) -> dict[str, st
     """
     folder = os.environ["GPUAFF_LOCK_DIR"]
     new = [number for number in files if number not in before]
-    loose = [n for n in new if files[n].startswith((folder, "anon_inode:", SAFE))]
+    loose = [
+        n
+        for n in new
+        if files[n].startswith((folder, "anon_inode:", "/sys/bus/pci/devices/", SAFE))
+    ]
     return {n: at for n, at in files.items() if n not in loose[:2]}
 
 

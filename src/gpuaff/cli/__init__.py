@@ -14,8 +14,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes the process's own.
 
     Returns:
-        The exit code: 0, 1 for a failure, 2 for a wrong use, 130 after Ctrl-C and 141 when
-        the reader of the output has gone.
+        The exit code, as docs/cli.md lists them; 130 after Ctrl-C. ``run`` returns only where its
+        command was not started.
     """
     try:
         from gpuaff.cli.dispatch import dispatch

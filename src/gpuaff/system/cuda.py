@@ -125,11 +125,13 @@ class Contexts:
     """The primary contexts that are held here; none of them is made current.
 
     The driver notes by itself which it has given: it writes a context's handle in the very call
-    that makes it. So nothing is forgotten, whenever Ctrl-C comes.
+    that makes it. That one was let go is noted in one step with the call as well. So none is
+    forgotten, and none let go twice, whenever Ctrl-C comes.
     """
 
     def __init__(self, count: int) -> None:
         self._handles = (_HANDLE * count)()
+        self._let_go: list[list[int]] = [[] for _ in range(count)]
 
     def retain(self, ordinal: int) -> int:
         """Hold the primary context of a GPU, which makes it if nobody else holds it.
@@ -142,6 +144,7 @@ class Contexts:
             CudaError: it cannot be had.
         """
         at = ctypes.sizeof(_HANDLE) * ordinal
+        self._let_go[ordinal].clear()
         try:
             slot = _HANDLE.from_buffer(self._handles, at)
             _call("cuDevicePrimaryCtxRetain", slot, _device(ordinal))
@@ -158,23 +161,22 @@ class Contexts:
         """
         failed: CudaError | None = None
         for ordinal in reversed(range(len(self._handles))):
-            if not self._handles[ordinal]:
-                continue
-            # First: to release once too often would take it from somebody else, such as torch.
+            # To release once too often would take it from somebody else, such as torch.
+            if self._handles[ordinal] and not self._let_go[ordinal]:
+                try:
+                    _release(_device(ordinal), self._let_go[ordinal])
+                except CudaError as error:
+                    failed = failed or error
             self._handles[ordinal] = None
-            try:
-                _release(_device(ordinal))
-            except CudaError as error:
-                failed = failed or error
         if failed is not None:
             raise failed
 
 
-def _release(device: ctypes.c_int) -> None:
+def _release(device: ctypes.c_int, codes: list[int]) -> None:
     try:
-        _call("cuDevicePrimaryCtxRelease_v2", device)
+        _call("cuDevicePrimaryCtxRelease_v2", device, codes=codes)
     except NoDriverError:  # before CUDA 11.0
-        _call("cuDevicePrimaryCtxRelease", device)
+        _call("cuDevicePrimaryCtxRelease", device, codes=codes)
 
 
 def _device(ordinal: int) -> ctypes.c_int:
@@ -183,8 +185,14 @@ def _device(ordinal: int) -> ctypes.c_int:
     return device
 
 
-def _call(name: str, *arguments: object) -> None:
+def _call(name: str, *arguments: object, codes: list[int] | None = None) -> None:
     """Call a function.
+
+    Args:
+        name: which.
+        arguments: what it takes.
+        codes: gets what it has returned, in one step with the call, which no signal handler can
+            divide.
 
     Raises:
         NoDriverError: there is no library, or it has no such function.
@@ -204,7 +212,9 @@ def _call(name: str, *arguments: object) -> None:
         raise NoDriverError(
             f"the NVIDIA driver's library CUDA ({_LIBRARY}) has no {name}", "update the driver"
         ) from None
-    code = function(*arguments)
+    codes = [] if codes is None else codes
+    codes.extend(map(function, *((argument,) for argument in arguments)))
+    code = codes[-1]
     if code:
         text = [_said(library, how, code) for how in ("cuGetErrorName", "cuGetErrorString")]
         raise CudaError(code, text[0], text[1], name)

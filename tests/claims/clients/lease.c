@@ -15,7 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SLOTS = 512, SLOT_SIZE = 4096, WAITS = SLOTS * SLOT_SIZE, HOLDS = WAITS + SLOTS };
+enum { SLOTS = 512, SLOT_SIZE = 4096, WAITS = SLOTS * SLOT_SIZE, HOLDS = WAITS + SLOTS,
+       PARTS = HOLDS + SLOTS, PART_COUNT = 64 };
 
 static const char *folder;
 
@@ -74,6 +75,15 @@ static int ofd(int handle, int command, short type, long start, struct flock *fo
     return failed;
 }
 
+/* Whether somebody else has any of these bytes. */
+static int in_use(int handle, long start, long length)
+{
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
+    if (fcntl(handle, F_OFD_GETLK, &lock))
+        fail("board");
+    return lock.l_type != F_UNLCK;
+}
+
 static long started(void) /* field 22 of /proc/self/stat */
 {
     char text[4096] = "";
@@ -94,7 +104,8 @@ static void stand_on_board(const char *uuid)
     for (long slot = 0; slot < SLOTS; slot++) {
         if (ofd(board, F_OFD_SETLK, F_WRLCK, WAITS + slot, &found))
             continue;
-        if (!ofd(board, F_OFD_GETLK, F_RDLCK, HOLDS + slot, &found) && found.l_type == F_UNLCK) {
+        if (!in_use(board, HOLDS + slot, 1) &&
+            !in_use(board, PARTS + slot * PART_COUNT, PART_COUNT)) {
             char record[SLOT_SIZE + 1], text[SLOT_SIZE];
             snprintf(text, sizeof text,
                      "{\"v\": 1, \"pid\": %d, \"start\": %ld, \"uid\": %d, \"name\": \"lease.c\","
