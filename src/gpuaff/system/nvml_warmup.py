@@ -38,21 +38,28 @@ def waking_driver(*, wanted: bool) -> Iterator[Callable[[], None]]:
         A function to call when everything has been asked: the driver may then be shut down while
         the rest is done.
     """
-    let_rest = threading.Event()
-    thread = threading.Thread(target=_hold_awake, args=(let_rest,), name="gpuaff-nvml", daemon=True)
+    # Not an Event: Ctrl-C inside its set() may leave it locked, and the next set() would hang.
+    awake = threading.Lock()
+    awake.acquire()
+
+    def let_rest() -> None:
+        with suppress(RuntimeError):  # it may rest already
+            awake.release()
+
+    thread = threading.Thread(target=_hold_awake, args=(awake,), name="gpuaff-nvml", daemon=True)
     try:
         if wanted:
             with suppress(RuntimeError):
                 thread.start()
-        yield let_rest.set
+        yield let_rest
     finally:
-        let_rest.set()
-        if thread.ident is not None:
+        let_rest()
+        with suppress(RuntimeError):  # it was not started, or Ctrl-C came while it was
             thread.join()
 
 
-def _hold_awake(let_rest: threading.Event) -> None:
-    """Start NVML, touch every GPU, and shut NVML down when the reading is over.
+def _hold_awake(awake: threading.Lock) -> None:
+    """Start NVML, touch every GPU, and shut NVML down when the reading is over: ``awake`` is free.
 
     Whatever fails here fails again, and is told, when it is asked for in earnest.
     """
@@ -67,7 +74,7 @@ def _hold_awake(let_rest: threading.Event) -> None:
         return
     try:
         _touch_all(library)
-        let_rest.wait()
+        awake.acquire()
     except AttributeError:  # an old library lacks a function
         return
     finally:
