@@ -709,7 +709,7 @@ class TestNvidiaSmi:
 def test_threads_that_start_nvml_at_once(driver: FakeDriver) -> None:
     """What one of them is given must mean something to all: gpuaff wakes the driver in threads.
 
-    The library is loaded anew in each child, as they meet at the wrong moment in one of some hundred.
+    The library is loaded anew in each child: they meet at the wrong moment in one of some hundred.
     """
     script = """
         import ctypes, os, threading

@@ -87,11 +87,14 @@ def claim_gpus(
         LockDirectoryError: somebody has spoiled the files by which claims are coordinated.
         ClaimError: ``GPUAFF_CLAIM`` tells of a claim that is over.
     """
+    from gpuaff.system.descriptors import make_room
     from gpuaff.system.nvml_warmup import waking_driver
 
+    make_room()
     undo = None
+    by_context = isinstance(placeholder, str) and placeholder == "context"
     try:
-        with waking_driver(wanted=True) as let_rest:
+        with waking_driver(wanted=True, cuda=by_context) as let_rest:
             from gpuaff.claims.making import make
             from gpuaff.claims.undo import Undo
 

@@ -56,7 +56,7 @@ def claiming(undo: Undo) -> Iterator[None]:
     """While a claim is made: one at a time.
 
     Args:
-        undo: gets the way back, too: Ctrl-C may come just when this is to end.
+        undo: gets the end of it, as Ctrl-C may come when this is about to end it.
 
     Raises:
         AlreadyClaimedError: there is one, or one is being made.

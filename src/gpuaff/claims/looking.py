@@ -71,15 +71,14 @@ class Looker:
         self._own_is_free = own_is_free
         self._holders = Names(HERE)
         self._people = HERE
-        self._found: Mapping[str, tuple[Holder, ...]] = {}
+        self._held: Mapping[str, str] = {}
         self._nothing_left = False
         self.readings: tuple[DeviceReading, ...] = ()
 
     @property
     def idle(self) -> frozenset[int]:
         """The whole GPUs that were free for anybody, by index, in question here or not."""
-        held = _told(_holders(reading.device for reading in self.readings), (), {})
-        judged = judge(self.readings, people=self._people, leased=held)
+        judged = judge(self.readings, people=self._people, leased=self._held)
         return frozenset(
             one.device.index for one in judged if one.busy is None and not one.device.is_mig
         )
@@ -97,33 +96,37 @@ class Looker:
         Args:
             entries: what stands on the board.
         """
-        self.prepare()
+        self.prepare(entries)
         self.judged(entries)
         return self.in_words(entries)
 
-    def prepare(self) -> None:
+    def prepare(self, entries: Sequence[Entry]) -> None:
         """Look for :meth:`judged`.
 
         Where all devices are leased the driver need not be asked: it answers slowly while others
         start CUDA.
+
+        Args:
+            entries: what stands on the board.
         """
-        self._found = _holders(self._devices)
-        held = _told(self._found, (), {})
-        self._nothing_left = all(device.uuid in held for device in self._devices)
+        self._held = _on_board(entries)
+        self._nothing_left = all(device.uuid in self._held for device in self._devices)
         if not self._nothing_left:
             self.look()
 
     def judged(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used: as the driver told last, and by the leases of this moment.
+        """How the devices are used: as the driver told last, and as the board says now.
 
+        Who holds a lease and is not on the board is found when the lease is tried: /proc/locks
+        tells as well, but to read it stops all processors, 20 ms and more on a large machine.
         Processes are called by their numbers: to find their names takes longer than all the rest.
 
         Args:
             entries: what stands on the board.
         """
         if not self._nothing_left:
-            self._found = _holders(self._devices)
-        return self._judge(entries, {}, {})
+            self._held = _on_board(entries)
+        return self._judge(self._held, {})
 
     def in_words(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """What was judged last, with the processes' names: for those who are to be told.
@@ -131,12 +134,11 @@ class Looker:
         Args:
             entries: what stood on the board.
         """
-        return self._judge(entries, self._holders, Names(self._people))
+        told = _told(_holders(self._devices), entries, self._holders)
+        held = {**self._held, **{uuid: words for uuid, words in told.items() if words}}
+        return self._judge({**told, **held}, Names(self._people))
 
-    def _judge(
-        self, entries: Sequence[Entry], holders: Mapping[int, str], names: Mapping[int, str]
-    ) -> tuple[Usage, ...]:
-        held = _told(self._found, entries, holders)
+    def _judge(self, held: Mapping[str, str], names: Mapping[int, str]) -> tuple[Usage, ...]:
         if self._nothing_left:
             return tuple(_leased(device, held[device.uuid]) for device in self._devices)
         judged = judge(
@@ -148,6 +150,16 @@ class Looker:
         )
         by_uuid = {usage.device.uuid: usage for usage in judged}
         return tuple(by_uuid[device.uuid] for device in self._devices)
+
+
+def _on_board(entries: Sequence[Entry]) -> dict[str, str]:
+    """Who says on the board that it holds a device, by UUID, in one line.
+
+    A rank inside a claim holds what it has when that claim's process has died as well.
+    """
+    held = [entry for entry in entries if not entry.waits]
+    inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
+    return {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
 
 
 def _leased(device: Device, who_has_it: str) -> Usage:

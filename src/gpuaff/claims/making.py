@@ -126,6 +126,7 @@ class Making:
             ready = self.ready(session, kept)
             lost.stand_back()
             undo.add(held.forget_own)
+            undo.add(ready.quiet.end)
             undo.add(ready.attempts.undo)
             try:
                 obtained = ready.attempts.obtain(wait=self.request.wait, on_wait=self.on_wait)
@@ -199,7 +200,8 @@ class Making:
         if not fits or not {*uuids} <= {device.uuid for device in some}:
             raise CudaInitializedError(
                 "CUDA was started under an earlier claim of this process, and shows for good what "
-                f"that had, {', '.join(uuids)}: only these can be claimed again, all of them"
+                f"that had, {', '.join(uuids)}: only these can be claimed again, all of them; for "
+                "others start the program again (in a notebook: restart the kernel)"
             )
         return replace(asked, gpus=uuids, candidates=None, count=len(uuids))
 
@@ -223,9 +225,11 @@ class Making:
         undo.add(lambda: held.remember_cuda(gpus))
         is_alone = self.request.visible is not None and held.latched() is None
         occupied = occupy(
-            self.kind, [gpu.uuid for gpu in gpus], ordinals=None if is_alone else ordinals
+            self.kind,
+            [gpu.uuid for gpu in gpus],
+            ordinals=None if is_alone else ordinals,
+            note=undo.add,
         )
-        undo.add(occupied.release)
         if looker is not None and occupied.made_context:
             try:
                 refuse_strangers(before, looker.look, obtained.devices, own=our_own)
@@ -248,9 +252,7 @@ class Making:
             return None
         from gpuaff.binding.grant import take_grant
 
-        grant = take_grant([gpu.index for gpu in gpus])
-        undo.add(grant.give_back)
-        return grant
+        return take_grant([gpu.index for gpu in gpus], note=undo.add)
 
     def _variables(self, obtained: Obtained, shown: Sequence[Device]) -> Mapping[str, str | None]:
         ours: dict[str, str | None] = {claimed.VARIABLE: nested.variable(obtained)}
@@ -311,6 +313,14 @@ class _Quiet:
     def __init__(self, wanted: int, wait: float | None, *, inside: bool) -> None:
         self._wanted, self._wait, self._inside = wanted, wait, inside
         self.warnings: tuple[Notice, ...] = ()
+        self._handles: list[int] = []
+
+    def end(self) -> None:
+        """Let them choose, if they cannot yet: Ctrl-C may come between any two steps."""
+        if self._handles:
+            from gpuaff.claims.safe_gpu_lock import give_back
+
+            give_back(self._handles)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -319,7 +329,8 @@ class _Quiet:
             return
         from gpuaff.claims.safe_gpu_lock import holding, patience
 
-        with holding(self._wanted, limit=patience(self._wait)) as self.warnings:
+        limit = patience(self._wait)
+        with holding(self._wanted, limit=limit, mine=self._handles) as self.warnings:
             yield
 
 

@@ -169,6 +169,10 @@ class Attempts:
         May be called again.
         """
         try:
+            if self._place is not None:
+                self._place.slot.withdraw()
+            if self._slot is not None:
+                self._slot.withdraw()
             if self._held is not None:
                 self._held.release()
         finally:
@@ -338,7 +342,7 @@ class Attempts:
         usages = self._ground.in_words(got.usages, got.entries) if got.usages else ()
         told = {usage.device: usage.message for usage in usages if usage.busy is not None}
         for device in got.hidden:
-            told[device] = f"{device}: leased by a process that cannot be seen from here"
+            told.setdefault(device, f"{device}: leased by a process that cannot be seen from here")
         if not got.ahead:
             return got.free, tuple(told.values())
         first = queue.in_words(got.ahead[0])
@@ -383,9 +387,9 @@ class _Teller:
         from gpuaff.text import counted
 
         getLogger("gpuaff").info(
-            "waiting for %s, %d before: %s",
+            "waiting for %s, %s: %s",
             counted(standing.wanted, "GPU"),
-            standing.position,
+            f"{standing.position} before us" if standing.position else "next in line",
             "; ".join(standing.reasons),
         )
         if self._on_wait is not None:

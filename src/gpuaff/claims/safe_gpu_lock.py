@@ -87,7 +87,11 @@ def patience(wait: float | None) -> float | None:
 
 @contextmanager
 def holding(
-    wanted: int = 1, *, limit: float | None = LIMIT, where: str | None = None
+    wanted: int = 1,
+    *,
+    limit: float | None = LIMIT,
+    where: str | None = None,
+    mine: list[int] | None = None,
 ) -> Iterator[tuple[Notice, ...]]:
     """Keep safe_gpu's users from choosing GPUs.
 
@@ -95,6 +99,7 @@ def holding(
         wanted: how many GPUs are asked for; only an error says it.
         limit: for how long to wait for those who are choosing, in seconds; None is without limit.
         where: the lock file; None is :func:`path`.
+        mine: gets the descriptors, for :func:`give_back`, as Ctrl-C may come when this is about to.
 
     Yields:
         ``safe-gpu-unlocked`` where the lock cannot be had, which is logged too.
@@ -107,45 +112,59 @@ def holding(
     if where is None:
         yield ()
         return
-    handle, said = _locked_or_said(where, wanted, limit)
+    mine = [] if mine is None else mine
     try:
-        yield said
+        yield _locked_or_said(where, wanted, limit, mine)
     finally:
-        if handle is not None:
-            _give_back(handle)
+        give_back(mine)
+
+
+def give_back(mine: list[int]) -> None:
+    """Give back what is still held, by its descriptors; may be called again."""
+    while mine:
+        handle = mine[-1]
+        # Not in a child that was forked meanwhile, and not what a thread waits for.
+        is_ours = handle in _open
+        if is_ours:
+            _unlock(handle)
+            _open.discard(handle)
+        mine.pop()
+        if is_ours:
+            locks.close(handle)
 
 
 def _locked_or_said(
-    where: str, wanted: int, limit: float | None
-) -> tuple[int | None, tuple[Notice, ...]]:
-    """The open file, locked; or why there is none."""
+    where: str, wanted: int, limit: float | None, mine: list[int]
+) -> tuple[Notice, ...]:
+    """Nothing, when the file is locked; or why it is not."""
     try:
-        return _locked(where, wanted, limit), ()
+        _make_locked(where, wanted, limit, mine)
     except ClaimTimeoutError:  # it is an OSError, too
         raise
     except (OSError, locks.UnusableError) as error:
-        return None, (_unlocked(where, error),)
+        return (_unlocked(where, error),)
+    return ()
 
 
-def _locked(where: str, wanted: int, limit: float | None) -> int:
+def _make_locked(where: str, wanted: int, limit: float | None, mine: list[int]) -> None:
     """Open the file and lock it; once more where it has been replaced meanwhile.
 
     Whatever cleans /tmp may remove it, and the next safe_gpu user makes another one.
     """
     started = time.monotonic()
     while True:
-        handle = _opened(where)
+        handle = _opened(where, mine)
         try:
             _lock(handle, where, wanted, started, limit)
             if locks.identity(where) == locks.identity_of(handle):
-                return handle
+                return
         except BaseException:
-            _give_back(handle)
+            give_back(mine)
             raise
-        _give_back(handle)
+        give_back(mine)
 
 
-def _opened(where: str) -> int:
+def _opened(where: str, mine: list[int]) -> int:
     """The open file, made if there is none.
 
     safe_gpu makes a folder that only its maker may write to (the usual umask), and then the file:
@@ -166,6 +185,7 @@ def _opened(where: str) -> int:
                 raise
             continue
         _open.add(handle)
+        mine.append(handle)
         return handle
     raise problem
 
@@ -277,19 +297,14 @@ class _Line:
         with self._mutex:
             self._done = True
             if self._left:
-                _unlock_and_close(self._handle)
+                _unlock(self._handle)
+                locks.close(self._handle)
 
 
-def _give_back(handle: int) -> None:
-    if handle in _open:  # not in a child that was forked meanwhile, and not what a thread waits for
-        _open.discard(handle)
-        _unlock_and_close(handle)
-
-
-def _unlock_and_close(handle: int) -> None:
+def _unlock(handle: int) -> None:
     with suppress(OSError):
         foreign_lock.unlock(handle)  # closing is not enough: a forked child may have a copy
-    locks.close(handle)
+        locks.unlock(handle)  # the one by which it was found in /proc/locks
 
 
 def _too_late(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:

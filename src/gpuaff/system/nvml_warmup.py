@@ -25,7 +25,7 @@ touched here is only read a little later."""
 
 
 @contextmanager
-def waking_driver(*, wanted: bool) -> Iterator[Callable[[], None]]:
+def waking_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], None]]:
     """Wake the driver in threads of its own; when the block ends, all is as it was.
 
     It only saves time: where no thread can be started (a limit of processes, a subinterpreter,
@@ -33,6 +33,7 @@ def waking_driver(*, wanted: bool) -> Iterator[Callable[[], None]]:
 
     Args:
         wanted: False when the driver will not be asked; then nothing is done.
+        cuda: also load CUDA's library, which takes a while too; it is not initialised.
 
     Yields:
         A function to call when everything has been asked: the driver may then be shut down while
@@ -46,16 +47,27 @@ def waking_driver(*, wanted: bool) -> Iterator[Callable[[], None]]:
         with suppress(RuntimeError):  # it may rest already
             awake.release()
 
-    thread = threading.Thread(target=_hold_awake, args=(awake,), name="gpuaff-nvml", daemon=True)
+    threads = [threading.Thread(target=_hold_awake, args=(awake,), name="gpuaff-nvml")]
+    if cuda:
+        threads.append(threading.Thread(target=_load_cuda, name="gpuaff-cuda"))
     try:
-        if wanted:
+        for thread in threads if wanted else ():
+            thread.daemon = True
             with suppress(RuntimeError):
                 thread.start()
         yield let_rest
     finally:
         let_rest()
-        with suppress(RuntimeError):  # it was not started, or Ctrl-C came while it was
-            thread.join()
+        for thread in threads:
+            with suppress(RuntimeError):  # it was not started, or Ctrl-C came while it was
+                thread.join()
+
+
+def _load_cuda() -> None:
+    with suppress(ImportError, OSError):
+        import ctypes
+
+        ctypes.CDLL("libcuda.so.1")
 
 
 def _hold_awake(awake: threading.Lock) -> None:
