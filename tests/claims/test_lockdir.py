@@ -83,7 +83,8 @@ def test_a_slash_at_the_end_is_none(lock_folder: Path, monkeypatch: pytest.Monke
 
 def test_the_folder_above_must_be_there(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUAFF_LOCK_DIR", f"{lock_folder}/a/b")
-    with pytest.raises(LockDirectoryError, match="the folder above it is missing"):
+    said = r"the folder above it is missing\): make that, or set GPUAFF_LOCK_DIR to another folder"
+    with pytest.raises(LockDirectoryError, match=said):
         lockdir.open_file("guard")
 
 
