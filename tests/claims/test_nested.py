@@ -141,6 +141,18 @@ def test_gpus_that_the_claim_has_not(lab: Lab) -> None:
     assert program.end() == ""
 
 
+def test_gpus_of_the_claim_in_another_order(lab: Lab) -> None:
+    """By it a rank would take another one's GPU: the place in the list is what is locked."""
+    program, env = parent(lab, "gpus=[3, 1], placeholder=None")
+    claim, _, uuids = env["GPUAFF_CLAIM"].rpartition(":")
+    first = lab.start("say(*indices(gpuaff.claim_gpus(gpus=[3]))); go_on()", **env)
+    assert first.heard() == "3"
+    swapped = {**env, "GPUAFF_CLAIM": f"{claim}:{','.join(reversed(uuids.split(',')))}"}
+    said = lab.one("told(refused(gpus=[3]))", **swapped)
+    assert said.startswith("ClaimError GPUAFF_CLAIM says that this process runs inside a claim of ")
+    assert program.end() == ""
+
+
 def test_forked_ranks(lab: Lab) -> None:
     code = """
     claim = gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)
@@ -191,3 +203,21 @@ def test_without_proc(lab: Lab) -> None:
     env = {name: value for name, value in lab.env.items() if value is not None}
     program = [*without, sys.executable, "-c", textwrap.dedent(code)]
     assert lab.driver.run(program, env=env).stdout == "<Claim of GPU 1>\n"
+
+
+def test_a_claim_outlives_the_one_that_it_is_inside_of(lab: Lab) -> None:
+    """Its process has died, and its ranks live: nobody gets what they have, inside or outside."""
+    outer, env = parent(lab, "gpus=[1, 2], placeholder=None")
+    inner = lab.start(PARENT.format(call="gpus=[2], placeholder=None"), **env)
+    inner_env = {**env, "GPUAFF_CLAIM": inner.heard(), "CUDA_VISIBLE_DEVICES": inner.heard()}
+    rank = lab.start("say(*indices(gpuaff.claim_gpus(placeholder=None))); go_on()", **inner_env)
+    assert rank.heard() == "2"
+    inner.kill()
+    said = lab.one("told(refused(2))", **env)
+    assert "GPU 2: claimed inside this claim by " in said
+    assert f"(pid {rank.pid})" in said
+    assert lab.one("say(*indices(gpuaff.claim_gpus()))", **env) == "1"
+    outer.kill()
+    said = lab.one("told(refused(4))")
+    assert f"(pid {rank.pid})" in said
+    assert lab.one("say(gpuaff.claim_gpus(3))") == "<Claim of GPU 0, GPU 1, GPU 3>"
