@@ -62,23 +62,24 @@ import gpuaff
 from gpuaff.system.nvml import usage_session
 from gpuaff.system.nvml_warmup import waking_driver
 
-def of(call):
-    times = []
-    for _ in range(60):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times[10:])
-
 def ask():
     with waking_driver(wanted=True) as let_rest, usage_session() as session:
         let_rest()
         session.look()
         session.look()
 
-print(json.dumps({"asking": of(ask),
-    "one": of(lambda: gpuaff.claim_gpus(gpus=[3], placeholder=None).release()),
-    "eight": of(lambda: gpuaff.claim_gpus(8, placeholder=None).release())}))
+calls = {
+    "asking": ask,
+    "one": lambda: gpuaff.claim_gpus(gpus=[3], placeholder=None).release(),
+    "eight": lambda: gpuaff.claim_gpus(8, placeholder=None).release(),
+}
+times = {name: [] for name in calls}
+for _ in range(150):
+    for name, call in calls.items():  # in turns, so that noise hits all alike
+        start = time.perf_counter()
+        call()
+        times[name].append(time.perf_counter() - start)
+print(json.dumps({name: 1000 * statistics.median(taken[10:]) for name, taken in times.items()}))
 """
 
 

@@ -69,6 +69,8 @@ def state():
     )
 
 def differs(before, after):
+    both = before["cpus"].keys() & after["cpus"].keys()  # a thread that wakes the driver may end
+    before, after = ({**one, "cpus": {t: one["cpus"][t] for t in both}} for one in (before, after))
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
 
 def refused(*arguments, **options):

@@ -16,6 +16,7 @@ GATES = {
     "system/mempolicy.py",
     "system/cuda.py",
     "system/nvml_warmup.py",
+    "system/descriptors.py",
     "system/locks.py",
     "system/watch.py",
 }

@@ -30,6 +30,7 @@ import gpuaff
 from gpuaff.claims import board
 from gpuaff.errors import CudaInitializedError
 from gpuaff.system import locks
+from gpuaff.system.nvml import usage_session
 
 Step: TypeAlias = "tuple[str, int, int]"
 """A file, a line, and the how-manieth time."""
@@ -109,7 +110,7 @@ def release() -> None:
 
 
 def claim_pinned() -> None:
-    gpuaff.claim_gpus(2, pin=True)
+    assert gpuaff.claim_gpus(1, pin=True).cpus, "nothing is pinned here, so nothing is tried"
 
 
 def refused() -> None:
@@ -239,6 +240,13 @@ def take_all() -> object:
     return len(made.gpus)
 
 
+def contexts() -> list[int]:
+    """The GPUs that this process has a context on."""
+    with usage_session() as session:
+        listed = [(one.device.index, one.compute or {}) for one in session.look()]
+    return [index for index, pids in listed if os.getpid() in pids]
+
+
 def state() -> dict[str, Any]:
     """All of this process that a claim may change."""
     gc.collect()
@@ -252,7 +260,8 @@ def state() -> dict[str, Any]:
         "environment": dict(os.environ),
         "files": files,
         "locks": held_locks(),
-        "CPUs": sorted(os.sched_getaffinity(0)),
+        "CPUs": str(sorted(os.sched_getaffinity(0))),  # fewer are as wrong as more
+        "contexts": contexts(),
         "claim": repr(gpuaff.current_claim()),
         "board": [entry.slot for entry in board.entries()],
         "threads": sorted(t.name for t in threading.enumerate() if t.name != "gpuaff-queue"),
@@ -451,7 +460,9 @@ def main() -> int:
     parser.add_argument("--how", choices=WAYS, required=True)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--gpus", type=int, default=GPUS, help="how many the machine has")
     args = parser.parse_args()
+    globals()["GPUS"] = args.gpus
     sys.path.append(str(Path(__file__).parent.parent))
     from claims.everything import import_all
 

@@ -92,6 +92,45 @@ class TestFork:
         )
         assert "fork" in said
 
+    def test_a_daemon_that_claims_for_itself(self, lab: Lab) -> None:
+        """It has closed all it had, and its own descriptors have the numbers of those."""
+        code = """
+        claim = gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)
+        child = os.fork()
+        if child == 0:
+            os.closerange(3, 4096)
+            own = gpuaff.claim_gpus(1, placeholder=None)
+            numbers = {*claim.fds} & {*own.fds}
+            claim.release()
+            for fd in own.fds:
+                os.fstat(fd)
+            say(bool(numbers), own)
+            os._exit(0)
+        os.waitpid(child, 0)
+        """
+        assert lab.one(code) == "True <Claim of GPU 1>"
+
+    def test_a_placeholder_that_forks(self, lab: Lab) -> None:
+        """The child has not claimed: it shares its parent's claim, and can leave that."""
+        code = """
+        children = []
+        def fork(number):
+            children.append(os.fork())
+        claim = gpuaff.claim_gpus(1, placeholder=fork)
+        if children == [0]:
+            say(claim)
+            claim.release()
+            say(claim)
+            os._exit(0)
+        os.waitpid(children[0], 0)
+        say(claim)
+        """
+        assert lab.run(code) == [
+            "<inherited Claim of GPU 0>",
+            "<released Claim of GPU 0>",
+            "<Claim of GPU 0>",
+        ]
+
 
 class TestPrograms:
     PROGRAM = """

@@ -196,6 +196,7 @@ class TestTheNextClaim:
     def test_others(self, lab: Lab, call: str) -> None:
         said = lab.one(f"gpuaff.claim_gpus(gpus=[3, 1]).release(); told(refused({call}))")
         assert said.startswith("CudaInitializedError CUDA was started under an earlier claim")
+        assert said.endswith("start the program again (in a notebook: restart the kernel)")
 
     def test_somebody_else_has_them_by_then(self, lab: Lab) -> None:
         program = lab.start("gpuaff.claim_gpus().release(); say(); go_on(); told(refused(1))")

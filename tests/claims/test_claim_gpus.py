@@ -181,6 +181,10 @@ class TestWhatWasInherited:
         said = refused(lab, "gpus=[0]", CUDA_VISIBLE_DEVICES="1,2")
         assert "GPU 0 is not among those that it may have: CUDA_VISIBLE_DEVICES='1,2'" in said
 
+    def test_a_hidden_candidate_is_no_gpu_more(self, lab: Lab) -> None:
+        said = refused(lab, "candidates=[0, 1]", CUDA_VISIBLE_DEVICES="1,2")
+        assert "asked for 1 GPU, but GPU 0 is not among those" in said
+
     @pytest.mark.parametrize(
         ("env", "gpus"),
         [

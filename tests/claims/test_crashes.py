@@ -10,11 +10,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+import pci_devices
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from processes import stopped
@@ -23,14 +24,13 @@ pytestmark = pytest.mark.fake_driver
 
 HERE = Path(__file__).parent
 
-SOME = [("claim", 80), ("release", 16), ("wait", 110)]
+SOME = [("claim", 110), ("release", 16)]
 """What is played by default, and at every how-manieth step. By hand all are tried."""
 
 MANY = [
     ("claim", 30),
     ("release", 4),
     ("lease", 60),
-    ("pin", 80),
     ("refused", 60),
     ("wait", 40),
     ("vain", 50),
@@ -57,12 +57,21 @@ def env(driver: FakeDriver, *, safe_gpu: bool = False) -> dict[str, str]:
 
 
 def steps(
-    driver: FakeDriver, play: str, how: str, *, every: int, first: int = 0, safe_gpu: bool = False
+    driver: FakeDriver,
+    play: str,
+    how: str,
+    *,
+    every: int,
+    first: int = 0,
+    safe_gpu: bool = False,
+    gpus: int = 4,
+    prefix: Sequence[str] = (),
 ) -> None:
     """Try it at every so manieth step; nothing may be left at any."""
-    said = {"play": play, "how": how, "every": every, "first": first}
+    said = {"play": play, "how": how, "every": every, "first": first, "gpus": gpus}
+    options = [f"--{name}={value}" for name, value in said.items()]
     done = driver.run(
-        [sys.executable, str(HERE / "steps.py"), *(f"--{k}={v}" for k, v in said.items())],
+        [*prefix, sys.executable, str(HERE / "steps.py"), *options],
         env=env(driver, safe_gpu=safe_gpu),
         check=False,
         timeout=110,
@@ -84,6 +93,7 @@ class TestKilled:
     def test_at_many_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         steps(machine, play, "kill", every=every, first=3)
 
+    @pytest.mark.slow
     def test_at_steps_under_the_lock_of_safe_gpu(self, machine: FakeDriver) -> None:
         steps(machine, "claim", "kill", every=97, safe_gpu=True)
 
@@ -194,4 +204,15 @@ class TestInterrupted:
         steps(machine, play, "interrupt", every=every, first=4)
 
     def test_at_steps_under_the_lock_of_safe_gpu(self, machine: FakeDriver) -> None:
-        steps(machine, "claim", "interrupt", every=60, first=9, safe_gpu=True)
+        steps(machine, "claim", "interrupt", every=120, first=9, safe_gpu=True)
+
+
+@pytest.mark.needs("two-cpus", "mount-namespaces")
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+@pytest.mark.parametrize("every", [60, pytest.param(9, marks=pytest.mark.slow)])
+def test_a_claim_with_its_cpus(
+    fake_driver: MakeDriver, tmp_path: Path, how: str, every: int
+) -> None:
+    """GPUs that sysfs shows as well: without those nothing is pinned."""
+    prefix = pci_devices.gpus(tmp_path / "pci", 2)
+    steps(fake_driver(this_machine(2)), "pin", how, every=every, first=2, gpus=2, prefix=prefix)

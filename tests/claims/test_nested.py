@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
+
 import pytest
 
+import powers
 from claim_lab import Lab, Program
 
 pytestmark = pytest.mark.fake_driver
@@ -167,3 +171,35 @@ def test_forked_ranks(lab: Lab) -> None:
     assert {program.heard(), program.heard()} == {"1 0 True", "3 0 True"}
     assert lab.used() == [1, 3]
     assert lab.driver.double_holdings() == []
+
+
+def test_given_back_by_one_that_has_closed_all(lab: Lab) -> None:
+    """As daemons do: there is nothing left to unlock, and that is no error."""
+    code = """
+    gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)
+    child = os.fork()
+    if child == 0:
+        mine = gpuaff.claim_gpus(1, placeholder=None)
+        os.closerange(3, 4096)
+        mine.release()
+        say(mine)
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    assert lab.one(code) == "<released Claim of GPU 1>"
+
+
+@pytest.mark.skipif(not powers.mounts(), reason="needs to mount a file system")
+def test_without_proc(lab: Lab) -> None:
+    """Then nobody knows when the owner was started."""
+    code = """
+    import subprocess, sys
+    import gpuaff
+    gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)
+    rank = "import gpuaff; print(gpuaff.claim_gpus(1, placeholder=None))"
+    subprocess.run([sys.executable, "-c", rank], check=True)
+    """
+    without = powers.mounted("size=64k", "/proc")
+    env = {name: value for name, value in lab.env.items() if value is not None}
+    program = [*without, sys.executable, "-c", textwrap.dedent(code)]
+    assert lab.driver.run(program, env=env).stdout == "<Claim of GPU 1>\n"

@@ -6,14 +6,17 @@ that the next claim no longer finds (rule 2).
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import gpuaff
 from gpuaff.claims.selection import choose
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Gpu, Topology
@@ -319,5 +322,7 @@ def test_importing_it_is_cheap() -> None:
         print(sorted(slow & set(sys.modules)))
     """
     command = [sys.executable, "-S", "-c", code]  # without site, which may load anything
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    package = Path(gpuaff.__file__).parents[1]  # site would have found it
+    env = {**os.environ, "PYTHONPATH": str(package)}
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

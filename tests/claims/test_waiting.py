@@ -367,6 +367,25 @@ def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:
             os.kill(child, signal.SIGKILL)
 
 
+def test_who_tries_again_and_again_has_no_more_threads(one: Crowd) -> None:
+    """Nor more open files: one who waits before us may wait for days."""
+    script = """
+        import os, threading
+        import gpuaff
+        for turn in range(4):
+            try:
+                gpuaff.claim_gpus(placeholder=None, wait=0.05)
+            except gpuaff.errors.ClaimTimeoutError:
+                print(threading.active_count(), len(os.listdir("/proc/self/fd")))
+    """
+    one.holds("a")
+    one.waits("b")
+    with stopped(script, env=one.variables) as trying:
+        first = trying.heard()
+        assert first.startswith("2 ")
+        assert [trying.heard() for _ in range(3)] == [first] * 3
+
+
 def test_the_log(one: Crowd) -> None:
     script = """
         import logging, sys
@@ -378,7 +397,7 @@ def test_the_log(one: Crowd) -> None:
     one.holds("a")
     with stopped(script, env=one.variables) as waiter:
         line = waiter.heard()
-        assert line.startswith("gpuaff waiting for 1 GPU, ")
+        assert line.startswith("gpuaff waiting for 1 GPU, next in line: ")
         assert f"(pid {one.pids['a']})" in line
         time.sleep(0.3)  # let it fall asleep: else it may see the lease, and then the board without
         one.tell("a", "release")

@@ -304,7 +304,7 @@ class TestWrongUse:
             (["--wait", "5x", "--", "true"], "10m or 1h30m"),
             (["--max-utilization", "101", "--", "true"], "from 0 to 100"),
             (["--min-free-memory", "4X", "--", "true"], "40GiB"),
-            (["--dry", "--", "true"], "unrecognized arguments: --dry"),
+            (["--dry", "--", "true"], "unrecognized arguments: --dry; see gpuaff run --help"),
             (["--no-claim", "-n", "3", "--", "true"], "no --no-claim beside it"),
             (["--no-claim", "--wait", "--", "true"], "no --no-claim beside it"),
             (["--no-claim", "--per-rank", "--", "true"], "no --no-claim beside it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -51,6 +52,21 @@ def test_the_latest_is_said_later(said: Callable[[], list[str]]) -> None:
             time.sleep(0.01)
     assert heard[0] == "3 before us"
     assert heard[-1] == "1 before us"
+
+
+def test_without_threads_all_is_said(
+    said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of processes (``ulimit -u``) is no reason not to wait."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with telling(pause=60) as tell:
+        tell(standing(2))
+        tell(standing(1))
+        assert said() == ["2 before us", "1 before us"]
 
 
 def test_after_a_pause_it_is_said_at_once(said: Callable[[], list[str]]) -> None:

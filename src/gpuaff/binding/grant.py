@@ -8,7 +8,7 @@ there, and what is remembered as the process's border is from then on the grant:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpuaff.allocator.border import borders
 from gpuaff.allocator.confine import lacking, shared_borders
@@ -77,7 +77,12 @@ class _UntakenError(Exception):
         self.warnings = tuple(warnings)
 
 
-def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
+def take_grant(
+    indices: Sequence[int],
+    *,
+    strict: bool = False,
+    note: Callable[[Callable[[], object]], object] | None = None,
+) -> Grant:
     """Put this process, with all its threads, inside the borders of the GPUs that it has claimed.
 
     Best effort, as pinning is. A border counts only where this process may use the whole of it,
@@ -91,6 +96,8 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     Args:
         indices: the claimed GPUs, by NVML's index; several MIG instances of a GPU count once.
         strict: raise what would leave the process elsewhere, or its threads scattered.
+        note: given the way back (:meth:`Grant.give_back`) while Ctrl-C would still undo all by
+            itself: it may come before the caller has what is returned.
 
     Raises:
         GPUAffinityError: with ``strict``, what kept it from being put there; always where a
@@ -113,6 +120,8 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
             refuse_if_broken(made.warnings)
         say(made.warnings, rank=None)
         say_grant(gpus, made.cpus)
+        if note is not None:
+            note(made.give_back)
         return made
 
     with process.lock:

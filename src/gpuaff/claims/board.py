@@ -103,6 +103,17 @@ class Entry:
         found = self.record.get("gpus")
         return tuple(g for g in found if isinstance(g, str)) if isinstance(found, list) else ()
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The UUIDs among :attr:`gpus`, of a claim inside a claim too (``3/GPU-…``)."""
+        return tuple(_uuid(key) for key in self.gpus)
+
+    @property
+    def inside(self) -> int | None:
+        """The slot of the claim that this one is inside of; None when it is inside of none."""
+        slot = self.gpus[0].partition("/")[0] if self.gpus else ""
+        return int(slot) if slot.isdecimal() and len(slot) < 6 else None
+
     def text(self, key: str) -> str:
         """A text of the record; empty when there is none."""
         found = self.record.get(key)
@@ -145,6 +156,11 @@ def leave() -> None:
         locks.close(handle)
 
 
+def _uuid(key: str) -> str:
+    slot, _, rest = key.partition("/")  # old names of MIG instances have slashes, too
+    return rest if slot.isdecimal() else key
+
+
 class Slot:
     """This process's slot on the board."""
 
@@ -152,7 +168,7 @@ class Slot:
         """Only :func:`take` makes them."""
         self.handle = handle
         self.number = number
-        self._file = locks.identity_of(handle)
+        self._mark = locks.mark_of(handle)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Put a record into the slot.
@@ -174,7 +190,7 @@ class Slot:
 
     def release(self) -> None:
         """Give the slot back, also for children that share it; may be called again."""
-        if not self._is_ours():
+        if not self.is_ours:
             _unheld.pop(self.handle, None)
             self.handle = -1
             return
@@ -186,22 +202,30 @@ class Slot:
 
         So whoever is woken by that finds them free on the board as well.
         """
-        if self._is_ours():
+        if self.is_ours:
             locks.free_range(self.handle, WAITS + self.number)
             locks.free_range(self.handle, HOLDS + self.number)
 
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""
+        is_ours = self.is_ours
         handle, self.handle = self.handle, -1
-        _unheld.pop(handle, None)
-        locks.close(handle)
+        if is_ours:
+            _unheld.pop(handle, None)
+            locks.close(handle)
 
-    def _is_ours(self) -> bool:
+    @property
+    def is_ours(self) -> bool:
         """Whether the descriptor is open still, and not somebody else's: daemons close all."""
         try:
-            return self.handle >= 0 and locks.identity_of(self.handle) == self._file
+            return self.handle >= 0 and locks.mark_of(self.handle) == self._mark
         except OSError:
             return False
+
+    @property
+    def file(self) -> tuple[int, int]:
+        """The device number and inode of the board that it is on."""
+        return self._mark[:2]
 
     @property
     def is_current(self) -> bool:

@@ -50,7 +50,7 @@ class Claim:
         self.warnings = warnings
         self.placeholders = tuple(occupied.held)
         self._obtained, self._grant, self._undo = obtained, grant, undo
-        self._pid = kernel.process_id()
+        self._pid = undo.pid  # a placeholder may have forked: that child has not claimed
         self._is_abandoned = False
         self._releasing = threading.RLock()  # a signal handler may release as well
 

@@ -87,8 +87,10 @@ def claim_gpus(
         LockDirectoryError: somebody has spoiled the files by which claims are coordinated.
         ClaimError: ``GPUAFF_CLAIM`` tells of a claim that is over.
     """
+    from gpuaff.system.descriptors import make_room
     from gpuaff.system.nvml_warmup import waking_driver
 
+    make_room()
     undo = None
     by_context = isinstance(placeholder, str) and placeholder == "context"
     try:

@@ -9,6 +9,7 @@ from gpuaff.claims.board import Entry, Slot
 from gpuaff.claims.leases import Lease
 from gpuaff.claims.model import Busy, Device, Usage
 from gpuaff.claims.queue import who
+from gpuaff.errors import ClaimError
 from gpuaff.records import dataclass, field
 from gpuaff.system import locks
 
@@ -96,9 +97,10 @@ class Parts:
 
     def release(self) -> None:
         """Give all back, for children that share them, too."""
-        while self.taken:
+        while self.taken and self.slot.is_ours:
             locks.free_range(self.slot.handle, self.taken[-1])
             self.taken.pop()
+        self.taken.clear()
 
     def abandon(self) -> None:
         """In a forked child: leave them to the parent."""
@@ -128,20 +130,44 @@ class Enclosing:
         return usages
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used now, by those who claim inside the claim."""
-        names = {key: who(entry) for entry in entries if not entry.waits for key in entry.gpus}
+        """How the devices are used now, by those who claim inside the claim.
+
+        Also by those who claim inside a claim inside it, whose process may have died.
+
+        Raises:
+            ClaimError: the claim itself is over.
+        """
+        around = self._around(entries)
+        if self.slot not in around:
+            raise ClaimError(
+                "the claim in which this process runs has ended meanwhile, and its GPUs may be "
+                "somebody else's by now"
+            )
+        held = [entry for entry in entries if not entry.waits and entry.slot not in around]
+        names = {uuid: who(entry) for entry in held for uuid in entry.devices}
         first = self._byte(0)
         handle = board.opened()
         try:
-            used = set(locks.locked_bytes(handle, first, first + board.PART_COUNT))
+            used = locks.locked_bytes(handle, first, first + board.PART_COUNT)
         finally:
             locks.close(handle)
-        return tuple(self._usages(used, names))
+        taken = {self.gpus[byte - first] for byte in used if byte - first < len(self.gpus)}
+        return tuple(self._usages(taken | names.keys(), names))
 
-    def _usages(self, used: Container[int], names: Mapping[str, str]) -> Iterator[Usage]:
+    def _around(self, entries: Sequence[Entry]) -> frozenset[int]:
+        """The slots of this claim and of those around it, as far as they hold still."""
+        holding = {entry.slot: entry for entry in entries if not entry.waits}
+        found: set[int] = set()
+        slot: int | None = self.slot
+        while slot is not None and slot in holding and slot not in found:
+            found.add(slot)
+            slot = holding[slot].inside
+        return frozenset(found)
+
+    def _usages(self, taken: Container[str], names: Mapping[str, str]) -> Iterator[Usage]:
         for device in self.devices:
-            if self._byte(self.gpus.index(device.uuid)) in used:
-                holder = names.get(self.key(device), "a process of this claim")
+            if device.uuid in taken:
+                holder = names.get(device.uuid, "a process of this claim")
                 message = f"{device}: claimed inside this claim by {holder}"
                 yield Usage(device=device, busy=Busy.LEASED, message=message)
             else:

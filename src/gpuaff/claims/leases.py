@@ -105,10 +105,10 @@ class Lease:
     """The locks that a process holds.
 
     Attributes:
-        handles: their descriptors, and the device number and inode of what each has locked.
+        handles: their descriptors, and what tells each from a later one of its number.
     """
 
-    handles: dict[int, tuple[int, int]] = field(default_factory=dict)
+    handles: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ class Lease:
             with lockdir.using(lock.path):
                 handle = _open(lock)
                 # First: Ctrl-C may come as soon as it is locked.
-                self.handles[handle] = locks.identity_of(handle)
+                self.handles[handle] = locks.mark_of(handle)
                 is_taken = locks.try_flock(handle, shared=lock.shared)
             if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
                 return True
@@ -153,18 +153,24 @@ class Lease:
 
         A descriptor that the process has closed meanwhile may be somebody else's by now.
         """
-        for handle, file in tuple(self.handles.items()):
+        for handle, mark in tuple(self.handles.items()):
             with suppress(OSError):
-                if locks.identity_of(handle) == file:
+                if locks.mark_of(handle) == mark:
                     locks.unlock(handle)
                     locks.touch(handle)  # a child may have it open still: then closing wakes nobody
                     locks.close(handle)
             self._forget(handle)
 
     def abandon(self) -> None:
-        """In a forked child: close the copies, and leave the locks to the parent."""
-        locks.close(*self.handles)
-        self.handles.clear()
+        """In a forked child: close the copies, and leave the locks to the parent.
+
+        A daemon has closed them already, and may have leased under the same numbers since.
+        """
+        for handle, mark in tuple(self.handles.items()):
+            with suppress(OSError):
+                if locks.mark_of(handle) == mark:
+                    locks.close(handle)
+            self._forget(handle)
 
     def _forget(self, handle: int) -> int:
         """Take a descriptor off the list; returns it."""

@@ -22,7 +22,6 @@ class Place:
         """Only :func:`join` makes them."""
         self.slot = slot
         self._record = dict(record)
-        self._sleepers: dict[tuple[int, int], threading.Event] = {}
 
     @property
     def ticket(self) -> int:
@@ -36,8 +35,8 @@ class Place:
             LockDirectoryError: the board cannot be used any more.
         """
         if not self.slot.is_current:
-            old, self.slot = self.slot, board.take()
-            old.release()
+            self.slot.release()  # first: if it was closed, the new one may get its number
+            self.slot = board.take()
         self._record["beat"] = kernel.uptime()
         self.slot.write(self._record)
 
@@ -46,7 +45,7 @@ class Place:
 
         The kernel wakes a thread that wants the byte that the other one has locked; there is no
         way to end such a wait, so the thread stays, asleep, where this one gives up before. It
-        holds nothing.
+        holds nothing, and serves whoever in this process comes to stand behind that one next.
 
         Args:
             entry: who is before.
@@ -55,13 +54,7 @@ class Place:
         Returns:
             Whether it waits no more.
         """
-        whom = entry.slot, entry.ticket
-        if whom not in self._sleepers:
-            self._sleepers[whom] = _sleeper(entry.slot)
-        if not self._sleepers[whom].wait(seconds):
-            return False
-        del self._sleepers[whom]
-        return True
+        return _sleeper(self.slot.file, entry.slot).wait(seconds)
 
     def is_behind(self, entry: Entry) -> bool:
         """Whether that one still stands in the line, and is well."""
@@ -75,38 +68,55 @@ class Place:
         self.slot.release()
 
 
+class _Sleeper(threading.Thread):
+    """A thread that sleeps until the writer of a slot waits no more.
+
+    Attributes:
+        gone: set then.
+    """
+
+    def __init__(self, slot: int) -> None:
+        super().__init__(name="gpuaff-queue", daemon=True)
+        self.gone = threading.Event()
+        self._byte = board.WAITS + slot
+
+    def run(self) -> None:
+        with suppress(OSError):  # the board was spoiled: who waits is told when it looks, by time
+            handle = board.opened()
+            _asleep.add(handle)
+            try:
+                locks.wait_for_range(handle, self._byte)
+            finally:
+                _asleep.discard(handle)
+                locks.close(handle)
+            self.gone.set()
+
+
 _asleep: set[int] = set()
 """The descriptors through which this process's threads sleep."""
+
+_sleepers: dict[tuple[tuple[int, int], int], _Sleeper] = {}
+"""The threads, by the board's file and the slot: one for each at most, also for those who try again
+and again."""
 
 
 def _forget_in_child() -> None:
     """A forked child has no such threads."""
     locks.close(*_asleep)
     _asleep.clear()
+    _sleepers.clear()
 
 
 kernel.in_forked_child(_forget_in_child)
 
 
-def _sleeper(slot: int) -> threading.Event:
-    gone = threading.Event()
-    thread = threading.Thread(target=_sleep_on, args=(board.WAITS + slot, gone), daemon=True)
-    thread.name = "gpuaff-queue"
-    with suppress(RuntimeError):  # no more threads can be had: then time wakes
-        thread.start()
-    return gone
-
-
-def _sleep_on(byte: int, gone: threading.Event) -> None:
-    with suppress(OSError):  # the board was spoiled: who waits is told when it looks, by time
-        handle = board.opened()
-        _asleep.add(handle)
-        try:
-            locks.wait_for_range(handle, byte)
-        finally:
-            _asleep.discard(handle)
-            locks.close(handle)
-        gone.set()
+def _sleeper(board_file: tuple[int, int], slot: int) -> threading.Event:
+    found = _sleepers.get((board_file, slot))
+    if found is None or found.gone.is_set() or not found.is_alive():
+        found = _sleepers[board_file, slot] = _Sleeper(slot)
+        with suppress(RuntimeError):  # no more threads can be had: then time wakes
+            found.start()
+    return found.gone
 
 
 def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:

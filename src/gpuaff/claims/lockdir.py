@@ -96,7 +96,7 @@ def _remedy(error: OSError) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "close some, or raise the limit (ulimit -n)"
     if error.errno == errno.ENOENT:
-        return "make that, or set GPUAFF_LOCK_DIR to another folder for everyone"
+        return "make that one, or set GPUAFF_LOCK_DIR to another folder for everyone"
     return _REMEDY
 
 

@@ -153,8 +153,13 @@ class Looker:
 
 
 def _on_board(entries: Sequence[Entry]) -> dict[str, str]:
-    """Who says on the board that it holds a device, by UUID, in one line."""
-    return {uuid: who(entry) for entry in entries if not entry.waits for uuid in entry.gpus}
+    """Who says on the board that it holds a device, by UUID, in one line.
+
+    A rank inside a claim holds what it has when that claim's process has died as well.
+    """
+    held = [entry for entry in entries if not entry.waits]
+    inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
+    return {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
 
 
 def _leased(device: Device, who_has_it: str) -> Usage:

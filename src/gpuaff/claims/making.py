@@ -200,7 +200,8 @@ class Making:
         if not fits or not {*uuids} <= {device.uuid for device in some}:
             raise CudaInitializedError(
                 "CUDA was started under an earlier claim of this process, and shows for good what "
-                f"that had, {', '.join(uuids)}: only these can be claimed again, all of them"
+                f"that had, {', '.join(uuids)}: only these can be claimed again, all of them; for "
+                "others start the program again (in a notebook: restart the kernel)"
             )
         return replace(asked, gpus=uuids, candidates=None, count=len(uuids))
 
@@ -224,9 +225,11 @@ class Making:
         undo.add(lambda: held.remember_cuda(gpus))
         is_alone = self.request.visible is not None and held.latched() is None
         occupied = occupy(
-            self.kind, [gpu.uuid for gpu in gpus], ordinals=None if is_alone else ordinals
+            self.kind,
+            [gpu.uuid for gpu in gpus],
+            ordinals=None if is_alone else ordinals,
+            note=undo.add,
         )
-        undo.add(occupied.release)
         if looker is not None and occupied.made_context:
             try:
                 refuse_strangers(before, looker.look, obtained.devices, own=our_own)
@@ -249,9 +252,7 @@ class Making:
             return None
         from gpuaff.binding.grant import take_grant
 
-        grant = take_grant([gpu.index for gpu in gpus])
-        undo.add(grant.give_back)
-        return grant
+        return take_grant([gpu.index for gpu in gpus], note=undo.add)
 
     def _variables(self, obtained: Obtained, shown: Sequence[Device]) -> Mapping[str, str | None]:
         ours: dict[str, str | None] = {claimed.VARIABLE: nested.variable(obtained)}

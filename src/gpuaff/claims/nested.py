@@ -25,7 +25,7 @@ def enclosing() -> Claimed | None:
     if found is None:
         return None
     for entry in board.entries():
-        told = entry.slot, entry.waits, entry.pid, entry.start
+        told = entry.slot, entry.waits, entry.pid, entry.start or 0  # without /proc: not known
         if told == (found.slot, False, found.pid, found.started) and _has(entry, found.uuids):
             return found
     raise ClaimError(

@@ -387,9 +387,9 @@ class _Teller:
         from gpuaff.text import counted
 
         getLogger("gpuaff").info(
-            "waiting for %s, %d before: %s",
+            "waiting for %s, %s: %s",
             counted(standing.wanted, "GPU"),
-            standing.position,
+            f"{standing.position} before us" if standing.position else "next in line",
             "; ".join(standing.reasons),
         )
         if self._on_wait is not None:

@@ -122,7 +122,11 @@ class Occupied:
 
 
 def occupy(
-    kind: Kind, expected_uuids: Sequence[str], *, ordinals: Sequence[int] | None = None
+    kind: Kind,
+    expected_uuids: Sequence[str],
+    *,
+    ordinals: Sequence[int] | None = None,
+    note: Callable[[Callable[[], object]], object] | None = None,
 ) -> Occupied:
     """Occupy the claimed GPUs, all or none.
 
@@ -134,6 +138,8 @@ def occupy(
         kind: what occupies them.
         expected_uuids: the claimed GPUs.
         ordinals: CUDA's numbers of these; None: 0, 1 … in their order, and CUDA shows no others.
+        note: given the way back (:meth:`Occupied.release`) before anything is occupied: Ctrl-C may
+            come before the caller has what is returned.
 
     Raises:
         PlaceholderError: one of ours failed, or CUDA shows other GPUs than the claimed ones.
@@ -145,6 +151,8 @@ def occupy(
     claimed = dict(zip(ordinals or range(len(expected_uuids)), expected_uuids, strict=True))
     occupant = _occupant(kind, claimed, alone=ordinals is None)
     occupied = Occupied(occupant)
+    if note is not None:
+        note(occupied.release)
     try:
         occupied.take(claimed)
         occupied.made_context = is_initialized() is True

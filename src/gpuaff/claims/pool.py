@@ -63,9 +63,9 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
     seen, why = _within(devices, bounds)
     count = _count(request, seen, bounds, why)
     if request.gpus is not None:
-        chosen = _named("gpus", request.gpus, devices, seen, why)
+        chosen = _named("gpus", request.gpus, devices, seen, why, count)
     elif request.candidates is not None:
-        chosen = _named("candidates", request.candidates, devices, seen, why)
+        chosen = _named("candidates", request.candidates, devices, seen, why, count)
     else:
         chosen = tuple(device for device in seen if not device.is_mig) or seen
     if count > 1 and any(device.is_mig for device in chosen):
@@ -171,12 +171,13 @@ def _named(
     devices: Sequence[Device],
     seen: Collection[Device],
     why: str,
+    count: int,
 ) -> tuple[Device, ...]:
     found = named(option, names, devices)
     for device in found:
         if device not in seen:
             raise NotEnoughGpusError(
-                len(names), 0, f"{device} is not among those that it may have: {why}"
+                count, 0, f"{device} is not among those that it may have: {why}"
             )
     return found
 

@@ -20,9 +20,9 @@ class Undo:
     """
 
     def __init__(self) -> None:
-        """None yet."""
+        """None yet; they are this process's, and no forked child's."""
         self._ways: list[Callable[[], object]] = []
-        self._pid = kernel.process_id()
+        self.pid = kernel.process_id()
 
     @property
     def is_done(self) -> bool:
@@ -42,7 +42,7 @@ class Undo:
         Raises:
             Exception: what the first has raised that failed, when all have been tried.
         """
-        if kernel.process_id() != self._pid:
+        if kernel.process_id() != self.pid:
             return
         failed: Exception | None = None
         while self._ways:

@@ -36,14 +36,18 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         one_line: whether a wrong use is told in one line, without the usage.
+        asked: whose help that line names; None is its own.
     """
 
     one_line = False
+    asked: str | None = None
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and exit."""
         if self.one_line:
-            self.exit(2, f"gpuaff: error: {printable(message)}; see {self.prog} --help\n")
+            self.exit(
+                2, f"gpuaff: error: {printable(message)}; see {self.asked or self.prog} --help\n"
+            )
         super().error(printable(message))
 
     def format_help(self) -> str:
@@ -82,5 +86,5 @@ def build_parser(wanted: str | None) -> Parser:
         made = commands.add_parser(name, help=_COMMANDS[name], allow_abbrev=False)
         if name == wanted:
             import_module(f"gpuaff.cli.{name}").register(made)
-            parser.one_line = made.one_line
+            parser.one_line, parser.asked = made.one_line, made.prog
     return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gpuaff.cli.render import say
 from gpuaff.text import counted
@@ -60,9 +60,11 @@ class Teller:
         if self._is_over or said is None:
             return
         say(said)
-        self._timer = threading.Timer(self._pause, self._when_due)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(self._pause, self._when_due)
+        timer.daemon = True
+        with suppress(RuntimeError):  # no more threads can be had: then each is said at once
+            timer.start()
+            self._timer = timer
 
     def _when_due(self) -> None:
         with self._lock:

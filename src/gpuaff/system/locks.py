@@ -17,14 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from gpuaff.records import dataclass
+from gpuaff.system.descriptors import moved_up, turn_of
 from gpuaff.system.kernel import Tree
 
 _FLOCK = "hhqqi4x"
 """``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
-
-_LOWEST = 200
-"""Descriptors of locks are moved to here or above, where job scripts' ``exec 3>log`` do not hit
-them."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
 """Not to wait for the writer of a FIFO, and not to follow a link: either may have been planted."""
@@ -94,6 +91,17 @@ def identity_of(handle: int) -> tuple[int, int]:
     """The device number and inode of an open file."""
     found = os.fstat(handle)
     return found.st_dev, found.st_ino
+
+
+def mark_of(handle: int) -> tuple[int, int, int]:
+    """What tells a descriptor from a later one of its number: daemons close all that they have.
+
+    That may be one of the same file, so it also counts when the file was opened here.
+
+    Raises:
+        OSError: it is not open.
+    """
+    return (*identity_of(handle), turn_of(handle))
 
 
 # ---- flock -----------------------------------------------------------------------------------
@@ -181,16 +189,6 @@ def open_directory(path: str) -> int:
         OSError: there is none, or it may not be read.
     """
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-
-
-def moved_up(handle: int) -> int:
-    """The same open file under a number that scripts do not use; not inherited by programs."""
-    try:
-        higher = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _LOWEST)
-    except OSError:  # a limit of open files below that number
-        return handle
-    os.close(handle)
-    return higher
 
 
 def touch(handle: int) -> None:
