@@ -739,7 +739,7 @@ class TestSharing:
         with pytest.raises(ValueError, match="is closed to others"):
             driver.share()
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+    @pytest.mark.needs("two-users")
     def test_another_user(self) -> None:
         folder = Path(mkdtemp(prefix="fakedriver-"))
         try:

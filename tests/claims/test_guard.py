@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from gpuaff.claims import guard
 from gpuaff.errors import LockDirectoryError
+from gpuaff.system.kernel import open_files
 
 from claims.lockers import ANOTHER, locker, said, two_users, until
 
@@ -46,6 +48,23 @@ def test_who_waits_gets_it_when_it_is_given_back(lock_folder: Path) -> None:
         other.go_on()
         one.go_on()
         assert other.heard() == "has it"
+
+
+def test_one_that_was_removed_is_no_guard_any_more(lock_folder: Path) -> None:
+    """Else two would have one each, and each could take half of what both want."""
+    with locker(HOLD) as one, locker('print("there")\nhear()' + HOLD) as late:
+        assert [one.heard(), late.heard()] == ["has it", "there"]
+        late.go_on()
+        until(lambda: str(lock_folder / "guard") in open_files(late.pid))
+        (lock_folder / "guard").unlink()
+        with locker(HOLD) as other:
+            assert other.heard() == "has it"
+            one.go_on()
+            assert one.heard() == "over"
+            assert late.process.stdout is not None
+            assert not select.select([late.process.stdout], [], [], 0.2)[0]
+            other.go_on()
+            assert late.heard() == "has it"
 
 
 @pytest.mark.case("E6")

@@ -102,6 +102,13 @@ class TestWhatIsRaised:
         assert "\n" not in said
         assert lab.used() == []
 
+    def test_the_library_is_the_stub_for_building(self, lab: Lab) -> None:
+        lab.driver.fail("cuDeviceGetCount", 34)
+        lab.driver.fail("cuInit", 34)
+        said = lab.one("told(refused(2))")
+        assert said.startswith("PlaceholderError ")
+        assert "take CUDA's stubs folder out of LD_LIBRARY_PATH" in said
+
     def test_the_second_context_fails(self, lab: Lab) -> None:
         lab.driver.fail("cuDevicePrimaryCtxRetain", CUDA.OUT_OF_MEMORY, gpu=1)
         code = "told(refused(2)); go_on()"

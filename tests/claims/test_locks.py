@@ -116,7 +116,7 @@ from gpuaff.system import locks
 handle = locks.open_directory({str(tmp_path)!r})
 assert locks.try_flock(handle)
 if sys.stdin.readline().strip() == "keep":
-    locks.let_programs_inherit(handle)
+    os.set_inheritable(handle, True)
 os.execvp("sh", ["sh", "-c", "echo there; read line"])
 """
     mine = locks.open_directory(str(tmp_path))

@@ -203,3 +203,21 @@ def test_without_proc(lab: Lab) -> None:
     env = {name: value for name, value in lab.env.items() if value is not None}
     program = [*without, sys.executable, "-c", textwrap.dedent(code)]
     assert lab.driver.run(program, env=env).stdout == "<Claim of GPU 1>\n"
+
+
+def test_a_claim_outlives_the_one_that_it_is_inside_of(lab: Lab) -> None:
+    """Its process has died, and its ranks live: nobody gets what they have, inside or outside."""
+    outer, env = parent(lab, "gpus=[1, 2], placeholder=None")
+    inner = lab.start(PARENT.format(call="gpus=[2], placeholder=None"), **env)
+    inner_env = {**env, "GPUAFF_CLAIM": inner.heard(), "CUDA_VISIBLE_DEVICES": inner.heard()}
+    rank = lab.start("say(*indices(gpuaff.claim_gpus(placeholder=None))); go_on()", **inner_env)
+    assert rank.heard() == "2"
+    inner.kill()
+    said = lab.one("told(refused(2))", **env)
+    assert "GPU 2: claimed inside this claim by " in said
+    assert f"(pid {rank.pid})" in said
+    assert lab.one("say(*indices(gpuaff.claim_gpus()))", **env) == "1"
+    outer.kill()
+    said = lab.one("told(refused(4))")
+    assert f"(pid {rank.pid})" in said
+    assert lab.one("say(gpuaff.claim_gpus(3))") == "<Claim of GPU 0, GPU 1, GPU 3>"

@@ -313,7 +313,7 @@ class TestNever:
 
 
 def asked(**about: Any) -> Demand:
-    return Demand(count=1, **about)
+    return Demand(**about)
 
 
 class TestDemands:
@@ -397,7 +397,6 @@ LEASED = st.dictionaries(
 )
 DEMANDS = st.none() | st.builds(
     Demand,
-    count=st.just(1),
     min_free_memory=st.none() | st.integers(0, 5 * GIB),
     max_utilization=st.none() | st.integers(0, 100),
 )

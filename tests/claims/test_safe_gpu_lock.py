@@ -24,7 +24,7 @@ from safe_gpu_users import OURS, THEIRS, begin, end, get, our_user, their_user
 from fakedriver.driver import FakeDriver
 from processes import printed, run, stopped
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+as_root = pytest.mark.needs("two-users")
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def test_the_first_gpu_is_not_taken_when_it_is_in_use(plain: FakeDriver) -> None
     readings = look(plain, utilization=True)
     found = judge(readings, people=People(), leased={})
     assert [usage.busy for usage in found] == [Busy.PROCESSES, None, None]
-    found = judge(readings, people=People(), leased={}, demand=Demand(count=1, max_utilization=30))
+    found = judge(readings, people=People(), leased={}, demand=Demand(max_utilization=30))
     assert [usage.busy for usage in found] == [Busy.PROCESSES, Busy.WORKING, None]
 
 

@@ -30,7 +30,7 @@ from processes import stopped
 
 pytestmark = pytest.mark.fake_driver
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+as_root = pytest.mark.needs("two-users")
 
 MIB = 1 << 20
 

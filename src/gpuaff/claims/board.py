@@ -190,10 +190,6 @@ class Slot:
 
     def release(self) -> None:
         """Give the slot back, also for children that share it; may be called again."""
-        if not self.is_ours:
-            _unheld.pop(self.handle, None)
-            self.handle = -1
-            return
         self.withdraw()
         self.abandon()
 
@@ -210,8 +206,8 @@ class Slot:
         """In a forked child: close the copy, and leave the slot to the parent."""
         is_ours = self.is_ours
         handle, self.handle = self.handle, -1
+        _unheld.pop(handle, None)
         if is_ours:
-            _unheld.pop(handle, None)
             locks.close(handle)
 
     @property

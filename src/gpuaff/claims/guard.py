@@ -53,12 +53,26 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
     Raises:
         LockDirectoryError: its file cannot be used, or somebody holds it for too long.
     """
-    handle = _opened()
+    handle = _had(limit)
     try:
-        with lockdir.using(f"{lockdir.path()}/{NAME}"):
-            _wait(handle, limit)
         yield
     finally:
+        _let_go(handle)
+
+
+def _had(limit: float) -> int:
+    """The open file, locked; once more where somebody has removed or replaced it meanwhile."""
+    end = time.monotonic() + limit
+    while True:
+        handle = _opened()
+        try:
+            with lockdir.using(f"{lockdir.path()}/{NAME}"):
+                _wait(handle, end, limit)
+            if lockdir.still_has(NAME, handle):
+                return handle
+        except BaseException:
+            _let_go(handle)
+            raise
         _let_go(handle)
 
 
@@ -76,8 +90,7 @@ def _let_go(handle: int) -> None:
         locks.close(handle)
 
 
-def _wait(handle: int, limit: float) -> None:
-    end = time.monotonic() + limit
+def _wait(handle: int, end: float, limit: float) -> None:
     step, longest = _STEPS
     while not locks.try_flock(handle):
         if time.monotonic() >= end:

@@ -157,7 +157,6 @@ class Making:
             session,
             wanted.devices,
             demand=Demand(
-                count=wanted.count,
                 min_free_memory=self.request.min_free_memory,
                 max_utilization=self.request.max_utilization,
             ),

@@ -105,8 +105,6 @@ class Busy(str, Enum):
     """It has less free memory than was asked for."""
     WORKING = "working"
     """It works harder than was asked for."""
-    KEPT = "kept"
-    """It is free, and somebody who has waited for longer is to have it."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -136,19 +134,13 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What is asked for.
+    """What is asked of each device.
 
     Attributes:
-        count: how many devices.
-        exactly: these and no others, by UUID, in the order that they were named in; None: any.
-        candidates: only these come into question, by UUID; None: all that are visible.
         min_free_memory: bytes that must be free on each.
         max_utilization: percent that none may be busier than.
     """
 
-    count: int
-    exactly: tuple[str, ...] | None = None
-    candidates: frozenset[str] | None = None
     min_free_memory: int | None = None
     max_utilization: int | None = None
 

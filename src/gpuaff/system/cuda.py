@@ -65,8 +65,9 @@ def is_initialized() -> bool | None:
     """Whether CUDA is initialised in this process; None when its library is not even loaded.
 
     Neither loads the library nor changes anything: ``cuDeviceGetCount`` returns 3 before
-    ``cuInit``, and 0 after it; with any other answer CUDA cannot be used anyway. In a forked child
-    it is False whatever the parent did: there, only ``cuInit`` tells (:data:`NOT_INITIALIZED`).
+    ``cuInit``, and 0 after it; what is no driver (the stub for building) returns neither. In a
+    forked child it is False whatever the parent did: there, only ``cuInit`` tells
+    (:data:`NOT_INITIALIZED`).
     """
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)

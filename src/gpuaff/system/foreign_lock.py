@@ -14,9 +14,6 @@ from contextlib import suppress
 from gpuaff.system import locks
 from gpuaff.system.kernel import Tree
 
-_FLOCK = "hhqqi4x"
-"""``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
-
 _WHOLE = 0
 """As a length: up to the end of the file, wherever that is."""
 
@@ -81,7 +78,7 @@ def exclusive_holder(handle: int) -> int | None:
         Its process id, 0 or less when that cannot be told from here; None when nobody has it.
     """
     told = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _whole(fcntl.F_RDLCK))
-    kind, _, _, _, pid = struct.unpack(_FLOCK, told)
+    kind, _, _, _, pid = struct.unpack(locks.FLOCK, told)
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
@@ -105,7 +102,7 @@ def exclusive_waiters(handle: int) -> frozenset[int]:
 def _is_locked(handle: int) -> bool:
     """Whether anybody else has a lock on the file, shared or not."""
     told = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _whole(fcntl.F_WRLCK))
-    return bool(struct.unpack(_FLOCK, told)[0] != fcntl.F_UNLCK)
+    return bool(struct.unpack(locks.FLOCK, told)[0] != fcntl.F_UNLCK)
 
 
 def _listed_as(handle: int) -> tuple[int, int]:
@@ -125,4 +122,4 @@ def _listed_as(handle: int) -> tuple[int, int]:
 
 
 def _whole(kind: int) -> bytes:
-    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, _WHOLE, 0)
+    return locks.byte_range(kind, 0, _WHOLE)

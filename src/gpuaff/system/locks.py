@@ -20,7 +20,7 @@ from gpuaff.records import dataclass
 from gpuaff.system.descriptors import moved_up, turn_of
 from gpuaff.system.kernel import Tree
 
-_FLOCK = "hhqqi4x"
+FLOCK = "hhqqi4x"
 """``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -131,7 +131,7 @@ def unlock(handle: int) -> None:
 def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False) -> bool:
     """Take a byte range if that is possible at once."""
     try:
-        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _range(_kind(shared=shared), start, length))
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, byte_range(_kind(shared=shared), start, length))
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, fcntl(2)
         return False
     return True
@@ -139,13 +139,13 @@ def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False)
 
 def wait_for_range(handle: int, start: int) -> None:
     """Sleep until nobody has a byte exclusively; it is shared then, and given back at once."""
-    fcntl.fcntl(handle, fcntl.F_OFD_SETLKW, _range(fcntl.F_RDLCK, start, 1))
+    fcntl.fcntl(handle, fcntl.F_OFD_SETLKW, byte_range(fcntl.F_RDLCK, start, 1))
     free_range(handle, start)
 
 
 def free_range(handle: int, start: int, *, length: int = 1) -> None:
     """Give a byte range back, for everyone who shares the open file."""
-    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, start, length))
+    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, byte_range(fcntl.F_UNLCK, start, length))
 
 
 def locked_bytes(handle: int, start: int, end: int) -> list[int]:
@@ -159,10 +159,8 @@ def locked_bytes(handle: int, start: int, end: int) -> list[int]:
         low, high = spans.pop()
         if low >= high:
             continue
-        asked = _range(fcntl.F_RDLCK, low, high - low)
-        kind, _, at, length, _ = struct.unpack(
-            _FLOCK, fcntl.fcntl(handle, fcntl.F_OFD_GETLK, asked)
-        )
+        asked = byte_range(fcntl.F_RDLCK, low, high - low)
+        kind, _, at, length, _ = struct.unpack(FLOCK, fcntl.fcntl(handle, fcntl.F_OFD_GETLK, asked))
         if kind == fcntl.F_UNLCK:
             continue
         last = high if length == 0 else min(high, at + length)
@@ -175,8 +173,9 @@ def _kind(*, shared: bool) -> int:
     return fcntl.F_RDLCK if shared else fcntl.F_WRLCK
 
 
-def _range(kind: int, start: int, length: int) -> bytes:
-    return struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
+def byte_range(kind: int, start: int, length: int) -> bytes:
+    """A ``struct flock``: what ``fcntl(2)`` takes. A length of 0 is up to the end of the file."""
+    return struct.pack(FLOCK, kind, os.SEEK_SET, start, length, 0)
 
 
 # ---- what is locked --------------------------------------------------------------------------
@@ -205,12 +204,6 @@ def close(*handles: int) -> None:
     for handle in handles:
         with suppress(OSError):
             os.close(handle)
-
-
-def let_programs_inherit(*handles: int) -> None:
-    """Keep descriptors open in the program that this process becomes (``exec``)."""
-    for handle in handles:
-        os.set_inheritable(handle, True)
 
 
 def read_at(handle: int, offset: int, size: int) -> bytes:
