@@ -12,6 +12,8 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from operator import methodcaller, setitem
 
 from gpuaff.errors import NoDriverError
 
@@ -160,21 +162,32 @@ class Contexts:
         for ordinal in reversed(range(len(self._handles))):
             if not self._handles[ordinal]:
                 continue
-            # First: to release once too often would take it from somebody else, such as torch.
-            self._handles[ordinal] = None
             try:
-                _release(_device(ordinal))
+                self._release(ordinal)
             except CudaError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
 
+    def _release(self, ordinal: int) -> None:
+        """Let one go, and forget it: ``list`` makes both calls, so Ctrl-C cannot come between.
 
-def _release(device: ctypes.c_int) -> None:
-    try:
-        _call("cuDevicePrimaryCtxRelease_v2", device)
-    except NoDriverError:  # before CUDA 11.0
-        _call("cuDevicePrimaryCtxRelease", device)
+        A context that is forgotten first might stay; one that is released once too often would be
+        taken from somebody else, such as torch. It is forgotten also where the driver says no.
+        """
+        try:
+            device = _device(ordinal)
+        except CudaError:
+            self._handles[ordinal] = None
+            raise
+        try:
+            library, name = _found("cuDevicePrimaryCtxRelease_v2")
+        except NoDriverError:  # before CUDA 11.0
+            library, name = _found("cuDevicePrimaryCtxRelease")
+        forget = partial(setitem, self._handles, ordinal, None)
+        let_go = partial(_function(library, name), device)
+        _, code = list(map(methodcaller("__call__"), (forget, let_go)))
+        _refuse(code, library, name)
 
 
 def _device(ordinal: int) -> ctypes.c_int:
@@ -190,6 +203,16 @@ def _call(name: str, *arguments: object) -> None:
         NoDriverError: there is no library, or it has no such function.
         CudaError: it failed.
     """
+    library, _ = _found(name)
+    _refuse(_function(library, name)(*arguments), library, name)
+
+
+def _found(name: str) -> tuple[ctypes.CDLL, str]:
+    """The library, which has this function.
+
+    Raises:
+        NoDriverError: there is no library, or it has no such function.
+    """
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -199,12 +222,20 @@ def _call(name: str, *arguments: object) -> None:
             "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
         ) from None
     try:
-        function = _function(library, name)
+        _function(library, name)
     except AttributeError:
         raise NoDriverError(
             f"the NVIDIA driver's library CUDA ({_LIBRARY}) has no {name}", "update the driver"
         ) from None
-    code = function(*arguments)
+    return library, name
+
+
+def _refuse(code: int, library: ctypes.CDLL, name: str) -> None:
+    """Raise what a function has returned.
+
+    Raises:
+        CudaError: it failed.
+    """
     if code:
         text = [_said(library, how, code) for how in ("cuGetErrorName", "cuGetErrorString")]
         raise CudaError(code, text[0], text[1], name)
