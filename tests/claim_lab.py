@@ -34,17 +34,18 @@ def say(*what):
     sys.stdout.flush()
 
 def locked():
-    # All locks on files of the lock directory, and whatever else this process has locked.
-    import glob
-    from gpuaff.system import locks
-    ours = {locks.identity(name) for name in glob.glob(os.environ["GPUAFF_LOCK_DIR"] + "/*")}
-    def look():
-        found = [one for one in locks.held_locks() if one.file in ours or one.pid == os.getpid()]
-        return sorted(map(str, found))
-    found = None
-    while found != (again := look()):  # /proc/locks may leave some out while others come and go
-        found = again
-    return found
+    # What this process has locked. Not by /proc/locks: that leaves some out, or tells them twice,
+    # while others come and go.
+    found = []
+    for number in os.listdir("/proc/self/fdinfo"):
+        try:
+            with open(f"/proc/self/fdinfo/{number}") as file:
+                what = [line.split(maxsplit=2)[2] for line in file if line.startswith("lock:")]
+            name = os.readlink(f"/proc/self/fd/{number}")
+            found += [(name, one) for one in what if not name.endswith("driver/state")]
+        except OSError:
+            pass
+    return sorted(found)
 
 def handles():
     # The open files, without those of the fake driver.

@@ -29,6 +29,8 @@ settings.register_profile(
     "thorough", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("gpuaff", settings.get_profile("thorough"), max_examples=20)
+# What differs from one Python to another shows in few examples.
+settings.register_profile("quick", settings.get_profile("gpuaff"), max_examples=4)
 # Mutation tests ask only whether anything fails, thousands of times.
 settings.register_profile(
     "mutation",

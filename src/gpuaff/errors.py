@@ -52,10 +52,7 @@ class InvalidOptionError(GpuaffError, ValueError):
         self.expected = expected
 
     def __str__(self) -> str:
-        shown = repr(self.value)
-        if len(shown) > 80:
-            shown = f"{shown[:77]}..."
-        return f"{self.option}={shown}: expected {self.expected}"
+        return f"{self.option}={_shown(self.value)}: expected {self.expected}"
 
 
 class TopologyError(GpuaffError, ValueError):
@@ -188,6 +185,17 @@ class CommandError(GpuaffError):
 
     def __str__(self) -> str:
         return f"{self.command}: {self.problem}"
+
+
+def _shown(value: object) -> str:
+    """What was given, on one line, cut when it is long; it may be anything."""
+    from gpuaff.notices import printable
+
+    try:
+        shown = printable(repr(value))
+    except Exception:  # noqa: BLE001 - it has no words: its repr fails, or it has 4300 digits
+        shown = f"<{type(value).__name__}>"
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def _gpus(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import repeat
 
 import pytest
 
@@ -12,18 +13,65 @@ from gpuaff.errors import InvalidOptionError
 from claim_lab import Lab
 
 
-@pytest.mark.parametrize("n", [0, -1, True, False, 1.0, 1.5, "2", "", None, 10**9, [1], b"auto"])
+class Whole:
+    """A whole number of another library's, as NumPy's are."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __index__(self) -> int:
+        return self._value
+
+
+class Odd:
+    """What has no words, and can't be compared: NumPy's arrays can't be, either."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Loud:
+    def __repr__(self) -> str:
+        return "two\nlines \x1b[31m"
+
+
+HUGE = 10**5000
+"""Python refuses to write it down."""
+
+
+@pytest.mark.parametrize(
+    "n",
+    [
+        *(0, -1, True, False, 1.0, 1.5, "2", "", None, 10**9, [1], b"auto"),
+        *(pytest.param(HUGE, id="huge"), Odd(), Loud(), [Odd()]),
+    ],
+)
 def test_how_many(n: object) -> None:
     with pytest.raises(
         InvalidOptionError, match=r"^n=.*: expected a number of GPUs from 1 to 1024"
-    ):
+    ) as caught:
         read(n)
+    assert str(caught.value).isprintable()
+
+
+def test_numbers_of_other_libraries() -> None:
+    told = read(Whole(2), candidates=[Whole(3), 1, "2"], min_free_memory=Whole(5), wait=Whole(7))
+    assert told == Request(count=2, candidates=(3, 1, "2"), min_free_memory=5, wait=7.0)
+    assert read(1, gpus=Whole(1)) == Request(count=1, gpus=(1,))
 
 
 @pytest.mark.parametrize("option", ["gpus", "candidates"])
 @pytest.mark.parametrize(
     "value",
-    [[], "", ",", [True], [1.5], [None], [[0]], 1.5, True, object(), ["a", ""], range(2000)],
+    [
+        *([], "", ",", [True], [1.5], [None], [[0]], 1.5, True, object(), ["a", ""], range(2000)),
+        *(b"\x00", bytearray(b"0"), memoryview(b"0"), [b"0"], Odd(), [Odd()], repeat(0)),
+    ],
 )
 def test_which(option: str, value: object) -> None:
     with pytest.raises(
@@ -32,7 +80,9 @@ def test_which(option: str, value: object) -> None:
         read(1, **{option: value})
 
 
-@pytest.mark.parametrize("wait", [-1, -0.5, float("nan"), float("-inf"), "x", "5", True, [], 1j])
+@pytest.mark.parametrize(
+    "wait", [-1, -0.5, float("nan"), float("-inf"), "x", "5", True, [], 1j, Odd()]
+)
 def test_how_long(wait: object) -> None:
     with pytest.raises(InvalidOptionError, match=r"^wait=.*: expected seconds to wait, 0"):
         read(1, wait=wait)
@@ -59,6 +109,8 @@ def test_how_long_may_be(wait: object, meant: float | None) -> None:
         {"visible": "indices"},
         {"visible": True},
         {"visible": 0},
+        {"visible": Odd()},
+        {"max_utilization": HUGE},
         {"gpus": [0, 1], "candidates": [0, 1]},
     ],
 )
@@ -93,6 +145,11 @@ class TestOnAMachine:
             ),
             ("gpus=[4]", "InvalidOptionError gpus=4: expected the index, UUID or PCI address of a"),
             ("gpus=[-1]", "InvalidOptionError gpus=-1: expected the index, UUID or PCI address of"),
+            (
+                "gpus=[10**5000]",
+                "InvalidOptionError gpus=<int>: expected the index, UUID or PCI ad",
+            ),
+            ("gpus='9' * 5000", "InvalidOptionError gpus='99999999999999999999999999999999999999"),
             ("gpus='GPU-ffff'", "InvalidOptionError gpus='GPU-ffff': expected the index, UUID or"),
             ("gpus='GPU-'", "InvalidOptionError gpus='GPU-': expected the index, UUID or PCI add"),
             ("gpus='0000:7f:00.0'", "InvalidOptionError gpus='0000:7f:00.0': expected the index,"),

@@ -198,7 +198,10 @@ NUMBERS = st.one_of(
 )
 VALUES = st.one_of(NUMBERS, st.text(), st.none(), st.lists(st.one_of(st.text(), NUMBERS)))
 RECORDS = st.dictionaries(
-    st.sampled_from(["pid", "start", "ticket", "beat", "gpus", "name", "wanted", "v"]), VALUES
+    st.sampled_from(
+        ["pid", "start", "uid", "ticket", "beat", "since", "gpus", "name", "wanted", "v"]
+    ),
+    VALUES,
 )
 
 
@@ -223,6 +226,8 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
         found = queue.ahead([entry], wants=frozenset(["GPU-0"]), now=5.0, stopped=(), ticket=ticket)
         assert found in ((), (entry,))
         assert queue.in_words(entry).isprintable()
+        for number in (entry.since, entry.beat, entry.wanted, entry.uid):
+            assert number is None or 0 <= number <= MOST
         board.stopped([entry])
         mine.write({"ticket": ticket})
         assert mine.is_current

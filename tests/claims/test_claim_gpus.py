@@ -201,6 +201,14 @@ class TestWhatWasInherited:
     def test_auto(self, lab: Lab, env: dict[str, str], gpus: str) -> None:
         assert shown(lab, "'auto'", **env)[1] == gpus
 
+    @pytest.mark.parametrize("visible", [None, "2"])
+    def test_auto_where_none_was_granted(self, lab: Lab, visible: str | None) -> None:
+        env = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": visible}
+        said = lab.one("told(refused('auto', wait=None))", **env)
+        assert said == (
+            "NotEnoughGpusError asked for 1 GPU, but SLURM_GPUS_ON_NODE=0 grants no GPUs"
+        )
+
     def test_auto_where_nobody_tells(self, lab: Lab) -> None:
         said = refused(lab, "'auto'")
         assert said.startswith("InvalidOptionError n='auto': expected a number: nobody tells")

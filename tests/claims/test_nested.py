@@ -141,6 +141,18 @@ def test_gpus_that_the_claim_has_not(lab: Lab) -> None:
     assert program.end() == ""
 
 
+def test_gpus_of_the_claim_in_another_order(lab: Lab) -> None:
+    """By it a rank would take another one's GPU: the place in the list is what is locked."""
+    program, env = parent(lab, "gpus=[3, 1], placeholder=None")
+    claim, _, uuids = env["GPUAFF_CLAIM"].rpartition(":")
+    first = lab.start("say(*indices(gpuaff.claim_gpus(gpus=[3]))); go_on()", **env)
+    assert first.heard() == "3"
+    swapped = {**env, "GPUAFF_CLAIM": f"{claim}:{','.join(reversed(uuids.split(',')))}"}
+    said = lab.one("told(refused(gpus=[3]))", **swapped)
+    assert said.startswith("ClaimError GPUAFF_CLAIM says that this process runs inside a claim of ")
+    assert program.end() == ""
+
+
 def test_forked_ranks(lab: Lab) -> None:
     code = """
     claim = gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)

@@ -125,9 +125,12 @@ class TestLease:
         assert found.lease.claimer == Person(pid=101, command="python", user="ann", since=50.0)
         assert found.lease.gone is None
 
-    def test_of_a_part_of_the_gpu(self) -> None:
-        """A shared lock says that MIG instances are leased, and not who has the whole."""
-        assert status_of(sight(locks=locked(5, shared=True))).gpus[0].lease is None
+    def test_that_is_shared(self) -> None:
+        """Nobody can lease a whole GPU of which somebody has so much as a shared lock."""
+        (found,) = status_of(sight(process(5), locks=locked(5, shared=True))).gpus
+        assert found.busy is Busy.LEASED
+        assert found.lease is not None
+        assert found.lease.claimer.pid == 5
 
     def test_with_claims_inside(self) -> None:
         around = entry(1, "GPU-0", "GPU-1")

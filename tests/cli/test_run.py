@@ -315,6 +315,23 @@ class TestWrongUse:
         assert done.returncode == 2
         assert said in told(done)
 
+    def test_in_one_line_whatever_was_typed(self) -> None:
+        done = started([*RUN, "--two\nlines\x1b[31m", "--", "true"])
+        assert done.returncode == 2
+        assert r"unrecognized arguments: --two\nlines\x1b[31m" in told(done)
+
+    @pytest.mark.parametrize("words", [["--", "no-such-command"], ["-n", "0", "--", "true"]])
+    def test_the_code_is_the_same_where_nobody_hears(self, words: list[str]) -> None:
+        command = [*RUN, *words]
+        code = started(command).returncode
+        assert code in (127, 2)
+        with Path("/dev/full").open("w") as full:
+            assert subprocess.run(command, stderr=full, env=environment()).returncode == code
+        reader, writer = os.pipe()
+        os.close(reader)
+        assert subprocess.run(command, stderr=writer, env=environment()).returncode == code
+        os.close(writer)
+
     def test_help(self) -> None:
         done = started([*RUN, "--help"])
         assert (done.returncode, done.stderr) == (0, b"")

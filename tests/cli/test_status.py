@@ -137,6 +137,31 @@ def test_a_lease(machine: Machine) -> None:
     assert all(gpu["free"] for gpu in machine.status()["gpus"])
 
 
+@pytest.mark.parametrize("since", ["NaN", "1e999", "-1e308", "1" + "0" * 400])
+def test_a_record_that_somebody_has_forged(machine: Machine, since: str) -> None:
+    wanted = "1" + "0" * 400
+    with machine.running("--gpus", "1", "--", "sh", "-c", "echo $GPUAFF_CLAIM; read x") as one:
+        assert one.stdout is not None
+        _, slot, _, _, uuid = one.stdout.readline().strip().split(":")
+        record = f'{{"since": {since}, "wanted": {wanted}, "gpus": ["{uuid}"]}}'
+        with (machine.locks / "board").open("r+b") as board:
+            board.seek(int(slot) * 4096)
+            board.write(record.encode().ljust(4096))
+        held = machine.status()["gpus"][1]
+        assert (held["lease"]["pid"], held["lease"]["since"]) == (None, None)
+        assert machine.told().returncode == 0
+
+
+def test_arguments_that_are_no_text(machine: Machine) -> None:
+    """JSON has no such characters; a terminal would obey them."""
+    with machine.running("--gpus", "1", "--", "sh", "-c", "echo; read x", "\udcff\x1b[31m") as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        command = machine.status()["gpus"][1]["lease"]["command"]
+        assert command == "sh -c echo; read x \ufffd\x1b[31m"
+        assert r"sh -c echo; read x \udcff\x1b[31m (pid" in machine.told().stdout
+
+
 def test_no_lock_is_taken_to_look(machine: Machine) -> None:
     """While somebody looks all the time, others claim, and never find anything taken."""
     looking = f"while :; do {' '.join(STATUS)} >/dev/null; done"

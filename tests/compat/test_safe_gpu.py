@@ -306,6 +306,23 @@ print(safe_gpu.gpu_owner, os.environ.get("CUDA_VISIBLE_DEVICES"))
     ]
 
 
+@pytest.mark.parametrize("options", ["debug_sleep=-1", "debug_sleep='x'", "logger=Logger()"])
+def test_what_fails_when_it_has_claimed(env: dict[str, str], options: str) -> None:
+    script = f"""
+import gpuaff
+class Logger:
+    def info(self, message):
+        if message == "lock released":
+            raise ValueError(message)
+try:
+    safe_gpu.claim_gpus({options})
+except (TypeError, ValueError):
+    print("raised")
+print(safe_gpu.gpu_owner, gpuaff.current_claim(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+"""
+    assert said(env, script)[-2:] == ["raised", "None None None"]
+
+
 def test_a_screen_on_the_only_gpu(
     fake_driver: MakeDriver, env: dict[str, str], tmp_path: Path
 ) -> None:

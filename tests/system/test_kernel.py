@@ -13,6 +13,12 @@ from gpuaff.system import kernel
 from processes import stopped
 
 
+def test_a_pipe_that_nobody_writes_into(tmp_path: Path) -> None:
+    """A variable may name anything."""
+    os.mkfifo(tmp_path / "pipe")
+    assert kernel.Tree(str(tmp_path)).read("pipe") == ""
+
+
 def test_a_thread_of_ours() -> None:
     me = kernel.thread_facts(os.getpid(), threading.get_native_id())
     assert me is not None

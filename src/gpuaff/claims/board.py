@@ -80,8 +80,12 @@ class Entry:
     @property
     def since(self) -> float | None:
         """Since when the writer waits, or holds, in seconds since 1970."""
-        found = self.record.get("since")
-        return float(found) if isinstance(found, int | float) else None
+        return self._time("since")
+
+    @property
+    def wanted(self) -> int | None:
+        """How many GPUs one who waits wants."""
+        return self._number("wanted")
 
     @property
     def ticket(self) -> int:
@@ -91,8 +95,7 @@ class Entry:
     @property
     def beat(self) -> float | None:
         """When the writer last told that it is well, in seconds since the machine started."""
-        found = self.record.get("beat")
-        return float(found) if isinstance(found, float) else self._number("beat")
+        return self._time("beat")
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -115,6 +118,12 @@ class Entry:
         """A text of the record; empty when there is none."""
         found = self.record.get(key)
         return found if isinstance(found, str) else ""
+
+    def _time(self, key: str) -> float | None:
+        found = self.record.get(key)
+        if isinstance(found, float):  # NaN and infinity, which Python's JSON has, do not fit
+            return found if 0 <= found <= MOST else None
+        return self._number(key)
 
     def _number(self, key: str) -> int | None:
         found = self.record.get(key)

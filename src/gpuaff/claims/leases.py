@@ -72,8 +72,11 @@ class Holder:
     shared: bool
 
 
-def holders(devices: Iterable[Device]) -> Mapping[str, tuple[Holder, ...]]:
-    """Who has leased each device, by UUID, as /proc/locks tells. No lock is taken to look.
+def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
+    """Who keeps others from leasing each device, by UUID, as /proc/locks tells.
+
+    No lock is taken to look. Of a whole GPU these are also those who share its lock, as the
+    holders of its instances do.
 
     A process in a PID namespace of its own does not see the locks of those outside.
     """

@@ -173,10 +173,11 @@ def _holders(devices: Iterable[Device]) -> Mapping[str, tuple[Holder, ...]]:
     No lock is taken to look.
     """
     asked = {device.uuid: device for device in devices}
-    for device in tuple(asked.values()):
-        if device.parent is not None:
-            asked.setdefault(device.parent, whole_of(device))
-    return leases.holders(asked.values())
+    whole = {device.parent: whole_of(device) for device in asked.values() if device.parent}
+    found = leases.holders([*asked.values(), *whole.values()])
+    for uuid in whole:  # shared are the locks of its instances
+        found[uuid] = tuple(holder for holder in found[uuid] if not holder.shared)
+    return found
 
 
 def _told(
@@ -187,7 +188,7 @@ def _told(
     return {
         uuid: _in_words(on_board.get(uuid), holders, names)
         for uuid, holders in found.items()
-        if any(not holder.shared for holder in holders)
+        if holders
     }
 
 

@@ -37,8 +37,12 @@ def enclosing() -> Claimed | None:
 
 
 def _has(entry: Entry, uuids: Iterable[str]) -> bool:
-    """Whether these are what an entry of the board holds: a claim inside another says whose too."""
-    return {*uuids} == {key if key[:1] in "GM" else key.partition("/")[2] for key in entry.gpus}
+    """Whether these are what an entry of the board holds: a claim inside another says whose too.
+
+    In this order, by which its ranks know which byte stands for which.
+    """
+    held = [key if key[:1] in "GM" else key.partition("/")[2] for key in entry.gpus]
+    return [*uuids] == held
 
 
 def variable(obtained: Obtained) -> str:

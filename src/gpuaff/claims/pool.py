@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from gpuaff.claims.model import Device
 from gpuaff.claims.request import Name, Request
+from gpuaff.digits import natural
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
 from gpuaff.records import dataclass
 from gpuaff.topology.model import Gpu, MigInstance
@@ -150,6 +151,8 @@ def _gpus(devices: Sequence[Device]) -> tuple[Gpu, ...]:
 def _count(request: Request, seen: Sequence[Device], bounds: Bounds, why: str) -> int:
     if request.count is not None:
         return request.count
+    if bounds.granted_count == 0:
+        raise NotEnoughGpusError(1, 0, f"{bounds.source} grants no GPUs")
     if bounds.granted_count is not None:
         shown = bounds.visible is not None and seen  # somebody may have shown fewer
         return min(bounds.granted_count, len(seen)) if shown else bounds.granted_count
@@ -197,9 +200,10 @@ def named(option: str, names: Sequence[Name], devices: Sequence[Device]) -> tupl
 
 def _find(option: str, name: Name, devices: Sequence[Device]) -> Device:
     """The device that a name means."""
-    text = str(name).strip()
-    if text.isdecimal() and text.isascii():
-        found = [device for device in devices if device.index == int(text) and not device.is_mig]
+    text = "" if isinstance(name, int) else name.strip()
+    number = name if isinstance(name, int) else natural(text)
+    if number is not None:
+        found = [device for device in devices if device.index == number and not device.is_mig]
     elif text.upper().startswith(("GPU-", "MIG-")):
         found = [device for device in devices if device.uuid.lower().startswith(text.lower())]
     else:

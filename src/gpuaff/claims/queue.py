@@ -71,6 +71,5 @@ def who(entry: Entry) -> str:
 
 def in_words(entry: Entry) -> str:
     """Who waits, and for what, for one line."""
-    count = entry.record.get("wanted")
-    wanted = count if isinstance(count, int) else "some"
+    wanted = "some" if entry.wanted is None else entry.wanted
     return f"{who(entry)}, who waits for {wanted} of them"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from enum import Enum
+from itertools import islice
 
 from gpuaff.errors import InvalidOptionError
 from gpuaff.hints import suggestion
@@ -92,57 +94,74 @@ def read(
 
 
 def _count(n: object) -> int | None:
-    if n == AUTO:
+    if isinstance(n, str) and n == AUTO:
         return None
-    if not isinstance(n, int) or isinstance(n, bool) or not 0 < n <= MOST:
+    count = _integer(n)
+    if count is None or not 0 < count <= MOST:
         expected = f'a number of GPUs from 1 to {MOST}, or "{AUTO}": as many as were granted'
         raise InvalidOptionError("n", n, expected)
-    return n
+    return count
+
+
+def _integer(value: object) -> int | None:
+    """A whole number, also NumPy's; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _whole(option: str, value: object, expected: str, most: int) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+    number = _integer(value)
+    if number is None or not 0 <= number <= most:
         raise InvalidOptionError(option, value, expected)
-    return value
+    return number
 
 
 def _seconds(wait: object) -> float | None:
     if wait is None:
         return None
-    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
+    seconds = wait if isinstance(wait, float) else _integer(wait)
+    if seconds is None or not seconds >= 0:
         expected = "seconds to wait, 0 (not at all) or more, or None (without limit)"
         raise InvalidOptionError("wait", wait, expected)
-    return float(wait) if wait < _FOREVER else None
+    return float(seconds) if seconds < _FOREVER else None
 
 
 def _visible(value: object) -> VisibleAs | None:
     if value is None:
         return None
-    try:
+    words = [word.value for word in VisibleAs]
+    if isinstance(value, str) and value in words:
         return VisibleAs(value)
-    except ValueError:
-        words = [word.value for word in VisibleAs]
-        hint = suggestion(value, words) if isinstance(value, str) else ""
-        expected = f"one of {', '.join(words)}, or None{hint}"
-        raise InvalidOptionError("visible", value, expected) from None
+    hint = suggestion(value, words) if isinstance(value, str) else ""
+    raise InvalidOptionError("visible", value, f"one of {', '.join(words)}, or None{hint}")
 
 
 def _names(option: str, value: object) -> tuple[Name, ...] | None:
     if value is None:
         return None
     expected = "GPUs by index, UUID or PCI address, such as [0, 2] or ['GPU-8f3c…']"
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = (value,)
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")]
-    if not isinstance(value, Iterable):
+    given: object = value
+    number = _integer(value)
+    if number is not None:
+        given = (number,)
+    elif isinstance(value, str):
+        given = [part.strip() for part in value.split(",")]
+    # Bytes would be numbers.
+    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | memoryview):
         raise InvalidOptionError(option, value, expected)
-    names = tuple(value)
-    for name in names:
-        if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
-            raise InvalidOptionError(option, value, expected)
-    if not names or len(names) > MOST:
+    found = [_name(one) for one in islice(given, MOST + 1)]
+    names = tuple(name for name in found if name is not None)
+    if not names or len(names) < len(found) or len(names) > MOST:
         raise InvalidOptionError(option, value, expected)
     return names
+
+
+def _name(value: object) -> Name | None:
+    """One GPU's name; None when it is none."""
+    return (value or None) if isinstance(value, str) else _integer(value)

@@ -213,7 +213,7 @@ def _gpu(sight: Sight, reading: DeviceReading, usage: Usage) -> GpuStatus:
 
 
 def _lease(sight: Sight, uuid: str) -> LeaseStatus | None:
-    holders = [holder for holder in sight.locks.get(uuid, ()) if not holder.shared]
+    holders = sight.locks.get(uuid, ())
     entry = next((e for e in sight.entries if not e.waits and uuid in e.gpus), None)
     if not holders and entry is None:
         return None
@@ -265,10 +265,9 @@ def _uses(sight: Sight, reading: DeviceReading) -> Iterator[Use]:
 
 
 def _waiter(sight: Sight, entry: Entry) -> Waiter:
-    wanted = entry.record.get("wanted")
     return Waiter(
         person=_writer(sight, entry),
-        wanted=wanted if isinstance(wanted, int) else None,
+        wanted=entry.wanted,
         gpus=tuple(map(_without_claim, entry.gpus)),
         well=entry.slot not in sight.slow,
     )

@@ -19,6 +19,7 @@ from gpuaff.errors import (
 TYPE_CHECKING = False  # `gpuaff run` stands between a user and their program
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
 
 FAILED = 1
 WRONG_USE = 2
@@ -46,12 +47,14 @@ def dispatch(argv: Sequence[str] | None) -> int:
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
-        _drop_output()
+        _drop_unwritten(sys.stdout)
         return READER_GONE
     except GpuaffError as error:
         return _fail(str(error), code_of(error))
     except OSError as error:
         return _fail(_in_words(error), FAILED)
+    finally:
+        _drop_unwritten(sys.stderr)
 
 
 def code_of(error: GpuaffError) -> int:
@@ -88,7 +91,7 @@ def _parted(argv: list[str]) -> tuple[list[str], list[str]]:
 def _fail(problem: str, code: int) -> int:
     from gpuaff.cli.render import say
 
-    _drop_output()
+    _drop_unwritten(sys.stdout)
     say(problem)
     return code
 
@@ -98,13 +101,13 @@ def _in_words(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else f"output: {reason}"
 
 
-def _drop_output() -> None:
-    """Throw away what could not be written, or Python complains about it as it ends."""
-    if sys.stdout is None:
+def _drop_unwritten(stream: TextIO | None) -> None:
+    """Throw away what cannot be written, or Python complains as it ends, by an exit code of 120."""
+    if stream is None:
         return
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

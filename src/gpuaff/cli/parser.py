@@ -10,6 +10,7 @@ import argparse
 from importlib import import_module
 
 from gpuaff._version import __version__
+from gpuaff.notices import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and exit."""
         if self.one_line:
-            self.exit(2, f"gpuaff: error: {message}; see {self.asked or self.prog} --help\n")
-        super().error(message)
+            asked = self.asked or self.prog
+            self.exit(2, f"gpuaff: error: {printable(message)}; see {asked} --help\n")
+        super().error(printable(message))
 
     def format_help(self) -> str:
         """The help text. Only here is the formatter chosen: it imports rich."""

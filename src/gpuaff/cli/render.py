@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from gpuaff.notices import Notice, printable
@@ -23,7 +24,21 @@ def _to_terminal() -> bool:
 
 def show_json(data: dict[str, Any]) -> None:
     """Print JSON: indented, in ASCII, the keys in the order that they have."""
-    print(json.dumps(data, indent=2, allow_nan=False))
+    print(json.dumps(_sound(data), indent=2, allow_nan=False))
+
+
+def _sound(value: Any) -> Any:
+    """The same with U+FFFD for bytes that are no text: what Python puts there no JSON may have.
+
+    The arguments of a process, and the path of a folder, may hold any bytes.
+    """
+    if isinstance(value, dict):
+        return {key: _sound(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sound(one) for one in value]
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def show_lines(lines: Iterable[Line]) -> None:
@@ -53,9 +68,10 @@ def show_notes(notices: Iterable[Notice]) -> None:
 
 
 def say(text: str) -> None:
-    """Say one line on standard error."""
+    """Say one line on standard error; where nobody can hear it, it is not said."""
     if sys.stderr is not None:  # print() would take standard output instead
-        print(f"gpuaff: {_shown(text)}", file=sys.stderr)
+        with suppress(OSError):  # its reader has gone, or its disk is full
+            print(f"gpuaff: {_shown(text)}", file=sys.stderr)
 
 
 def _shown(text: str) -> str:

@@ -189,8 +189,12 @@ class GPUOwner:
         self.placeholders: list[object] = []
         self._claim: Claim | None = None
         count = operator.index(nb_gpus)
-        with _their_errors(), _driver() as session:
-            self._take(count, for_display=_has_one_for_display(session))
+        try:
+            with _their_errors(), _driver() as session:
+                self._take(count, for_display=_has_one_for_display(session))
+        except BaseException:  # in the sleep, or of the logger: nobody has this to release it
+            self._give_back()
+            raise
 
     def release_gpus(self) -> None:
         """Give the GPUs back; once more is no error.
@@ -208,6 +212,10 @@ class GPUOwner:
         finally:
             for name, value in variables.items():
                 environ.put(name, value)
+
+    def _give_back(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
     def _take(self, nb_gpus: int, *, for_display: bool) -> None:
         if for_display:

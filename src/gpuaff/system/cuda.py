@@ -12,6 +12,8 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from operator import methodcaller, setitem
 
 from gpuaff.errors import NoDriverError
 
@@ -125,13 +127,11 @@ class Contexts:
     """The primary contexts that are held here; none of them is made current.
 
     The driver notes by itself which it has given: it writes a context's handle in the very call
-    that makes it. That one was let go is noted in one step with the call as well. So none is
-    forgotten, and none let go twice, whenever Ctrl-C comes.
+    that makes it. So nothing is forgotten, whenever Ctrl-C comes.
     """
 
     def __init__(self, count: int) -> None:
         self._handles = (_HANDLE * count)()
-        self._let_go: list[list[int]] = [[] for _ in range(count)]
 
     def retain(self, ordinal: int) -> int:
         """Hold the primary context of a GPU, which makes it if nobody else holds it.
@@ -144,7 +144,6 @@ class Contexts:
             CudaError: it cannot be had.
         """
         at = ctypes.sizeof(_HANDLE) * ordinal
-        self._let_go[ordinal].clear()
         try:
             slot = _HANDLE.from_buffer(self._handles, at)
             _call("cuDevicePrimaryCtxRetain", slot, _device(ordinal))
@@ -161,22 +160,34 @@ class Contexts:
         """
         failed: CudaError | None = None
         for ordinal in reversed(range(len(self._handles))):
-            # To release once too often would take it from somebody else, such as torch.
-            if self._handles[ordinal] and not self._let_go[ordinal]:
-                try:
-                    _release(_device(ordinal), self._let_go[ordinal])
-                except CudaError as error:
-                    failed = failed or error
-            self._handles[ordinal] = None
+            if not self._handles[ordinal]:
+                continue
+            try:
+                self._release(ordinal)
+            except CudaError as error:
+                failed = failed or error
         if failed is not None:
             raise failed
 
+    def _release(self, ordinal: int) -> None:
+        """Let one go, and forget it: ``list`` makes both calls, so Ctrl-C cannot come between.
 
-def _release(device: ctypes.c_int, codes: list[int]) -> None:
-    try:
-        _call("cuDevicePrimaryCtxRelease_v2", device, codes=codes)
-    except NoDriverError:  # before CUDA 11.0
-        _call("cuDevicePrimaryCtxRelease", device, codes=codes)
+        A context that is forgotten first might stay; one that is released once too often would be
+        taken from somebody else, such as torch. It is forgotten also where the driver says no.
+        """
+        try:
+            device = _device(ordinal)
+        except CudaError:
+            self._handles[ordinal] = None
+            raise
+        try:
+            library, name = _found("cuDevicePrimaryCtxRelease_v2")
+        except NoDriverError:  # before CUDA 11.0
+            library, name = _found("cuDevicePrimaryCtxRelease")
+        forget = partial(setitem, self._handles, ordinal, None)
+        let_go = partial(_function(library, name), device)
+        _, code = list(map(methodcaller("__call__"), (forget, let_go)))
+        _refuse(code, library, name)
 
 
 def _device(ordinal: int) -> ctypes.c_int:
@@ -185,18 +196,22 @@ def _device(ordinal: int) -> ctypes.c_int:
     return device
 
 
-def _call(name: str, *arguments: object, codes: list[int] | None = None) -> None:
+def _call(name: str, *arguments: object) -> None:
     """Call a function.
-
-    Args:
-        name: which.
-        arguments: what it takes.
-        codes: gets what it has returned, in one step with the call, which no signal handler can
-            divide.
 
     Raises:
         NoDriverError: there is no library, or it has no such function.
         CudaError: it failed.
+    """
+    library, _ = _found(name)
+    _refuse(_function(library, name)(*arguments), library, name)
+
+
+def _found(name: str) -> tuple[ctypes.CDLL, str]:
+    """The library, which has this function.
+
+    Raises:
+        NoDriverError: there is no library, or it has no such function.
     """
     try:
         library = ctypes.CDLL(_LIBRARY)
@@ -207,14 +222,20 @@ def _call(name: str, *arguments: object, codes: list[int] | None = None) -> None
             "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
         ) from None
     try:
-        function = _function(library, name)
+        _function(library, name)
     except AttributeError:
         raise NoDriverError(
             f"the NVIDIA driver's library CUDA ({_LIBRARY}) has no {name}", "update the driver"
         ) from None
-    codes = [] if codes is None else codes
-    codes.extend(map(function, *((argument,) for argument in arguments)))
-    code = codes[-1]
+    return library, name
+
+
+def _refuse(code: int, library: ctypes.CDLL, name: str) -> None:
+    """Raise what a function has returned.
+
+    Raises:
+        CudaError: it failed.
+    """
     if code:
         text = [_said(library, how, code) for how in ("cuGetErrorName", "cuGetErrorString")]
         raise CudaError(code, text[0], text[1], name)

@@ -19,6 +19,9 @@ _PAGE = 4096
 """Bytes asked for at a time: nearly every such file has less, and a large buffer costs more than
 the call."""
 
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""Not to wait for the writer of a FIFO: a variable may name anything (PBS_GPUFILE)."""
+
 _MOST = 1 << 20
 """The most read of a file, in bytes; the longest that we know of has some ten thousand."""
 
@@ -41,7 +44,7 @@ class Tree:
             path: below the root, without a leading slash (``sys/devices/…``).
         """
         try:
-            handle = os.open(f"{self.root.rstrip('/')}/{path}", os.O_RDONLY | os.O_CLOEXEC)
+            handle = os.open(f"{self.root.rstrip('/')}/{path}", _FLAGS)
         except (OSError, ValueError):
             return None
         try:

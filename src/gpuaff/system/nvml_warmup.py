@@ -39,8 +39,15 @@ def waking_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], 
         A function to call when everything has been asked: the driver may then be shut down while
         the rest is done.
     """
-    let_rest = threading.Event()
-    threads = [threading.Thread(target=_hold_awake, args=(let_rest,), name="gpuaff-nvml")]
+    # Not an Event: Ctrl-C inside its set() may leave it locked, and the next set() would hang.
+    awake = threading.Lock()
+    awake.acquire()
+
+    def let_rest() -> None:
+        with suppress(RuntimeError):  # it may rest already
+            awake.release()
+
+    threads = [threading.Thread(target=_hold_awake, args=(awake,), name="gpuaff-nvml")]
     if cuda:
         threads.append(threading.Thread(target=_load_cuda, name="gpuaff-cuda"))
     try:
@@ -48,11 +55,11 @@ def waking_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], 
             thread.daemon = True
             with suppress(RuntimeError):
                 thread.start()
-        yield let_rest.set
+        yield let_rest
     finally:
-        let_rest.set()
+        let_rest()
         for thread in threads:
-            if thread.ident is not None:
+            with suppress(RuntimeError):  # it was not started, or Ctrl-C came while it was
                 thread.join()
 
 
@@ -63,8 +70,8 @@ def _load_cuda() -> None:
         ctypes.CDLL("libcuda.so.1")
 
 
-def _hold_awake(let_rest: threading.Event) -> None:
-    """Start NVML, touch every GPU, and shut NVML down when the reading is over.
+def _hold_awake(awake: threading.Lock) -> None:
+    """Start NVML, touch every GPU, and shut NVML down when the reading is over: ``awake`` is free.
 
     Whatever fails here fails again, and is told, when it is asked for in earnest.
     """
@@ -79,7 +86,7 @@ def _hold_awake(let_rest: threading.Event) -> None:
         return
     try:
         _touch_all(library)
-        let_rest.wait()
+        awake.acquire()
     except AttributeError:  # an old library lacks a function
         return
     finally:
