@@ -46,6 +46,11 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(SRC), **(extra or {})}
 
 
+def unmeasured(env: Mapping[str, str]) -> dict[str, str]:
+    """The same without coverage, which imports much, handles SIGTERM, and writes a file."""
+    return {name: value for name, value in env.items() if not name.startswith("COVERAGE")}
+
+
 def run(
     script: str,
     *arguments: str,

@@ -598,10 +598,12 @@ def test_no_threads_can_be_had(lock: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_nothing_heavy_is_imported_and_no_thread_stays(lock: Path) -> None:
     script = f"""
+import sys
+before = set(sys.modules)  # coverage has imported some
 {OURS}
 import threading
 with holding(): pass
-heavy = {{"logging", "typing", "pathlib", "dataclasses", "subprocess"}} & set(sys.modules)
+heavy = {{"logging", "typing", "pathlib", "dataclasses", "subprocess"}} & set(sys.modules) - before
 print(sorted(heavy), threading.active_count())
 """
     assert printed(script, env={"GPUAFF_SAFE_GPU": str(lock)}) == "[] 1"

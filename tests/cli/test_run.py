@@ -17,7 +17,7 @@ from gpuaff.system import program
 
 import environments
 from fakedriver.driver import FakeDriver
-from processes import CPUS, environment
+from processes import CPUS, environment, unmeasured
 
 RUN = (sys.executable, "-m", "gpuaff", "run")
 ONLY = (*RUN, "--no-claim", "--no-pin", "--")
@@ -139,8 +139,9 @@ class TestSignals:
             for number in ignored:
                 signal.signal(number, signal.SIG_IGN)
 
-        directly = started(self.LISTING, before=ignore)
-        assert started([*ONLY, *self.LISTING], before=ignore).stdout == directly.stdout
+        env = unmeasured(environment())
+        directly = started(self.LISTING, before=ignore, env=env)
+        assert started([*ONLY, *self.LISTING], before=ignore, env=env).stdout == directly.stdout
         mask = int(re.findall(rb"SigIgn:\s*(\w+)", directly.stdout)[0], 16)
         assert mask == sum(1 << number - 1 for number in ignored)
 
@@ -343,7 +344,7 @@ class TestCosts:
     def test_little_is_imported(self) -> None:
         """What it imports, a user waits for."""
         command = [sys.executable, "-X", "importtime", *ONLY[1:], "true"]
-        done = started(command, env=environment())
+        done = started(command, env=unmeasured(environment()))
         assert done.returncode == 0
         modules = set(re.findall(rb"\| +([\w.]+)$", done.stderr, re.MULTILINE))
         assert b"gpuaff.cli.job" in modules

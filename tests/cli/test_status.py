@@ -24,7 +24,7 @@ from gpuaff.topology.model import MigInstance
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from fakedriver.state import NVML
-from processes import environment
+from processes import environment, unmeasured
 
 pytestmark = pytest.mark.fake_driver
 
@@ -345,7 +345,7 @@ sys.exit(main(["status", "--json"]))
         machine = Machine(FakeDriver(this_machine(2), Path(name) / "driver"), Path(name))
         machine.driver.share()
         with machine.holding("--gpus", "0") as one:
-            env = environment({**machine.driver.env(), **machine.env})
+            env = unmeasured(environment({**machine.driver.env(), **machine.env}))
             command = [sys.executable, "-c", script]
             done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")
