@@ -27,7 +27,14 @@ FOREIGN = 1 << 22
 WORD_BITS = 64
 
 
-class NVML(IntEnum):
+class Number(IntEnum):
+    """Its text is the number, on Python 3.10 too."""
+
+    def __str__(self) -> str:
+        return str(int(self))
+
+
+class NVML(Number):
     """The return codes of ``nvml.h`` that tests use."""
 
     SUCCESS = 0
@@ -45,7 +52,7 @@ class NVML(IntEnum):
     UNKNOWN = 999
 
 
-class CUDA(IntEnum):
+class CUDA(Number):
     """The return codes of ``cuda.h`` that tests use."""
 
     SUCCESS = 0
@@ -60,7 +67,7 @@ class CUDA(IntEnum):
     UNKNOWN = 999
 
 
-class Mode(IntEnum):
+class Mode(Number):
     """``nvmlComputeMode_t``."""
 
     DEFAULT = 0

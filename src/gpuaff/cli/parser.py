@@ -7,6 +7,7 @@ and their program.
 from __future__ import annotations
 
 import argparse
+import sys
 from importlib import import_module
 
 from gpuaff._version import __version__
@@ -15,6 +16,8 @@ from gpuaff.notices import printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
+
+    from _typeshed import SupportsWrite
 
 _COMMANDS = {
     "topo": "show the CPUs, NUMA nodes and GPUs of a machine",
@@ -48,6 +51,14 @@ class Parser(argparse.ArgumentParser):
             asked = self.asked or self.prog
             self.exit(2, f"gpuaff: error: {printable(message)}; see {asked} --help\n")
         super().error(printable(message))
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Up to Python 3.11 argparse fails where nobody hears its errors; the exit code counts."""
+        try:
+            super()._print_message(message, file)
+        except OSError:
+            if file is not sys.stderr:
+                raise
 
     def format_help(self) -> str:
         """The help text. Only here is the formatter chosen: it imports rich."""
