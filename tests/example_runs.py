@@ -18,6 +18,7 @@ def run_example(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     torchrun: Sequence[str] = (),
+    cwd: Path | None = None,
     timeout: float = 100,
     fails: bool = False,
 ) -> subprocess.CompletedProcess[str]:
@@ -27,23 +28,30 @@ def run_example(
         script: its path below ``examples/``.
         arguments: what it is given.
         env: further variables.
-        torchrun: start it by torchrun with these arguments, on a port that is free.
+        torchrun: start it by torchrun with these arguments.
+        cwd: the folder that it is run in.
         timeout: how long it may take, in seconds.
         fails: it must fail instead.
     """
     by = [sys.executable]
     if torchrun:
-        by += ["-m", "torch.distributed.run", "--standalone", *torchrun]
+        by += ["-m", "torch.distributed.run", *torchrun]
     done = subprocess.run(
         [*by, str(EXAMPLES / script), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
+        cwd=cwd,
         env=environment(env),
         check=False,
     )
     assert (done.returncode != 0) == fails, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def node(ranks: int) -> list[str]:
+    """torchrun's arguments for so many ranks on this node, which meet at a port that is free."""
+    return ["--standalone", "--nproc-per-node", str(ranks)]
 
 
 def table(printed: str, first: str) -> list[dict[str, str]]:

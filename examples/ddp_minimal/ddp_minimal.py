@@ -91,8 +91,9 @@ def main() -> None:
     if rank == 0:
         nodes = len({str(one["host"]) for one in everybody})
         print(f"{world_size} ranks on {nodes} node(s) by {dist.get_backend()}; {gpus}\n")
-        for line in (found.keys(), *(one.values() for one in everybody)):
-            print("".join(f"{cell!s:>12}" for cell in line))
+        print("".join(f"{name:>12}" for name in found))
+        for one in everybody:
+            print("".join(f"{cell!s:>12}" for cell in one.values()))
         same = len({one["forward"] for one in everybody}) == 1
         print(f"\nforward pass: {'the same on all ranks' if same else 'THE RANKS DIFFER'}")
     dist.destroy_process_group()

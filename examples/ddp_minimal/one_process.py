@@ -31,6 +31,7 @@ def main() -> None:
         # A name that no earlier run has used: what one has left there confuses the next.
         meeting = Path(folder, "meeting").as_uri()
         dist.init_process_group("nccl" if cuda else "gloo", meeting, rank=0, world_size=1)
+        torch.manual_seed(0)
         model = DistributedDataParallel(nn.Linear(20, 10).to(device))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         losses = []

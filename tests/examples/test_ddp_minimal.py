@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from example_runs import run_example, table
+from example_runs import node, run_example, table
 from fakedriver.driver import FakeDriver
 from processes import CPUS
 
@@ -22,7 +22,7 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.needs("torchrun")
 def test_two_ranks_find_their_gpus_and_cpus(driver: FakeDriver) -> None:
-    done = run_example(SCRIPT, env=driver.env(), torchrun=["--nproc-per-node", "2"])
+    done = run_example(SCRIPT, env=driver.env(), torchrun=node(2))
     assert "2 ranks on 1 node(s) by gloo; each node: 2 GPUs promised, 2 visible" in done.stdout
     first, second = table(done.stdout, "rank")
     assert [first["rank"], second["rank"]] == ["0", "1"]
