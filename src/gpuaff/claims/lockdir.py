@@ -87,7 +87,8 @@ def using(file: str) -> Iterator[None]:
 
 
 def _refusal(file: str, error: OSError) -> LockDirectoryError:
-    return LockDirectoryError(file, f"{error.strerror} ({_why(error)}): {_remedy(error)}")
+    problem = f"{error.strerror} ({_why(error)}): {_remedy(error)}"
+    return LockDirectoryError(file, problem, error.errno)
 
 
 def _remedy(error: OSError) -> str:
