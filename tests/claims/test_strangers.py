@@ -27,7 +27,8 @@ from fakedriver.play import this_machine
 from fakedriver.state import NVML, Mode
 from processes import stopped
 
-RETAIN, INIT = "cuDevicePrimaryCtxRetain", "cuInit"
+RETAIN, RELEASE = "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"
+INIT = "cuInit"
 LISTS = "nvmlDeviceGetComputeRunningProcesses_v3"
 OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -68,8 +69,18 @@ def goes_on_to(lab: Lab, program: Program, function: str, *, after: int = 0) -> 
     """Let a program that is stopped run until it is stopped before a call."""
     lab.driver.stop_at(function, after=after, pid=program.pid)
     os.kill(program.pid, signal.SIGCONT)
-    state = Path(f"/proc/{program.pid}/stat")
-    until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
+    until(lambda: state_of(program.pid) == "T")
+
+
+def state_of(pid: int) -> str:
+    """A process's state, as /proc spells it; T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def line_of(pid: int) -> list[int]:
+    """A process, its only child, and so on."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(line_of(int(children[0])) if children else ())]
 
 
 def begun(lab: Lab, code: str, call: str, function: str, *, after: int = 0) -> Program:
@@ -153,15 +164,10 @@ class TestNobodyIsListed:
         assert program.heard() == "2 () True"
         undone(lab, program, stranger)
 
-    @pytest.mark.parametrize("kind", ["context", "a function"])
-    def test_a_moment_after_us(self, dark: Callable[[int], Lab], kind: str) -> None:
+    def test_a_moment_after_us(self, dark: Callable[[int], Lab]) -> None:
         """It had found nobody, and its context is there when we look for the last time."""
         lab = dark(1)
-        program = begun(lab, TRY if kind == "context" else CLAIM_BY_FUNCTION, "1", RETAIN)
-        if kind == "a function":  # what it goes on to take is not known, so nothing is noticed
-            comes(lab, 0)
-            assert go_on(program) == "0"
-            return
+        program = begun(lab, TRY, "1", RETAIN)
         goes_on_to(lab, program, LISTS, after=1)
         stranger = comes(lab, 0)
         assert go_on(program).startswith("ClaimLostError GPU 0 was free and is leased")
@@ -169,8 +175,18 @@ class TestNobodyIsListed:
         assert (double.holder, double.newcomer) == (program.pid, stranger.pid)
         undone(lab, program, stranger)
 
+    def test_what_a_function_takes_is_not_known(self, dark: Callable[[int], Lab]) -> None:
+        """It may have started what goes on to take memory: so it is looked at once, and no more."""
+        lab = dark(1)
+        program = begun(lab, CLAIM_BY_FUNCTION, "", RETAIN)
+        lab.driver.set_memory_used(0, 20 * GIB)
+        lab.driver.watch(LISTS)
+        assert go_on(program) == "0"
+        assert lab.driver.calls(LISTS) == 1
+
     def test_who_has_gone_again_is_none(self, dark: Callable[[int], Lab]) -> None:
         lab = dark(1)
+        lab.driver.linger(200)
         program = begun(lab, CLAIM, "1", RETAIN)
         stranger = comes(lab, 0)
         goes_on_to(lab, program, LISTS)
@@ -192,11 +208,21 @@ class TestNobodyIsListed:
         """Our context is away for a moment; that another one has its size does not hide anybody."""
         lab = dark(1)
         lab.driver.set_context_size(0, 1 * GIB)
-        program = begun(lab, TRY, "1", "cuDevicePrimaryCtxRelease_v2")
+        program = begun(lab, TRY, "1", RELEASE)
         goes_on_to(lab, program, RETAIN)
         stranger = comes(lab, 0)
         assert go_on(program).startswith("ClaimLostError GPU 0 was free and is leased")
         undone(lab, program, stranger)
+
+    def test_ctrl_c_while_it_is_made_sure(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(2)
+        for gpu_ in range(2):
+            lab.driver.set_context_size(gpu_, 1 * GIB)
+        program = begun(lab, "say('begins')\ngo_on()\ntold(refused(2))", "", RELEASE)
+        goes_on_to(lab, program, RETAIN, after=1)
+        program.kill(signal.SIGINT)
+        assert go_on(program) == "KeyboardInterrupt"
+        undone(lab, program)
 
     def test_unlike_gpus(self, make_lab: Callable[[Topology], Lab]) -> None:
         machine = this_machine(3)
@@ -357,6 +383,43 @@ class TestOnlyTheContainersOwnAreListed:
         with stopped(BEGIN + code, env=env, prefix=OTHER_NAMESPACE) as claimer:
             assert claimer.heard() == "0"
             assert driver.contexts_made(0) == 1
+
+
+CLAIM_IN_A_CONTAINER = """
+try:
+    say(*indices(gpuaff.claim_gpus({call})))
+except ClaimLostError as error:
+    told(error)
+go_on()
+"""
+
+
+@pytest.mark.fake_driver
+@pytest.mark.needs("mounts", "unshare")
+@pytest.mark.case("E15")
+class TestTheHostsNumbersAreListed:
+    def test_who_comes_before_us(self, lab: Lab) -> None:
+        """Before we are there nobody who is new can be ours, and no other context is made."""
+        env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}
+        lab.driver.stop_at(INIT)
+        code = BEGIN + CLAIM_IN_A_CONTAINER.format(call="gpus=[0], visible=None")
+        below = (*OTHER_NAMESPACE, "sh", "-c", '"$@"; true', "sh")  # number 1 cannot be stopped
+        with stopped(code, env=env, prefix=below) as claimer:
+            until(lambda: [state_of(pid) for pid in line_of(claimer.pid)][2:] == ["T"])
+            comes(lab, 0)
+            os.kill(line_of(claimer.pid)[2], signal.SIGCONT)
+            assert claimer.heard().startswith("ClaimLostError GPU 0 was free and is leased")
+        assert lab.driver.double_holdings() == []
+
+    def test_a_large_context_of_untold_size(self, lab: Lab) -> None:
+        """It is let go to make sure; afterwards who is new is ours again."""
+        env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}
+        lab.driver.set_context_size(0, 1 * GIB)
+        lab.driver.hide_process_memory()
+        code = BEGIN + CLAIM_IN_A_CONTAINER.format(call="gpus=[0]")
+        with stopped(code, env=env, prefix=OTHER_NAMESPACE) as claimer:
+            assert claimer.heard() == "0"
+            assert lab.driver.contexts_made(0) == 2
 
 
 # ---- what memory tells -----------------------------------------------------------------------
