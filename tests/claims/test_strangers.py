@@ -156,6 +156,7 @@ class TestNobodyIsListed:
         assert "(200 MiB have come" in said
         undone(lab, program, stranger)
 
+    @pytest.mark.slow
     def test_on_all(self, dark: Callable[[int], Lab]) -> None:
         lab = dark(2)
         program = begun(lab, TRY, "2", RETAIN)
@@ -184,6 +185,7 @@ class TestNobodyIsListed:
         assert go_on(program) == "0"
         assert lab.driver.calls(LISTS) == 1
 
+    @pytest.mark.slow
     def test_who_has_gone_again_is_none(self, dark: Callable[[int], Lab]) -> None:
         lab = dark(1)
         lab.driver.linger(200)
@@ -241,6 +243,7 @@ class TestNobodyIsListed:
         lab.driver.set_memory_used(0, 0)
         assert go_on(program) == "0 1"
 
+    @pytest.mark.slow
     def test_others_work_elsewhere(self, dark: Callable[[int], Lab]) -> None:
         lab = dark(2)
         program = begun(lab, CLAIM, "gpus=[0]", RETAIN)
@@ -248,6 +251,7 @@ class TestNobodyIsListed:
         assert go_on(program) == "0"
         assert lab.driver.contexts_made(0) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("what", ["display", "exclusive"])
     def test_where_memory_tells_nothing(self, dark: Callable[[int], Lab], what: str) -> None:
         """A screen takes what it wants; and where one process is let in, it is ours."""
@@ -306,6 +310,7 @@ class TestBeforeCudaIsStarted:
         assert program.heard() == "0"
         assert lab.driver.double_holdings() == []
 
+    @pytest.mark.slow
     def test_cuda_had_to_be_asked_for_its_numbers(
         self, make_lab: Callable[[Topology], Lab]
     ) -> None:

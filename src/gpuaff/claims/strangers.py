@@ -29,8 +29,9 @@ _STEP = 0.03
 """Seconds between two looks at a stranger."""
 
 _COMES = 0.35
-"""How long it takes to start CUDA and make a context, in seconds (H100, H200): whoever found nobody
-just before ours was made is there by then."""
+"""How long it takes to start CUDA and make a context, in seconds, where one GPU is visible (H100,
+H200): who found nobody just before ours was made is there by then. With more GPUs, or after
+importing a framework, it takes longer, and nobody waits for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
