@@ -24,7 +24,7 @@ from gpuaff.claims.leases import Lease
 from gpuaff.claims.model import Device
 from gpuaff.system.watch import Watch
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import locks
+from gpuaff.system import lock_files, locks
 
 def become(uid):
     # Another user of the machine (root only).

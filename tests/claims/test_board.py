@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuaff.claims import board, lost, queue
 from gpuaff.claims.board import HOLDS, MOST, PART_COUNT, PARTS, SLOT_SIZE, SLOTS, WAITS, Entry
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import kernel, locks
+from gpuaff.system import kernel, lock_files, locks
 
 from claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
 
@@ -218,7 +218,7 @@ RECORDS = st.dictionaries(
 def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
     bad, mine = board.take(), board.take()
     try:
-        locks.write_at(bad.handle, bad.number * SLOT_SIZE, data[:SLOT_SIZE].ljust(SLOT_SIZE))
+        lock_files.write_at(bad.handle, bad.number * SLOT_SIZE, data[:SLOT_SIZE].ljust(SLOT_SIZE))
         (entry,) = board.read(mine.handle)
         assert all(isinstance(uuid, str) for uuid in entry.gpus)
         ticket = queue.next_ticket([entry])

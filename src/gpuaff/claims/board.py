@@ -18,7 +18,7 @@ from json import dumps, loads
 from gpuaff.claims import lockdir
 from gpuaff.errors import LockDirectoryError
 from gpuaff.records import dataclass
-from gpuaff.system import kernel, locks
+from gpuaff.system import descriptors, kernel, lock_files, locks
 from gpuaff.system.kernel import ThreadFacts
 
 TYPE_CHECKING = False
@@ -137,7 +137,7 @@ _unheld: dict[int, int] = {}
 
 def _forget_in_child() -> None:
     """A forked child must not keep its parent's place in the queue alive, so it closes its copy."""
-    locks.close(*_unheld)
+    descriptors.close(*_unheld)
     _unheld.clear()
 
 
@@ -153,7 +153,7 @@ def leave() -> None:
         if number >= 0:  # closing is not enough: a child that is being forked has a copy
             locks.free_range(handle, WAITS + number)
         _unheld.pop(handle, None)
-        locks.close(handle)
+        descriptors.close(handle)
 
 
 def _uuid(key: str) -> str:
@@ -168,7 +168,7 @@ class Slot:
         """Only :func:`take` makes them."""
         self.handle = handle
         self.number = number
-        self._mark = locks.mark_of(handle)
+        self._mark = lock_files.mark_of(handle)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Put a record into the slot.
@@ -180,7 +180,9 @@ class Slot:
         if len(text) > SLOT_SIZE:  # some ninety MIG instances: then any of them is wanted
             text = dumps({"v": VERSION, **record, "gpus": []}, ensure_ascii=True).encode()
         with lockdir.using(path()):
-            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE)[:SLOT_SIZE])
+            lock_files.write_at(
+                self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE)[:SLOT_SIZE]
+            )
 
     def hold_begins(self) -> None:
         """Say that this process holds GPUs, and waits no more."""
@@ -208,13 +210,13 @@ class Slot:
         handle, self.handle = self.handle, -1
         _unheld.pop(handle, None)
         if is_ours:
-            locks.close(handle)
+            descriptors.close(handle)
 
     @property
     def is_ours(self) -> bool:
         """Whether the descriptor is open still, and not somebody else's: daemons close all."""
         try:
-            return self.handle >= 0 and locks.mark_of(self.handle) == self._mark
+            return self.handle >= 0 and lock_files.mark_of(self.handle) == self._mark
         except OSError:
             return False
 
@@ -283,7 +285,7 @@ def _free_slot(handle: int) -> int | None:
             locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1)
             or locks.locked_bytes(handle, parts, parts + PART_COUNT)
         ):
-            locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
+            lock_files.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
             return number
         locks.free_range(handle, WAITS + number)
     return None
@@ -291,7 +293,7 @@ def _free_slot(handle: int) -> int | None:
 
 def _drop(handle: int) -> None:
     _unheld.pop(handle, None)
-    locks.close(handle)
+    descriptors.close(handle)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -306,7 +308,7 @@ def entries() -> tuple[Entry, ...]:
     try:
         return read(handle)
     finally:
-        locks.close(handle)
+        descriptors.close(handle)
 
 
 def read(handle: int) -> tuple[Entry, ...]:
@@ -328,7 +330,7 @@ def holding(handle: int) -> frozenset[int]:
 
 def _record(handle: int, number: int) -> Mapping[str, Any]:
     for _ in range(_READS):
-        data = locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE)
+        data = lock_files.read_at(handle, number * SLOT_SIZE, SLOT_SIZE)
         if not data.strip():
             break
         try:

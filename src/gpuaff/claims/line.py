@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from gpuaff.claims import board, queue
 from gpuaff.claims.board import Entry, Slot
-from gpuaff.system import kernel, locks
+from gpuaff.system import descriptors, kernel, locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class _Sleeper(threading.Thread):
                 locks.wait_for_range(handle, self._byte)
             finally:
                 _asleep.discard(handle)
-                locks.close(handle)
+                descriptors.close(handle)
             self.gone.set()
 
 
@@ -102,7 +102,7 @@ and again."""
 
 def _forget_in_child() -> None:
     """A forked child has no such threads."""
-    locks.close(*_asleep)
+    descriptors.close(*_asleep)
     _asleep.clear()
     _sleepers.clear()
 

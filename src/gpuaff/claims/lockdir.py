@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import environ, locks
+from gpuaff.system import environ, lock_files
 
 DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
 """Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
@@ -58,11 +58,11 @@ def open_file(name: str, *, size: int = 0) -> int:
     where = path()
     at = where
     try:
-        locks.make_folder(where)
-        with locks.opened_folder(where) as folder:
+        lock_files.make_folder(where)
+        with lock_files.opened_folder(where) as folder:
             at = f"{where}/{name}"
-            return locks.open_lock_file(folder, name, size=size, mode=locks.KEPT)
-    except locks.UnusableError as error:
+            return lock_files.open_lock_file(folder, name, size=size, mode=lock_files.KEPT)
+    except lock_files.UnusableError as error:
         raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
     except OSError as error:
         raise _refusal(at, error) from None
@@ -102,14 +102,14 @@ def _remedy(error: OSError) -> str:
 
 def has(name: str) -> bool:
     """Whether there is such a file."""
-    return locks.identity(f"{path()}/{name}") is not None
+    return lock_files.identity(f"{path()}/{name}") is not None
 
 
 def still_has(name: str, handle: int) -> bool:
     """Whether an open file is still the one of that name."""
     try:
-        with locks.opened_folder(path()) as folder:
-            return locks.is_current(folder, name, handle)
+        with lock_files.opened_folder(path()) as folder:
+            return lock_files.is_current(folder, name, handle)
     except OSError:
         return False
 

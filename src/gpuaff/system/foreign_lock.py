@@ -11,7 +11,7 @@ import os
 import struct
 from contextlib import suppress
 
-from gpuaff.system import locks
+from gpuaff.system import descriptors, lock_files, locks
 from gpuaff.system.kernel import Tree
 
 _WHOLE = 0
@@ -33,8 +33,8 @@ def make_folder_with(path: str, name: str) -> None:
     unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     os.mkdir(unfinished, 0o700)  # noqa: PTH102 - no Path here
     try:
-        with locks.opened_folder(unfinished) as folder:
-            locks.close(locks.open_lock_file(folder, name))
+        with lock_files.opened_folder(unfinished) as folder:
+            descriptors.close(lock_files.open_lock_file(folder, name))
             os.fchmod(folder, 0o777)
         os.rename(unfinished, path)  # noqa: PTH104 - no Path here
     except BaseException as error:
@@ -118,7 +118,7 @@ def _listed_as(handle: int) -> tuple[int, int]:
         if line.startswith("lock:"):
             major, minor, inode = line.split()[6].split(":")
             return os.makedev(int(major, 16), int(minor, 16)), int(inode)
-    return locks.identity_of(handle)
+    return lock_files.identity_of(handle)
 
 
 def _whole(kind: int) -> bytes:
