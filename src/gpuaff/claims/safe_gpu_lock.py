@@ -191,7 +191,9 @@ def _opened(where: str, mine: list[int]) -> int:
 
 
 def _open_or_make(folder: str, name: str) -> int:
-    foreign_lock.make_folder_with(folder, name)
+    # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
+    # O_CREAT by which safe_gpu opens files that are another user's.
+    lock_files.make_folder(folder, mode=0o777, name=name)
     with lock_files.opened_folder(folder) as opened:
         return lock_files.open_lock_file(opened, name)
 
@@ -329,18 +331,14 @@ def _unlocked(where: str, error: Exception) -> Notice:
 
 
 _REASONS = {
-    errno.ELOOP: "a link stands in its place",
-    errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
-    errno.EISDIR: "a folder stands in its place",
-    errno.EACCES: "this user may not use it",
-    errno.ENXIO: "something that is no file stands in its place",
     errno.ENOENT: "there is none, and nowhere to make it",
     errno.EINVAL: "this kernel has no open file description locks (Linux 3.15 has them)",
 }
 
 
 def _why(error: OSError) -> str:
-    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
+    told = lock_files.in_the_way(error) or _REASONS.get(error.errno or 0)
+    return told or error.strerror or str(error)
 
 
 def _tell(where: str, whom: str) -> None:

@@ -85,51 +85,55 @@ class UnusableError(Exception):
     """A file that is to be locked is none that can be; the text says why."""
 
 
-def make_folder(path: str) -> None:
-    """Make a folder in which everybody may make files and nobody may remove others' (``1777``).
+_IN_THE_WAY = {
+    errno.ELOOP: "a link stands in its place",
+    errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
+    errno.EISDIR: "a folder stands in its place",
+    errno.EACCES: "this user may not use it",
+    errno.ENXIO: "something that is no file stands in its place",
+}
 
-    It appears whole, whatever the umask is and whoever dies meanwhile: an empty folder could be
-    replaced by another maker's, so it gets a file before it gets its name.
+
+def in_the_way(error: OSError) -> str | None:
+    """What somebody has put where a file should be, in words; None when the error is another."""
+    return _IN_THE_WAY.get(error.errno or 0)
+
+
+def make_folder(
+    path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
+) -> None:
+    """Make a folder with a file in it; where there is something of its name, nothing is done.
+
+    Both appear at once, whatever the umask is and whoever dies meanwhile. An empty folder could be
+    replaced by another maker's, so it gets the file before it gets its name.
+
+    Args:
+        path: the folder.
+        mode: what it may be used for by whom.
+        name: the file's name.
+        content: what is in the file.
+        file_mode: what that may be used for by whom.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, and nobody else has made it meanwhile.
     """
     if os.path.lexists(path):
         return
     unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     os.mkdir(unfinished, 0o700)  # noqa: PTH102 - no Path here
-    handle = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        _make(handle, "README", _README, mode=KEPT)
-        os.fchmod(handle, 0o1777)
-        os.rename(unfinished, path)  # noqa: PTH104
-    except OSError:
-        _remove(handle, unfinished)
+        with opened_folder(unfinished) as handle:
+            _make(handle, name, content, mode=file_mode)
+            os.fchmod(handle, mode)
+        os.rename(unfinished, path)  # noqa: PTH104 - no Path here
+    except BaseException as error:
+        for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
+            with suppress(OSError):
+                remove(what)
         # Somebody else was first: ENOTEMPTY, or EPERM where that is another user and the folder
         # above is sticky, as /tmp is.
-        if not os.path.lexists(path):
+        if not (isinstance(error, OSError) and os.path.lexists(path)):
             raise
-    except BaseException:
-        _remove(handle, unfinished)
-        raise
-    finally:
-        os.close(handle)
-
-
-KEPT = 0o1666
-"""For everyone, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
-specification), which would else remove a board that jobs of weeks still stand on (case E9)."""
-
-_README = b"""Here gpuaff's users tell each other who holds or waits for which GPU.
-docs/lease-protocol.md in its sources says what the files are. Do not remove them.
-"""
-
-
-def _remove(handle: int, path: str) -> None:
-    with suppress(OSError):
-        os.unlink("README", dir_fd=handle)
-    with suppress(OSError):
-        os.rmdir(path)  # noqa: PTH106
 
 
 @contextmanager
