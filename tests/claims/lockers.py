@@ -19,7 +19,7 @@ from processes import Stopped, run, stopped
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
-from gpuaff.claims import board, guard, leases, line, lockdir, queue
+from gpuaff.claims import board, entries, guard, leases, line, lockdir, queue
 from gpuaff.claims.leases import Lease
 from gpuaff.claims.model import Device
 from gpuaff.system.watch import Watch

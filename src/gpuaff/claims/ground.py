@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from gpuaff.claims import board, leases
-from gpuaff.claims.board import Entry, Slot
+from gpuaff.claims.board import Slot
+from gpuaff.claims.entries import Entry
 from gpuaff.claims.leases import Lease
 from gpuaff.claims.model import Busy, Device, Usage
 from gpuaff.claims.queue import who

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from gpuaff.claims import board, queue
-from gpuaff.claims.board import Entry, Slot
+from gpuaff.claims.board import Slot
+from gpuaff.claims.entries import Entry, stopped
 from gpuaff.system import descriptors, kernel, locks
 
 TYPE_CHECKING = False
@@ -61,7 +62,7 @@ class Place:
         found = board.entry_at(self.slot.handle, entry.slot)
         if found is None or found.ticket != entry.ticket:
             return False
-        return queue.is_well(found, kernel.uptime()) and not board.stopped([found])
+        return queue.is_well(found, kernel.uptime()) and not stopped([found])
 
     def leave(self) -> None:
         """Give up: nothing of this process is in the queue any more."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from gpuaff.claims import board, queue
-from gpuaff.claims.board import Entry, Slot
+from gpuaff.claims.board import Slot
+from gpuaff.claims.entries import Entry, about_me, stopped
 from gpuaff.claims.ground import AnyLease, Ground
 from gpuaff.claims.guard import guarded, let_go
 from gpuaff.claims.line import Place, join
@@ -119,7 +120,7 @@ class Attempts:
         self._ground, self._pool, self._choose = ground, pool, choose
         self._quiet, self._kept = quiet, kept
         self._wants = frozenset(map(ground.key, pool.devices))
-        self._record = board.about_me()
+        self._record = about_me()
         self._place: Place | None = None
         self._slot: Slot | None = None
         self._held: AnyLease | None = None
@@ -285,8 +286,8 @@ class Attempts:
             stopped=(),
             ticket=None if place is None else place.ticket,
         )
-        stopped = board.stopped(found)
-        return tuple(entry for entry in found if entry.slot not in stopped)
+        passed = stopped(found)
+        return tuple(entry for entry in found if entry.slot not in passed)
 
     def _sleep_behind(self, got: _Refused, place: Place, left: float | None) -> None:
         """Sleep until whoever is just before is gone, or it is time to see how far one has come."""
