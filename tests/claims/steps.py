@@ -403,7 +403,7 @@ def again(somebody_holds_one: bool) -> list[str]:
         gpuaff.claim_gpus(2, placeholder=None).release()
     except CudaInitializedError:
         return []
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001 - it is what is told
         return [f"then {type(error).__name__}: {error}"]
     return [f"after another claim: {one}" for one in held_locks() if f" {os.getpid()}" in one]
 

@@ -21,7 +21,7 @@ from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.notices import Notice, printable
 from gpuaff.system import descriptors, environ, foreign_lock, kernel, lock_files, locks
 
-DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108
+DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108 - safe_gpu's
 """The one that is built into safe_gpu."""
 
 LIMIT = 60.0

@@ -30,7 +30,7 @@ def real_name(path: str) -> str:
 def identity(path: str) -> tuple[int, int] | None:
     """The device number and inode of a file, without opening it; None when there is none."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - no Path here
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino
@@ -120,12 +120,12 @@ def make_folder(
     if os.path.lexists(path):
         return
     unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    os.mkdir(unfinished, 0o700)  # noqa: PTH102 - no Path here
+    os.mkdir(unfinished, 0o700)
     try:
         with opened_folder(unfinished) as handle:
             _make(handle, name, content, mode=file_mode)
             os.fchmod(handle, mode)
-        os.rename(unfinished, path)  # noqa: PTH104 - no Path here
+        os.rename(unfinished, path)
     except BaseException as error:
         for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
             with suppress(OSError):
