@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 from gpuaff.claims import lockdir
-from gpuaff.system import kernel, locks
+from gpuaff.system import descriptors, kernel, lock_files
 
 _FRESH = 60.0
 """How long a loss is remembered, in seconds."""
@@ -43,9 +43,9 @@ def stand_back() -> None:
         return
     handle = lockdir.open_file(_name(), size=_TIME.size)
     try:
-        data = locks.read_at(handle, 0, _TIME.size)
+        data = lock_files.read_at(handle, 0, _TIME.size)
     finally:
-        locks.close(handle)
+        descriptors.close(handle)
     then = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
     if then and 0 <= kernel.uptime() - then < _FRESH:
         _write(0.0)
@@ -56,6 +56,6 @@ def _write(value: float) -> None:
     handle = lockdir.open_file(_name(), size=_TIME.size)
     try:
         with lockdir.using(f"{lockdir.path()}/{_name()}"):
-            locks.write_at(handle, 0, _TIME.pack(value))
+            lock_files.write_at(handle, 0, _TIME.pack(value))
     finally:
-        locks.close(handle)
+        descriptors.close(handle)
