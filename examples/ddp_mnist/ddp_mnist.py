@@ -145,10 +145,8 @@ def meet(*, cuda: bool) -> torch.device:
     return torch.device("cuda", local_rank) if cuda else torch.device("cpu")
 
 
-def main() -> None:
+def learn(args: argparse.Namespace, device: torch.device) -> None:
     """Train, test after each epoch, and let rank 0 write what is left of it."""
-    args = arguments()
-    device = meet(cuda=torch.cuda.is_available() and not args.no_cuda)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
 
@@ -199,6 +197,14 @@ def main() -> None:
                 writer = csv.writer(file)
                 writer.writerow(["epoch", "train_loss", "test_loss", "accuracy", "seconds"])
                 writer.writerows(rows)
+
+
+def main() -> None:
+    """Meet the other ranks, and learn with them."""
+    args = arguments()
+    device = meet(cuda=torch.cuda.is_available() and not args.no_cuda)
+    learn(args, device)
+    # The model is gone by now; one that outlives its process group may abort as Python ends.
     dist.destroy_process_group()
 
 

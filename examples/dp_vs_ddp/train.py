@@ -68,9 +68,8 @@ def network(width: int) -> nn.Module:
     )
 
 
-def main() -> None:
-    """Train, and print what it took."""
-    args = arguments()
+def train(args: argparse.Namespace) -> dict[str, object]:
+    """Train; what it took."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     cuda = torch.cuda.is_available()
@@ -125,21 +124,28 @@ def main() -> None:
         everybody: list[tuple[list[int], list[int]]] = [([], [])] * world_size
         dist.all_gather_object(everybody, (memory, cpus))
         memory, cpus = ([n for one in everybody for n in one[kind]] for kind in (0, 1))
-        dist.destroy_process_group()
-    if local_rank == 0:
-        timed = max(1, args.epochs - 1)
-        found = {
-            "method": args.method,
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-            "processes": world_size,
-            "cpus": cpus,
-            "omp_threads": torch.get_num_threads(),
-            "samples_per_s": round(len(loader) * size * world_size * timed / seconds),
-            "memory_mib": memory,
-            "epochs": args.epochs,
-            "losses": losses,
-        }
+    return {
+        "method": args.method,
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "processes": world_size,
+        "cpus": cpus,
+        "omp_threads": torch.get_num_threads(),
+        "samples_per_s": round(len(loader) * size * world_size * max(1, args.epochs - 1) / seconds),
+        "memory_mib": memory,
+        "epochs": args.epochs,
+        "losses": losses,
+    }
+
+
+def main() -> None:
+    """Train, and let one rank print what it took."""
+    args = arguments()
+    found = train(args)
+    if args.method == "dp" or dist.get_rank() == 0:
         print(json.dumps(found))
+    if args.method == "ddp":
+        # The model is gone by now; one that outlives its process group may abort as Python ends.
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -63,10 +63,12 @@ def train(gpus: int, cpus: int, options: list[str]) -> list[Row]:
         command = [sys.executable, *torchrun, TRAIN, f"--csv={found}", *options]
         subprocess.run(command, env=environment, check=True)
         with found.open(newline="") as file:
-            epochs = [
-                {name: float(cell) for name, cell in row.items()} for row in csv.DictReader(file)
-            ]
-    return [{"gpus": gpus, "cpus_per_task": cpus, **row} for row in epochs]
+            epochs = list(csv.DictReader(file))
+    return [
+        {"gpus": gpus, "cpus_per_task": cpus}
+        | {name: int(cell) if cell.isdigit() else float(cell) for name, cell in row.items()}
+        for row in epochs
+    ]
 
 
 def draw(rows: list[Row], path: Path) -> None:
