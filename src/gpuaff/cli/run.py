@@ -120,10 +120,15 @@ def run(args: argparse.Namespace) -> int:
         GpuaffError: something of it cannot be done; then nothing was.
     """
     from gpuaff.cli.job import settle
-    from gpuaff.launch.ranks import of_launcher
+    from gpuaff.launch.ranks import Launcher, ranks
 
     words = _command(args)
-    job = settle(args, of_launcher())
+    here = ranks()
+    if here.launcher is not Launcher.UNKNOWN and not here.is_told:
+        from gpuaff.binding.report import say
+
+        say(here.warnings, rank=None)  # it may be one of many, and each of them claims
+    job = settle(args, here if here.is_told else None)
     path = program.find(words[0])
     try:
         if args.dry_run:
@@ -173,4 +178,7 @@ def _claim(arguments: Mapping[str, object], on_wait: Callable[[Waiting], object]
 def _pin(ranks: Ranks) -> None:
     from gpuaff.binding.affinity import set_affinity
 
-    set_affinity(ranks.local_rank, ranks.local_size)
+    if ranks.is_told:
+        set_affinity()  # reads them again, and says what there is to say about them
+    else:
+        set_affinity(ranks.local_rank, ranks.local_size)
