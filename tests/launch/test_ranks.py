@@ -120,13 +120,6 @@ def test_a_node_that_the_list_does_not_have() -> None:
     assert "SLURM_NODEID='4'" in message(lost)
 
 
-@pytest.mark.parametrize(("tasks", "size"), [("2", 2), ("2(x2)", 2), ("2,4", None), ("2(x3),2", 2)])
-def test_a_step_of_several_components(tasks: str, size: int | None) -> None:
-    """Its node number counts those of all components, the list those of its own."""
-    het = {**STEP, "SLURM_HET_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": tasks}
-    assert place(het) == (None if size is None else (1, size))
-
-
 SHELLS: dict[str, dict[str, str]] = {
     "a batch script": {
         "SLURM_JOB_ID": "7",
@@ -316,7 +309,7 @@ NAMES = sorted(
         )
         if name
     }
-    | {"PMIX_RANK", "SLURM_HET_SIZE", "SLURM_PTY_PORT", "SLURM_STEP_NODELIST", "SLURM_NTASKS"}
+    | {"PMIX_RANK", "SLURM_PTY_PORT", "SLURM_STEP_NODELIST", "SLURM_NTASKS"}
     | {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID"}
 )
 VALUES = st.sampled_from(
