@@ -34,6 +34,11 @@ def turn_of(handle: int) -> int:
     return _turns.get(handle, 0)
 
 
+def owner_of(handle: int) -> int:
+    """The number of the user to whom an open file belongs."""
+    return os.fstat(handle).st_uid
+
+
 def make_room() -> None:
     """Let the process's table of descriptors grow now, to have room for such numbers.
 
