@@ -424,6 +424,27 @@ class TestInsideOfALauncher:
         assert done.returncode == 3
         told(done)
 
+    def test_a_script_that_pins_as_well_has_nothing_to_wonder_at(self, driver: FakeDriver) -> None:
+        """Its mask is the share that it was pinned to, also below a shell, and no unknown border.
+
+        A mask that is another one by then, or another rank's share, is remarked upon as ever.
+        """
+        rank = {**driver.env(), **ranks_of("torchrun", "torchrun")[1]}
+        script = (
+            "import gpuaff, os; before = os.sched_getaffinity(0); a = gpuaff.set_affinity(); "
+            "print(before == set(a), {w.code for w in a.warnings} & {'mask-narrow', "
+            "'mask-shrunk', 'masks-unknown'})"
+        )
+        python = (sys.executable, "-c", script)
+        shell = ("sh", "-c", f'"$0" -c "{script}"; :', sys.executable)
+        for command in (python, shell):
+            done = started([*RUN, "--", *command], env=environment(rank))
+            assert done.stdout == b"True set()\n", done.stderr
+        forged = {**rank, "GPUAFF_PINNED": f"v1:0:2:{CPUS[0]}"}
+        bound = ["taskset", "-c", str(CPUS[0])]
+        done = started([*bound, *python], env=environment(forged))
+        assert b"masks-unknown" in done.stdout, done.stderr
+
     @pytest.mark.slow
     @pytest.mark.needs("torch")
     def test_a_real_torchrun(self, driver: FakeDriver) -> None:

@@ -31,9 +31,8 @@ def _name() -> str:
 
 def remember() -> None:
     """A claim was lost just now; that is the error to tell, whatever else goes wrong."""
-    with suppress(OSError):
-        with _opened() as handle:
-            locks.write_at(handle, 0, _TIME.pack(kernel.uptime()))
+    with suppress(OSError), _opened() as handle:
+        locks.write_at(handle, 0, _TIME.pack(kernel.uptime()))
 
 
 def stand_back() -> None:

@@ -173,4 +173,8 @@ def _claim(arguments: Mapping[str, object], on_wait: Callable[[Waiting], object]
 def _pin(ranks: Ranks) -> None:
     from gpuaff.binding.affinity import set_affinity
 
-    set_affinity(ranks.local_rank, ranks.local_size)
+    affinity = set_affinity(ranks.local_rank, ranks.local_size)
+    if affinity.pinned:
+        from gpuaff.launch.pinned import tell
+
+        tell(ranks, affinity)  # it may call set_affinity as well, and would wonder at its mask
