@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 
 import pytest
 
+from gpuaff.errors import GpusBusyError
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from claim_lab import Lab
@@ -270,6 +272,49 @@ class TestBusy:
         said = self.reasons(lab)
         assert "3 can be had now; GPU 2: leased by " in said
         assert f"pid {holder.pid}" in said
+
+    @pytest.mark.parametrize(
+        ("call", "env", "narrowed"),
+        [
+            ("1, candidates=[0]", {}, "1 GPU of the 4 here may be chosen: candidates= says so; "),
+            ("", {"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES='0' shows 1 GPU of the 4 h"),
+            (
+                "",
+                {"SLURM_STEP_GPUS": "0", "SLURM_JOB_ID": "1"},
+                "SLURM_STEP_GPUS=0 grants 1 GPU of",
+            ),
+            ("gpus=0", {}, "wait=600 waits"),
+            ("4", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "wait=600 waits"),
+        ],
+    )
+    def test_what_to_try(self, lab: Lab, call: str, env: dict[str, str], narrowed: str) -> None:
+        """Asked, found, who has it, what has narrowed the choice, and that one can wait."""
+        lab.holder("claim_gpus(gpus=0)")
+        said = refused(lab, call, **env)
+        asked, found, rest = said.partition(" can be had now; GPU 0: leased by ")
+        assert asked.startswith("GpusBusyError asked for ")
+        assert found
+        assert f"; {narrowed}" in rest
+        assert said.endswith(
+            "; wait=600 waits for them in order, for so many seconds, and wait=None as long as "
+            "it takes"
+        )
+
+    def test_what_has_been_tried_is_not_advised(self, lab: Lab) -> None:
+        lab.holder("claim_gpus(4)")
+        said = refused(lab, "wait=0.01, candidates=[0, 1]")
+        assert said.startswith("ClaimTimeoutError waited 0.")
+        assert said.endswith("; 2 GPUs of the 4 here may be chosen: candidates= says so")
+
+    def test_it_crosses_processes_whole(self) -> None:
+        busy = GpusBusyError(2, 1, ("GPU 0: leased",), "few are visible", "wait")
+        again = pickle.loads(pickle.dumps(busy))
+        assert (
+            str(again)
+            == str(busy)
+            == ("asked for 2 GPUs, but 1 can be had now; GPU 0: leased; few are visible; wait")
+        )
+        assert (again.narrowed, again.remedy) == ("few are visible", "wait")
 
     def test_a_stranger(self, lab: Lab) -> None:
         lab.driver.use(1, os.getpid())

@@ -39,6 +39,8 @@ _GLANCES = 0.05
 _FRESH = 0.3
 """How old a look may be, in seconds, when the guard is had: else the driver is asked again."""
 
+_REMEDY = "wait=600 waits for them in order, for so many seconds, and wait=None as long as it takes"
+
 _PART_OF_LOOKING = 0.05
 """How seldom one who waits behind others sees how far it has come: not more often than once in so
 many seconds for each that is before, as looking takes longer the more there are."""
@@ -322,7 +324,9 @@ class Attempts:
             raise NotEnoughGpusError(self._pool.count, found, f"{found} can be used: {why}")
 
     def _too_late(self, got: _Refused, wait: float | None) -> Exception:
-        busy = GpusBusyError(self._pool.count, *self._reasons(got))
+        remedy = "" if wait else _REMEDY
+        pool = self._pool
+        busy = GpusBusyError(pool.count, *self._reasons(got), pool.narrowed, remedy)
         if not wait:
             return busy
         return ClaimTimeoutError(time.monotonic() - self._started, busy)

@@ -20,10 +20,13 @@ class Pool:
     Attributes:
         devices: in the order of their indices, or as ``gpus=`` names them.
         count: how many of them are wanted.
+        narrowed: why these are not all of the machine's, in words; empty when they are, and when
+            somebody has asked for exactly these.
     """
 
     devices: tuple[Device, ...]
     count: int
+    narrowed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,23 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
         chosen = whole
     if len(chosen) < count:
         raise NotEnoughGpusError(count, len(chosen), _too_few(chosen, why, request))
-    return Pool(devices=chosen, count=count)
+    narrowed = _narrowed(devices, seen, chosen, why, request)
+    return Pool(devices=chosen, count=count, narrowed=narrowed)
+
+
+def _narrowed(
+    devices: Sequence[Device],
+    seen: Sequence[Device],
+    chosen: Sequence[Device],
+    why: str,
+    request: Request,
+) -> str:
+    """Why there are no more to choose from."""
+    if request.gpus is not None:
+        return ""
+    if request.candidates is not None and len(chosen) < len(seen):
+        return f"{_counted(chosen)} of the {len(devices)} here may be chosen: candidates= says so"
+    return why if len(seen) < len(devices) else ""
 
 
 def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from gpuaff.cli import options, quantities
-from gpuaff.errors import InvalidOptionError
+from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.system import program
 
 TYPE_CHECKING = False
@@ -34,6 +34,8 @@ _SPELLED = {
     "max_utilization": "--max-utilization",
 }
 """What the arguments of ``claim_gpus`` are called here."""
+
+_WAIT = "--wait 10m waits for them in order, for so long, and --wait as long as it takes"
 
 _EXAMPLE = "as in: gpuaff run -n 2 -- python train.py"
 
@@ -135,6 +137,10 @@ def run(args: argparse.Namespace) -> int:
     except InvalidOptionError as error:
         spelled = _SPELLED.get(error.option, error.option)
         raise InvalidOptionError(spelled, error.value, error.expected) from None
+    except GpusBusyError as error:
+        raise _spelled(error, _WAIT) from None
+    except ClaimTimeoutError as error:
+        raise ClaimTimeoutError(error.waited, _spelled(error.busy, "")) from None
     try:
         if job.pin is not None:
             _pin(job.pin)
@@ -143,6 +149,12 @@ def run(args: argparse.Namespace) -> int:
         if claim is not None:
             claim.release()
         raise
+
+
+def _spelled(error: GpusBusyError, remedy: str) -> GpusBusyError:
+    """The same in the words of the command line."""
+    narrowed = error.narrowed.replace("candidates=", "--candidates")
+    return GpusBusyError(error.wanted, error.free, error.reasons, narrowed, remedy)
 
 
 def _command(args: argparse.Namespace) -> list[str]:
