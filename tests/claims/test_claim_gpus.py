@@ -260,6 +260,30 @@ class TestMig:
         assert cut.driver.double_holdings() == []
 
 
+class TestUuids:
+    """A claim knows a GPU by its UUID; a VM whose GPUs are passed through wrongly has bad ones."""
+
+    def test_two_have_the_same(self, lab: Lab) -> None:
+        """They are left out, and are not waited for: each would hold the other's lease."""
+        lab.driver.state.gpus[2].uuid = lab.driver.state.gpus[0].uuid
+        same = f"GPU 0 and GPU 2 have the same UUID, '{UUID.format(0)}', by which claims know a GPU"
+        said = refused(lab, "3, wait=None")
+        assert said.startswith(
+            "NotEnoughGpusError asked for 3 GPUs, but this machine has 4 GPUs, of which 2 can be "
+            f"claimed: {same} (see nvidia-smi -L"
+        )
+        assert same in refused(lab, "gpus=[2], wait=None")
+        assert shown(lab, "2") == ["1,3 PCI_BUS_ID", "(1, 0) (3, 1)"]
+
+    @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
+    def test_one_that_is_none(self, lab: Lab, text: str) -> None:
+        """It would break GPUAFF_CLAIM, which has them between commas."""
+        lab.driver.state.gpus[0].uuid = text.encode()
+        said = refused(lab, "4, wait=None")
+        assert f"of which 3 can be claimed: GPU 0 has a UUID that is none, {text!a} (" in said
+        assert shown(lab, "")[1] == "(1, 0)"
+
+
 class TestBusy:
     def reasons(self, lab: Lab, call: str = "4") -> str:
         said = refused(lab, call)
