@@ -13,6 +13,7 @@ from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from claim_lab import Lab
 from fakedriver.play import this_machine
+from processes import CPUS
 
 pytestmark = pytest.mark.fake_driver
 
@@ -394,3 +395,49 @@ def test_pinned_beside_it(lab: Lab) -> None:
     say(said, claim.cpus is None)
     """
     assert lab.one(code) == "['grant-unpinned'] True"
+
+
+@pytest.mark.needs("two-cpus")
+class TestPinnedBefore:
+    """A process that was pinned and then claims may get a GPU of another part of the machine."""
+
+    FAR = """
+    import logging
+    logging.basicConfig(stream=sys.stdout, level="WARNING", format="%(message)s")
+    if PIN:
+        gpuaff.set_affinity(0, 1)
+    for _ in range(2):  # it is said once, and known of each claim
+        with gpuaff.claim_gpus(CLAIM) as claim:
+            say(*(notice.code for notice in claim.warnings))
+    """
+
+    def said(self, lab: Lab, claim: str, *, pin: bool = True) -> list[str]:
+        """The process is put next to GPU 0, on the first CPU of this machine."""
+        for gpu, cpu in enumerate((*CPUS[:2], *CPUS[:2])):
+            lab.driver.set_cpus(gpu, node=[cpu])
+        return lab.run(self.FAR.replace("PIN", str(pin)).replace("CLAIM", claim))
+
+    def test_it_is_said(self, lab: Lab) -> None:
+        said, first, second = self.said(lab, "gpus=[1]")
+        assert said == (
+            "gpuaff: set_affinity() was called before the claim, and has put this process on the "
+            f"CPUs {CPUS[0]}; none of them is near GPU 1 ({CPUS[1]}), which it has claimed: claim "
+            "first, or with pin=True, or call set_affinity() again now [pinned-far]"
+        )
+        assert (first, second) == ("pinned-far", "pinned-far")
+
+    @pytest.mark.parametrize(
+        ("claim", "pin"), [("gpus=[0]", True), ("gpus=[2]", True), ("gpus=[1]", False)]
+    )
+    def test_nothing_to_say(self, lab: Lab, claim: str, pin: bool) -> None:
+        assert self.said(lab, claim, pin=pin) == ["", ""]
+
+    def test_pinned_again(self, lab: Lab) -> None:
+        for gpu, cpu in enumerate((*CPUS[:2], *CPUS[:2])):
+            lab.driver.set_cpus(gpu, node=[cpu])
+        code = """
+        gpuaff.set_affinity(0, 1)
+        gpuaff.claim_gpus(gpus=[1])
+        say(*gpuaff.set_affinity(0, 1))
+        """
+        assert lab.one(code) == str(CPUS[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from gpuaff.claims import held, lost, nested
+from gpuaff.claims import held, lost, nested, pinned_far
 from gpuaff.claims.claim import Claim
 from gpuaff.claims.connections import observe_connections
 from gpuaff.claims.contexts import numbers_of
@@ -235,12 +235,13 @@ class Making:
             except ClaimLostError:
                 lost.remember()
                 raise
+        said = pinned_far.remarks(gpus) if grant is None else grant.warnings
         claim = Claim(
             gpus=gpus,
             obtained=obtained,
             occupied=occupied,
             grant=grant,
-            warnings=(*ready.quiet.warnings, *(() if grant is None else grant.warnings)),
+            warnings=(*ready.quiet.warnings, *said),
             undo=undo,
         )
         held.remember(claim)
