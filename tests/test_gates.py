@@ -18,6 +18,7 @@ GATES = {
     "system/nvml_warmup.py",
     "system/descriptors.py",
     "system/locks.py",
+    "system/mounts.py",
     "system/watch.py",
 }
 OPENS = {
