@@ -251,7 +251,7 @@ class TestFinding:
             theirs = started([str(shutil.which("env")), *words], env=env, cwd=folder / "second")
             assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout), command
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+    @pytest.mark.needs("two-users")
     def test_a_folder_that_may_not_be_searched(self, folder: Path) -> None:
         """Directly, since another user may not read this checkout either."""
         (folder / "first").chmod(0o700)

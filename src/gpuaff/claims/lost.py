@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from gpuaff.claims import lockdir
-from gpuaff.system import kernel, locks
-from gpuaff.system.descriptors import owner_of
+from gpuaff.system import descriptors, kernel, lock_files
 
 _FRESH = 60.0
 """How long a loss is remembered, in seconds."""
@@ -32,7 +31,7 @@ def _name() -> str:
 def remember() -> None:
     """A claim was lost just now; that is the error to tell, whatever else goes wrong."""
     with suppress(OSError), _opened() as handle:
-        locks.write_at(handle, 0, _TIME.pack(kernel.uptime()))
+        lock_files.write_at(handle, 0, _TIME.pack(kernel.uptime()))
 
 
 def stand_back() -> None:
@@ -45,11 +44,11 @@ def stand_back() -> None:
         if not lockdir.has(_name()):
             return
         with _opened() as handle:
-            data = locks.read_at(handle, 0, _TIME.size)
+            data = lock_files.read_at(handle, 0, _TIME.size)
             then = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
             if not (then and 0 <= kernel.uptime() - then < _FRESH):
                 return
-            locks.write_at(handle, 0, _TIME.pack(0.0))
+            lock_files.write_at(handle, 0, _TIME.pack(0.0))
         time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
 
 
@@ -62,8 +61,8 @@ def _opened() -> Iterator[int]:
     """
     handle = lockdir.open_file(_name(), size=_TIME.size)
     try:
-        if owner_of(handle) != kernel.user_id():
+        if descriptors.owner_of(handle) != kernel.user_id():
             raise PermissionError(_name())
         yield handle
     finally:
-        locks.close(handle)
+        descriptors.close(handle)

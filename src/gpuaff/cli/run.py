@@ -14,6 +14,7 @@ from gpuaff.system import program
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
@@ -166,7 +167,7 @@ def _command(args: argparse.Namespace) -> list[str]:
     return words
 
 
-def _claimed(arguments: Mapping[str, object]) -> Claim:
+def _claimed(arguments: Mapping[str, Any]) -> Claim:
     if arguments["wait"] == 0:
         return _claim(arguments, None)
     from gpuaff.cli.waiting import telling
@@ -175,11 +176,11 @@ def _claimed(arguments: Mapping[str, object]) -> Claim:
         return _claim(arguments, on_wait)
 
 
-def _claim(arguments: Mapping[str, object], on_wait: Callable[[Waiting], object] | None) -> Claim:
+def _claim(arguments: Mapping[str, Any], on_wait: Callable[[Waiting], object] | None) -> Claim:
     """Claim without a context: those who only hold GPUs for a program need none."""
     from gpuaff.claims.claimer import claim_gpus
 
-    return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)  # type: ignore[arg-type]
+    return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)
 
 
 def _pin(ranks: Ranks) -> None:

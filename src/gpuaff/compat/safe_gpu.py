@@ -240,7 +240,7 @@ class GPUOwner:
             made = claim(nb_gpus, placeholder=placeholder, own_is_free=False)
         except RuntimeError as error:
             if not isinstance(error, _NOT_OCCUPYING):
-                self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400
+                self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400 - as safe_gpu logs it
             raise
         self._claim = made
         self.devices_taken.extend(gpu.index for gpu in made.gpus)
