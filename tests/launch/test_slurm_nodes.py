@@ -19,6 +19,7 @@ from gpuaff.launch.slurm_nodes import holds
         ("r[1-2]n[10-11]", ["r1n10", "r2n11"], ["r3n10", "r1n1", "r1n12"]),
         ("n1.example.org,n[2-3].example.org", ["n1", "n3"], ["n4"]),
         ("n[9-11]", ["n9", "n10"], ["n09", "n8"]),
+        ("n[x,2,3-y]", ["n2"], ["nx", "n3"]),
     ],
 )
 def test_lists(nodes: str, names: list[str], others: list[str]) -> None:
