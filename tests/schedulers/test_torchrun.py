@@ -1,0 +1,36 @@
+"""torchrun with four processes, on two CPUs with two GPUs near each."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedulers.jobs import FIRST, GPUAFF, SECOND, Stage, by
+
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "4")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.fake_driver,
+    pytest.mark.needs("torch", "torchrun", "two-cpus"),
+]
+
+
+@pytest.mark.case("B1", "B5")
+def test_four_processes(stage: Stage) -> None:
+    _, script, *words = stage.rank("pin")
+    with stage.ranks(*TORCHRUN, script, *words, count=4) as ranks:
+        ranks = by(ranks, "LOCAL_RANK")
+        assert [rank.gpu for rank in ranks] == [0, 1, 2, 3]
+        assert [rank.cpus for rank in ranks] == [FIRST, SECOND] * 2
+
+
+def test_run_inside(stage: Stage) -> None:
+    command = (*TORCHRUN, "--no-python", *GPUAFF, "--", *stage.rank())
+    with stage.ranks(*command, count=4) as ranks:
+        assert [rank.cpus for rank in by(ranks, "LOCAL_RANK")] == [FIRST, SECOND] * 2
+
+
+def test_a_claim_around(stage: Stage) -> None:
+    _, script, *words = stage.rank("claim=1")
+    with stage.ranks(*GPUAFF, "-n", "4", "--", *TORCHRUN, script, *words, count=4) as ranks:
+        assert sorted(rank.claim for rank in ranks) == [[0], [1], [2], [3]]
