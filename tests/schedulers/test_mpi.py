@@ -52,14 +52,17 @@ def test_bound(stage: Stage, mpirun: tuple[str, ...], bound: list[str]) -> None:
             assert "masks-unknown" in rank.told["codes"]
 
 
+@pytest.mark.parametrize("count", ["1", "auto"])
 @pytest.mark.parametrize("mpirun", BOTH)
-def test_a_claim_around(stage: Stage, mpirun: tuple[str, ...]) -> None:
-    """Each rank takes one of its GPUs for itself."""
+def test_a_claim_around(stage: Stage, mpirun: tuple[str, ...], count: str) -> None:
+    """Each rank takes one of its GPUs for itself: any, or that of its number."""
     name = LOCAL_RANK[mpirun]
-    ranks_do = stage.rank("claim=1", f"pin={name},2")
+    ranks_do = stage.rank(f"claim={count}", f"pin={name},2")
     with stage.ranks(*GPUAFF, "-n", "2", "--", *mpirun, *ranks_do, count=2) as ranks:
-        first, second = ranks
+        first, second = by(ranks, name)
         assert not {*first.claim} & {*second.claim}
+        if count == "auto":
+            assert first.claim < second.claim
         assert {rank.environ["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {
             ",".join(map(str, sorted(first.claim + second.claim)))
         }

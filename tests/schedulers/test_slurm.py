@@ -107,3 +107,25 @@ def test_tasks_of_a_batch_script(on_slurm: Stage) -> None:
         ranks = by(ranks, "SLURM_PROCID")
         assert [rank.claim for rank in ranks] == [[0], [1]]
         assert [rank.cpus for rank in ranks] == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("command", [[], [*GPUAFF, "--per-rank", "-n", "auto", "--"]])
+def test_what_all_tasks_were_granted_is_divided(on_slurm: Stage, command: list[str]) -> None:
+    """By rank, in the order of CUDA's numbers; the second node's are no others."""
+    claims = [] if command else ["claim=auto", NUMBERS]
+    task = (*TWO_A_NODE, "--gres=gpu:4", *command, *on_slurm.rank(*claims))
+    with on_slurm.ranks(*task, count=4) as ranks:
+        ranks = by(ranks, "SLURM_PROCID")
+        if command:
+            shown = [rank.environ["CUDA_VISIBLE_DEVICES"] for rank in ranks]
+            assert shown == ["0,1", "2,3"] * 2
+        else:
+            assert [rank.claim for rank in ranks] == [[0, 1], [2, 3]] * 2
+
+
+def test_fewer_gpus_than_tasks(on_slurm: Stage) -> None:
+    task = ("srun", "-N1", "-n2", "--gres=gpu:1", "--cpu-bind=none", *on_slurm.rank("claim=auto"))
+    with on_slurm.ranks(*task, count=2) as ranks:
+        errors = [rank.told.get("error", "") for rank in ranks]
+        assert sum(not error for error in errors) == 1
+        assert sum(error.startswith("GpusBusyError") for error in errors) == 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gpuaff.claims.model import Device
+from gpuaff.claims.portion import cut
 from gpuaff.claims.request import Name, Request
 from gpuaff.digits import natural
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
+from gpuaff.launch.ranks import Ranks
 from gpuaff.records import dataclass
 from gpuaff.topology.model import Gpu, MigInstance
 from gpuaff.topology.visible import Visible, resolve
@@ -37,6 +39,8 @@ class Bounds:
         granted_count: how many GPUs the scheduler has granted; None when it does not tell.
         source: who told that, in words; or why nobody did.
         around: what the claim has in which this process runs, by UUID; None when it runs in none.
+        sharers: the ranks among which that is to be divided, and this one's place among them; None:
+            it is all this process's.
     """
 
     visible: str | None = None
@@ -45,6 +49,7 @@ class Bounds:
     granted_count: int | None = None
     source: str = ""
     around: Collection[str] | None = None
+    sharers: Ranks | None = None
 
 
 def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
@@ -68,6 +73,8 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
         chosen = _named("candidates", request.candidates, devices, seen, why, count)
     else:
         chosen = tuple(device for device in seen if not device.is_mig) or seen
+    if request.count is None and bounds.sharers is not None:
+        chosen, count = cut(bounds.sharers, chosen, count)
     if count > 1 and any(device.is_mig for device in chosen):
         whole = tuple(device for device in chosen if not device.is_mig)
         if len(whole) < count:
@@ -76,6 +83,11 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
     if len(chosen) < count:
         raise NotEnoughGpusError(count, len(chosen), _too_few(chosen, why, request))
     return Pool(devices=chosen, count=count)
+
+
+def within(devices: Sequence[Device], bounds: Bounds) -> tuple[Device, ...]:
+    """The devices that this process was given."""
+    return _within(devices, bounds)[0]
 
 
 def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
@@ -156,7 +168,7 @@ def _count(request: Request, seen: Sequence[Device], bounds: Bounds, why: str) -
     if bounds.granted_count is not None:
         shown = bounds.visible is not None and seen  # somebody may have shown fewer
         return min(bounds.granted_count, len(seen)) if shown else bounds.granted_count
-    if bounds.visible is not None:
+    if bounds.visible is not None or bounds.around is not None:
         if not seen:
             raise NotEnoughGpusError(1, 0, why)
         return len(seen)

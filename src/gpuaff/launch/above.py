@@ -22,6 +22,9 @@ _OWN = {
 """The variables that are a rank's own, and those that tell one run of the launcher from another:
 it may run inside another one's rank, and then has such variables itself."""
 
+_OF_OTHERS = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""The same for launchers that have no row there."""
+
 _MOST = 64
 """The most wrappers; a chain of processes that changes while it is read has no end."""
 
@@ -52,6 +55,19 @@ def observe(ranks: Ranks) -> Above:
         starter=mask if starter == parent else kernel.affinity_of(starter),
         starter_name=kernel.name_of(starter),
     )
+
+
+def has_variables_of(ranks: Ranks, pid: int) -> bool:
+    """Whether a process was started with this rank's variables.
+
+    Then it is the rank itself or was started by it, and no launcher stands between them and us.
+
+    Args:
+        ranks: the rank that this process is, or was started by.
+        pid: the other process; one that can't be read was not.
+    """
+    names = _OWN.get(innermost(environ.get, ranks), _OF_OTHERS)
+    return _carries(pid, {name: environ.get(name) for name in names})
 
 
 def _starter(get: Get, ranks: Ranks, parent: int | None) -> int | None:
