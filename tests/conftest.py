@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from gpuaff.topology.model import Topology
 
+import cpu_quotas
 import cpusets
 import mempolicies
 import openmp_region
@@ -75,6 +76,7 @@ def _lacking(item: pytest.Item) -> list[str]:
 
 _HAS: dict[str, Callable[[], bool]] = {
     "compiler": lambda: compiler() is not None,
+    "cpu-quotas": cpu_quotas.available,
     "cpusets": cpusets.available,
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
