@@ -297,6 +297,7 @@ usage    1:                 cpu=00:01:30, mem=1.0 GBs, io=0.0
 def test_what_qstat_prints(requests: str, count: int | None) -> None:
     found, said = grid_engine.read(REPORT.format(requests=requests), "4711")
     assert (found, bool(said)) == (count, True)
+    assert len(said) < 300
 
 
 @pytest.mark.parametrize(

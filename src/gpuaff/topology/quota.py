@@ -2,7 +2,7 @@
 
 A quota takes time and no CPUs: the mask stays as wide as it is, and whoever starts a thread for
 each of its CPUs is stopped for a part of each period. Containers are limited so
-(``docker --cpus``, Kubernetes' ``limits.cpu``). ``cpu.max`` and ``cpu.cfs_quota_us`` are explained in
+(``docker --cpus``, Kubernetes' ``limits.cpu``). ``cpu.max`` and ``cpu.cfs_quota_us``: see
 ``Documentation/admin-guide/cgroup-v2.rst`` and ``Documentation/scheduler/sched-bwc.rst`` of Linux.
 """
 
