@@ -26,7 +26,7 @@ BOTH = [needing(one[0], one) for one in (OPEN_MPI, MPICH)]
 )
 def test_unbound(stage: Stage, mpirun: tuple[str, ...], unbound: list[str]) -> None:
     name = LOCAL_RANK[mpirun]
-    command = (*mpirun, *unbound, *stage.rank(f"pin={name},2"))
+    command = (*mpirun, *unbound, *stage.rank("pin"))
     with stage.ranks(*command, count=2) as ranks:
         assert [rank.cpus for rank in by(ranks, name)] == [FIRST, SECOND]
         assert {rank.before for rank in ranks} == {FIRST | SECOND}
@@ -42,7 +42,7 @@ def test_unbound(stage: Stage, mpirun: tuple[str, ...], unbound: list[str]) -> N
 )
 def test_bound(stage: Stage, mpirun: tuple[str, ...], bound: list[str]) -> None:
     name = LOCAL_RANK[mpirun]
-    command = (*mpirun, *bound, *stage.rank(f"pin={name},2"))
+    command = (*mpirun, *bound, *stage.rank("pin"))
     with stage.ranks(*command, count=2) as ranks:
         ranks = by(ranks, name)
         assert {*ranks[0].cpus, *ranks[1].cpus} == FIRST | SECOND
@@ -57,7 +57,7 @@ def test_bound(stage: Stage, mpirun: tuple[str, ...], bound: list[str]) -> None:
 def test_a_claim_around(stage: Stage, mpirun: tuple[str, ...], count: str) -> None:
     """Each rank takes one of its GPUs for itself: any, or that of its number."""
     name = LOCAL_RANK[mpirun]
-    ranks_do = stage.rank(f"claim={count}", f"pin={name},2")
+    ranks_do = stage.rank(f"claim={count}", "pin")
     with stage.ranks(*GPUAFF, "-n", "2", "--", *mpirun, *ranks_do, count=2) as ranks:
         first, second = by(ranks, name)
         assert not {*first.claim} & {*second.claim}

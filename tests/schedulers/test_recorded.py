@@ -88,7 +88,7 @@ SAME = {
 def seen(
     ranks: Sequence[Rank], *, name: str, by: str, command: str, said: str, launchers: Sequence[str]
 ) -> dict[str, Any]:
-    """The record of the ranks of one node."""
+    """The record of the ranks of one node; a batch script is none."""
     ordered = sorted(ranks, key=lambda rank: int(rank.environ.get(by, "0")))
     above = [Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2] for rank in ordered]
     parents = [int(text.split()[1]) for text in above]
@@ -103,6 +103,7 @@ def seen(
         "parent_name": parent_name,
         "ranks": [
             {
+                **({} if by else {"told": {"local_rank": None, "local_size": None}}),
                 "own": format_cpulist(rank.before),
                 "environ": {
                     name: SAME.get(name, rank.environ[name])
@@ -162,7 +163,7 @@ def test_steps_of_slurm(on_slurm: Stage, name: str) -> None:
 
 
 INSIDE = {
-    "batch": ("-N2 --ntasks-per-node=2 --gres=gpu:2", "", 1, "SLURM_LOCALID", ["slurm"]),
+    "batch": ("-N2 --ntasks-per-node=2 --gres=gpu:2", "", 1, "", ["slurm"]),
     "batch-srun": (
         "-N2 --ntasks-per-node=2 --gpus-per-task=1 --cpus-per-task=1",
         "srun -N1 -n2",

@@ -16,7 +16,6 @@ pytestmark = [
 ]
 
 TWO_A_NODE = ("srun", "-N2", "--ntasks-per-node=2")
-NUMBERS = "pin=SLURM_LOCALID,2"
 
 
 def placed(ranks: Sequence[Rank]) -> list[tuple[int | None, frozenset[int]]]:
@@ -43,7 +42,7 @@ def placed(ranks: Sequence[Rank]) -> list[tuple[int | None, frozenset[int]]]:
 def test_tasks_of_two_nodes(
     on_slurm: Stage, options: list[str], expected: list[tuple[int, frozenset[int]]]
 ) -> None:
-    command = (*TWO_A_NODE, *options, *on_slurm.rank(NUMBERS))
+    command = (*TWO_A_NODE, *options, *on_slurm.rank("pin"))
     with on_slurm.ranks(*command, count=4) as ranks:
         assert placed(ranks) == [*expected, *expected]
         for rank in ranks:
@@ -54,7 +53,7 @@ def test_tasks_of_two_nodes(
 def test_cpus_per_task(on_slurm: Stage, cpus: str) -> None:
     """A task that is alone on its node has what it was granted, and takes the near part of it."""
     command = ("srun", "-N2", "-n2", f"--cpus-per-task={cpus}", "--gres=gpu:2")
-    with on_slurm.ranks(*command, *on_slurm.rank("pin=0,1"), count=2) as ranks:
+    with on_slurm.ranks(*command, *on_slurm.rank("pin"), count=2) as ranks:
         assert placed(ranks) == [(0, FIRST)] * 2
         assert {len(rank.before) for rank in ranks} == {int(cpus)}
 
@@ -101,7 +100,7 @@ def test_a_batch_script_claims_what_it_was_granted(on_slurm: Stage) -> None:
 
 
 def test_tasks_of_a_batch_script(on_slurm: Stage) -> None:
-    task = ("srun", "--cpu-bind=none", *on_slurm.rank("claim=auto", NUMBERS))
+    task = ("srun", "--cpu-bind=none", *on_slurm.rank("claim=auto", "pin"))
     script = batch(on_slurm, "-N1 -n2 --gpus-per-task=1", task)
     with on_slurm.ranks(*script, count=2) as ranks:
         ranks = by(ranks, "SLURM_PROCID")
@@ -112,7 +111,7 @@ def test_tasks_of_a_batch_script(on_slurm: Stage) -> None:
 @pytest.mark.parametrize("command", [[], [*GPUAFF, "--per-rank", "-n", "auto", "--"]])
 def test_what_all_tasks_were_granted_is_divided(on_slurm: Stage, command: list[str]) -> None:
     """By rank, in the order of CUDA's numbers; the second node's are no others."""
-    claims = [] if command else ["claim=auto", NUMBERS]
+    claims = [] if command else ["claim=auto", "pin"]
     task = (*TWO_A_NODE, "--gres=gpu:4", *command, *on_slurm.rank(*claims))
     with on_slurm.ranks(*task, count=4) as ranks:
         ranks = by(ranks, "SLURM_PROCID")

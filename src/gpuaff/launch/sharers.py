@@ -25,15 +25,16 @@ def observe(*, visible: int, claim: Claimed | None) -> Ranks | None:
           all are on the same one after all, the first has it, and the others are told so;
         - the claim around it was made by the rank itself, and not before the launcher.
     """
-    found = classify(environ.get, visible=visible)
-    if found is None or claim is None or not above.has_variables_of(found, claim.pid):
+    here = ranks.of_launcher()
+    found = None if here is None else classify(environ.get, here, visible=visible)
+    if found is None or claim is None:
         return found
-    return None
+    own = above.own_variables(environ.get, found)
+    return None if own and above.carries(claim.pid, own) else found
 
 
-def classify(get: Get, *, visible: int) -> Ranks | None:
-    """:func:`observe` without a claim, with an environment from anywhere."""
-    found = ranks.launched(get)
-    if found is None or found.local_size == 1 or visible == 1:
+def classify(get: Get, here: Ranks, *, visible: int) -> Ranks | None:
+    """:func:`observe` without a claim, for a rank and an environment from anywhere."""
+    if here.local_size == 1 or visible == 1:
         return None
-    return found if gpus.classify(get, found, visible=visible) is None else None
+    return here if gpus.classify(get, here, visible=visible) is None else None
