@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fakedriver.driver import FakeDriver
-from schedulers import slurm_bed
+from processes import environment
+from schedulers import grid_engine_bed, slurm_bed
 from schedulers.bed import running
 from schedulers.jobs import Stage, two_sides
 
@@ -55,5 +57,9 @@ def on_slurm(slurm: dict[str, str], tmp_path: Path, driver_builds: Path) -> Stag
 @pytest.fixture
 def on_grid_engine(grid_engine: dict[str, str], stage: Stage) -> Stage:
     """The host of the Grid Engine, with four GPUs."""
+    variables = environment(stage.variables)
+    names = ("PATH", "PYTHONPATH", *stage.variables)
+    lines = [f"export {name}={shlex.quote(variables[name])}\n" for name in names]
+    Path(grid_engine["SGE_ROOT"], grid_engine_bed.NODE_FILE).write_text("".join(lines))
     stage.variables.update(grid_engine)
     return stage

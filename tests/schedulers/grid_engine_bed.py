@@ -17,6 +17,16 @@ _DEBIANS = Path("/var/lib/gridengine")
 _PROGRAMS = Path("/usr/lib/gridengine")
 _SHARED = Path("/usr/share/gridengine")
 
+NODE_FILE = "node"
+"""A file below SGE_ROOT with what each job is to see: lines ``export NAME=value``. Grid Engine
+hands no LD_LIBRARY_PATH on."""
+
+_STARTER = """\
+#!/bin/sh
+test ! -e {file} || . {file}
+exec "$@"
+"""
+
 _BOOTSTRAP = """\
 admin_user none
 default_domain none
@@ -80,7 +90,7 @@ shell /bin/sh
 prolog NONE
 epilog NONE
 shell_start_mode posix_compliant
-starter_method NONE
+starter_method {folder}/starter
 suspend_method NONE
 resume_method NONE
 terminate_method NONE
@@ -133,6 +143,7 @@ def _lay(bed: Bed, variables: dict[str, str], host: str) -> None:
     for name in ("bin", "lib", "util", "utilbin"):
         (folder / name).symlink_to(_DEBIANS / name)
     bed.write("cell/common/bootstrap", _BOOTSTRAP.format(folder=folder))
+    bed.write("starter", _STARTER.format(file=folder / NODE_FILE)).chmod(0o755)
     bed.write("cell/common/act_qmaster", f"{host}\n")
     names = {host, "localhost"}
     for line in Path("/etc/hosts").read_text().splitlines():

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from processes import SRC
 from schedulers.jobs import Stage
 
 pytestmark = [
@@ -20,10 +19,7 @@ pytestmark = [
 def job(stage: Stage, *options: str, commands: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Submit a script with these commands, and stay until its job has ended."""
     path = stage.folder / "job.sh"
-    variables = {"PYTHONPATH": str(SRC), **stage.variables}
-    # -V would not do: of LD_LIBRARY_PATH nothing is handed on.
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    path.write_text("\n".join([*lines, *map(shlex.join, commands), ""]))
+    path.write_text("\n".join([*map(shlex.join, commands), ""]))
     submit = ("qsub", "-sync", "y", "-cwd", "-j", "y", "-o", "out-job", "-S", "/bin/sh")
     return (*submit, *options, str(path))
 
