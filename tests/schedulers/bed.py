@@ -76,7 +76,7 @@ class Bed:
                 stderr=out,
                 cwd=self.folder,
                 env={**os.environ, **(env or {})},
-                preexec_fn=_ends_with_us,
+                preexec_fn=ends_with_us,
             )
         self._daemons.append(process)
 
@@ -90,7 +90,8 @@ class Bed:
             time.sleep(0.1)
 
 
-def _ends_with_us() -> None:
+def ends_with_us() -> None:
+    """Let a child be told to end when this process is gone, however it went."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
 
 

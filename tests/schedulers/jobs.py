@@ -16,6 +16,7 @@ from gpuaff.topology.model import Topology
 
 from fakedriver.play import this_machine
 from processes import CPUS, environment, masks
+from schedulers.bed import ends_with_us
 
 GPUAFF = (sys.executable, "-m", "gpuaff", "run")
 RANK = (sys.executable, str(Path(__file__).with_name("rank.py")))
@@ -91,6 +92,7 @@ class Stage:
                 stderr=to,
                 env=variables,
                 cwd=self.folder,
+                preexec_fn=ends_with_us,
             )
         try:
             yield self.wait(count, process)
