@@ -40,7 +40,7 @@ def message(environ: Mapping[str, str], **more: Any) -> str:
 RECORDED = [
     (launcher, name)
     for launcher in (
-        *("dragon", "deepspeed", "flux", "horovod", "hydra", "jsrun", "mvapich"),
+        *("dragon", "deepspeed", "flux", "horovod", "hydra", "jsrun", "mpich", "mvapich"),
         *("openmpi", "pals", "pmix", "slurm", "torchrun"),
     )
     for name in recorded(launcher)
