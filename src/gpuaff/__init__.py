@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuaff.allocator.plan import Plan, Share
     from gpuaff.allocator.planner import plan
     from gpuaff.binding.affinity import Affinity, set_affinity
+    from gpuaff.binding.spread import spread
     from gpuaff.checking.check import Check, ThreadCheck, check
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.claimer import claim_gpus, current_claim
@@ -30,18 +31,17 @@ __all__ = [
     "GpusBusyError", "InvalidOptionError", "LockDirectoryError", "Mode", "Multithreading",
     "NoDriverError", "NotEnoughGpusError", "Notice", "Partition", "PlaceholderError", "Plan",
     "Scope", "Share", "ThreadCheck", "Topology", "TopologyError", "Waiting", "__version__",
-    "check", "claim_gpus", "current_claim", "plan", "set_affinity",
+    "check", "claim_gpus", "current_claim", "plan", "set_affinity", "spread",
 ]  # fmt: skip
 
 _NAMES = {
     "_version": "__version__",
     "allocator.modes": "Mode Multithreading Partition Scope",
     "allocator.plan": "Plan Share", "allocator.planner": "plan",
-    "binding.affinity": "Affinity set_affinity",
+    "binding.affinity": "Affinity set_affinity", "binding.spread": "spread",
     "checking.check": "Check ThreadCheck check",
     "claims.claim": "Claim", "claims.claimer": "claim_gpus current_claim",
-    "claims.model": "ClaimedGpu Waiting",
-    "notices": "Notice", "topology.model": "Topology",
+    "claims.model": "ClaimedGpu Waiting", "notices": "Notice", "topology.model": "Topology",
 }  # fmt: skip
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 
