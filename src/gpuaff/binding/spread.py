@@ -26,7 +26,7 @@ def spread(worker: int, workers: int) -> Affinity:
     """Put this worker process, with all its threads, on its part of its rank's cores.
 
     Call it in the worker, as it starts (case C10); under torch's DataLoader
-    :obj:`gpuaff.integrations.torch.worker_init_fn` does. The rank's CPUs are cut core by core;
+    ``gpuaff.integrations.torch.worker_init_fn`` does. The rank's CPUs are cut core by core;
     the first core is left to the main process where there are two or more. Where there are more
     workers than cores, groups of workers share cores equally.
 

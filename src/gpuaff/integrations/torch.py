@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class WorkerInit:
-    """What :data:`worker_init_fn` is: a function that takes the rank's share along.
+    """What ``worker_init_fn`` is: a function that takes the rank's share along.
 
     A worker that is spawned, or that comes from a fork server, knows nothing of its maker but what
     is pickled for it. So the share that is in force is pickled with this.
