@@ -12,7 +12,7 @@ import pytest
 from gpuaff.claims import leases
 from gpuaff.claims.leases import Holder, Lease
 from gpuaff.claims.model import Device
-from gpuaff.system import locks
+from gpuaff.system import lock_files
 
 from claims.lockers import (
     A_USER,
@@ -307,7 +307,7 @@ def test_each_user_can_lease_a_directory_and_is_seen(
     with locker(script, uid=holder) as one:
         assert one.heard() == "True"
         assert leases.holders([device]) == {"GPU-0": (Holder(pid=one.pid, shared=False),)}
-        file = locks.identity(str(PCI / address))
+        file = lock_files.identity(str(PCI / address))
         assert file is not None
         inode = f":{file[1]} "
         assert any(f" {one.pid} " in line for line in lines("/proc/locks") if inode in line)

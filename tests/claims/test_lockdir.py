@@ -16,7 +16,7 @@ import pytest
 
 from gpuaff.claims import lockdir
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import locks
+from gpuaff.system import lock_files
 
 import powers
 import seccomp
@@ -90,9 +90,9 @@ def test_the_folder_above_must_be_there(lock_folder: Path, monkeypatch: pytest.M
 
 def test_without_files_that_have_no_name_it_is_made_by_name(lock_folder: Path) -> None:
     os.close(lockdir.open_file("guard"))
-    with locks.opened_folder(str(lock_folder)) as folder:
+    with lock_files.opened_folder(str(lock_folder)) as folder:
         for _ in range(2):  # where somebody else is first, theirs stays
-            locks._make_by_name(folder, "board", b"", 4096, mode=0o666)
+            lock_files._make_by_name(folder, "board", b"", 4096, mode=0o666)
     assert (lock_folder / "board").stat().st_size == 4096
     assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "board", "guard"]
 
@@ -366,7 +366,7 @@ def test_whoever_is_killed_while_making_it_leaves_nothing_in_others_way(
     """A maker is killed before and after each call that it makes; then another user comes."""
     script = f"""
 if not {nameless}:  # a file system without O_TMPFILE
-    locks._nameless = lambda folder: None
+    lock_files._nameless = lambda folder: None
 
 def make():
     os.close(lockdir.open_file("board", size=4096))

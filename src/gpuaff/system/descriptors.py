@@ -1,9 +1,10 @@
-"""Descriptors of locks have high numbers, which job scripts' ``exec 3>log`` do not hit."""
+"""Descriptors of locks: their high numbers, which job scripts' ``exec 3>log`` do not hit."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from itertools import count
 
 LOWEST = 200
@@ -32,6 +33,18 @@ def turn_of(handle: int) -> int:
     Whoever had the same number before has lost it to somebody who has closed it.
     """
     return _turns.get(handle, 0)
+
+
+def owner_of(handle: int) -> int:
+    """The number of the user to whom an open file belongs."""
+    return os.fstat(handle).st_uid
+
+
+def close(*handles: int) -> None:
+    """Close descriptors; those that are closed already do not matter."""
+    for handle in handles:
+        with suppress(OSError):
+            os.close(handle)
 
 
 def make_room() -> None:
