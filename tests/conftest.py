@@ -80,6 +80,8 @@ _HAS: dict[str, Callable[[], bool]] = {
     "cpusets": cpusets.available,
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
+    "grid-engine": lambda: which("sge_qmaster") is not None and find_spec("schedulers") is not None,
+    "mpi4py": lambda: find_spec("mpi4py") is not None,
     "mount-namespaces": pci_devices.available,
     "mounts": powers.mounts,
     "numa-machine": machine.available,

@@ -109,6 +109,13 @@ def say_where(
     _log("info", f"gpuaff: rank {rank} -> {place} cpus {listed} [{cores}]{with_memory}")
 
 
+def say_worker(worker: int, workers: int, cpus: CpuSet, *, pinned: bool = True) -> None:
+    """The one line for a worker: ``worker 1 of 4 -> cpus 2-3``."""
+    listed = format_cpulist(cpus) or "unknown"
+    where = f"-> cpus {listed}" if pinned else f"not pinned: cpus {listed}"
+    _log("info", f"gpuaff: worker {worker} of {workers} {where}")
+
+
 def say_grant(gpus: Iterable[int], cpus: CpuSet) -> None:
     """The one line for a claim's CPUs: ``claim of GPUs 0-1 -> cpus 0-15,128-143``."""
     listed = frozenset(gpus)
