@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -52,6 +53,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """With ``--slow`` properties are tried on more examples."""
     if config.getoption("--slow"):
         settings.load_profile("thorough")
+    _hear_signals()
+
+
+_STAY_IGNORED = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
+"""nohup's, for a run that outlives its terminal, and those that Python ignores for itself."""
+
+
+def _hear_signals() -> None:
+    """Let signals do what they do, however we were started: all programs of the tests inherit that.
+
+    A job in the background of a script ignores SIGINT, and a service may ignore or block others.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals() - _STAY_IGNORED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -59,9 +59,12 @@ def open_file(name: str, *, size: int = 0) -> int:
     at = where
     try:
         locks.make_folder(where)
-        with locks.opened_folder(where) as folder:
+        folder = locks.open_folder(where)
+        try:
             at = f"{where}/{name}"
             return locks.open_lock_file(folder, name, size=size, mode=locks.KEPT)
+        finally:
+            locks.close(folder)
     except locks.UnusableError as error:
         raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
     except OSError as error:
@@ -108,10 +111,13 @@ def has(name: str) -> bool:
 def still_has(name: str, handle: int) -> bool:
     """Whether an open file is still the one of that name."""
     try:
-        with locks.opened_folder(path()) as folder:
-            return locks.is_current(folder, name, handle)
+        folder = locks.open_folder(path())
     except OSError:
         return False
+    try:
+        return locks.is_current(folder, name, handle)
+    finally:
+        locks.close(folder)
 
 
 def _why(error: OSError) -> str:

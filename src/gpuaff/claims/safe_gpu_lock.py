@@ -192,8 +192,11 @@ def _opened(where: str, mine: list[int]) -> int:
 
 def _open_or_make(folder: str, name: str) -> int:
     foreign_lock.make_folder_with(folder, name)
-    with locks.opened_folder(folder) as opened:
+    opened = locks.open_folder(folder)
+    try:
         return locks.open_lock_file(opened, name)
+    finally:
+        locks.close(opened)
 
 
 def _lock(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:

@@ -33,9 +33,12 @@ def make_folder_with(path: str, name: str) -> None:
     unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     os.mkdir(unfinished, 0o700)  # noqa: PTH102 - no Path here
     try:
-        with locks.opened_folder(unfinished) as folder:
+        folder = locks.open_folder(unfinished)
+        try:
             locks.close(locks.open_lock_file(folder, name))
             os.fchmod(folder, 0o777)
+        finally:
+            locks.close(folder)
         os.rename(unfinished, path)  # noqa: PTH104 - no Path here
     except BaseException as error:
         for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):

@@ -13,17 +13,18 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 
 from gpuaff.records import dataclass
-from gpuaff.system.descriptors import moved_up, turn_of
+from gpuaff.system import descriptors
+from gpuaff.system.descriptors import moved_up, opened, turn_of
 from gpuaff.system.kernel import Tree
 
 FLOCK = "hhqqi4x"
 """``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
 
-_FLAGS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
+_FLAGS = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
 """Not to wait for the writer of a FIFO, and not to follow a link: either may have been planted."""
 
 _PATIENCE = 20
@@ -187,7 +188,7 @@ def open_directory(path: str) -> int:
     Raises:
         OSError: there is none, or it may not be read.
     """
-    return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    return moved_up(opened(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def touch(handle: int) -> None:
@@ -195,15 +196,16 @@ def touch(handle: int) -> None:
 
     By the open file and not by its path, where somebody may have put something else.
     """
-    with suppress(OSError):
-        os.close(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    again = partial(os.open, flags=os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with suppress(OSError):  # one step: see descriptors
+        list(map(os.close, map(again, (f"/proc/self/fd/{handle}",))))
 
 
 def close(*handles: int) -> None:
     """Close descriptors; those that are closed already do not matter."""
     for handle in handles:
         with suppress(OSError):
-            os.close(handle)
+            descriptors.close(handle)
 
 
 def read_at(handle: int, offset: int, size: int) -> bytes:
@@ -233,7 +235,7 @@ def make_folder(path: str) -> None:
         return
     unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     os.mkdir(unfinished, 0o700)  # noqa: PTH102 - no Path here
-    handle = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    handle = open_folder(unfinished)
     try:
         _make(handle, "README", _README, mode=KEPT)
         os.fchmod(handle, 0o1777)
@@ -248,7 +250,7 @@ def make_folder(path: str) -> None:
         _remove(handle, unfinished)
         raise
     finally:
-        os.close(handle)
+        close(handle)
 
 
 KEPT = 0o1666
@@ -267,18 +269,13 @@ def _remove(handle: int, path: str) -> None:
         os.rmdir(path)  # noqa: PTH106
 
 
-@contextmanager
-def opened_folder(path: str) -> Iterator[int]:
-    """The folder of the lock files; a link to a folder is not followed.
+def open_folder(path: str) -> int:
+    """Open the folder of the lock files; a link to a folder is not followed.
 
     Raises:
         OSError: there is none, or it may not be used.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    return opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
@@ -308,7 +305,7 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
     try:
         _check(folder, name, handle)
     except BaseException:
-        os.close(handle)
+        close(handle)
         raise
     return handle
 
@@ -357,7 +354,7 @@ def _unfinished_names(folder: int, name: str, opened: os.stat_result) -> int:
 
 def _open(folder: int, name: str, size: int) -> int:
     """A file that is only locked is opened for reading: that is enough, whatever its rights are."""
-    return os.open(name, (os.O_RDWR if size else os.O_RDONLY) | _FLAGS, dir_fd=folder)
+    return opened(name, (os.O_RDWR if size else os.O_RDONLY) | _FLAGS, dir_fd=folder)
 
 
 def _make(folder: int, name: str, content: bytes, size: int = 0, *, mode: int) -> None:
@@ -376,13 +373,13 @@ def _make(folder: int, name: str, content: bytes, size: int = 0, *, mode: int) -
         except OSError:  # without /proc, or where the file system can't do it
             _make_by_name(folder, name, content, size, mode=mode)
     finally:
-        os.close(handle)
+        close(handle)
 
 
 def _nameless(folder: int) -> int | None:
     """A file without a name (``O_TMPFILE``); None where the file system has none."""
     try:
-        return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        return opened(".", os.O_TMPFILE | os.O_RDWR, mode=0o600, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
             return None
@@ -392,13 +389,13 @@ def _nameless(folder: int) -> int | None:
 def _make_by_name(folder: int, name: str, content: bytes, size: int, *, mode: int) -> None:
     unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS
-    handle = os.open(unfinished, flags, 0o600, dir_fd=folder)
+    handle = opened(unfinished, flags, mode=0o600, dir_fd=folder)
     try:
         _fill(handle, content, size, mode)
         with suppress(FileExistsError):
             os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
-        os.close(handle)
+        close(handle)
         os.unlink(unfinished, dir_fd=folder)
 
 

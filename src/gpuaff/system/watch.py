@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from gpuaff.system import locks
+from gpuaff.system.descriptors import made
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _inotify() -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "inotify_init1"):
         return -1
-    return int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    return made(libc.inotify_init1, os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _add(handle: int, path: str) -> int:
@@ -142,6 +143,6 @@ def _add(handle: int, path: str) -> int:
 
 def _pidfd(pid: int) -> int | None:
     try:
-        return os.pidfd_open(pid)
+        return made(os.pidfd_open, pid)
     except (AttributeError, OSError):  # it is gone, out of sight, or there are no pidfds
         return None
