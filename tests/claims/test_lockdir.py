@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_before_the_boards_own_room_is_written(lock_folder: 
 
 
 @pytest.mark.case("E9")
-@pytest.mark.skipif(not FLOCK, reason="the call's number is not known")
+@pytest.mark.skipif(not FLOCK, reason="not here: the call's number is not known")
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_never_taken_for_unlocked(
     lock_folder: Path, error: int

@@ -179,7 +179,7 @@ def test_who_is_gone_or_nobody_is_not_followed() -> None:
         assert not watch.wait(0.01)
 
 
-@pytest.mark.skipif(not INIT, reason="the calls' numbers are not known")
+@pytest.mark.skipif(not INIT, reason="not here: the calls' numbers are not known")
 @pytest.mark.parametrize(
     ("call", "error"), [(INIT, errno.EMFILE), (ADD, errno.ENOSPC), (PIDFD, errno.ENOSYS)]
 )

@@ -170,7 +170,7 @@ class TestSignals:
         before = ignored_signals(Path("/proc/self/status").read_bytes()) - PYTHONS
         assert ignored_signals(directly.stdout) == before | set(ignored)
 
-    @pytest.mark.skipif(RT_SIGACTION < 0, reason="the number of the call is not known here")
+    @pytest.mark.skipif(RT_SIGACTION < 0, reason="not here: the call's number is not known")
     @pytest.mark.parametrize("strange", [[32, 33], [signal.SIGHUP, signal.SIGUSR1, signal.SIGINT]])
     def test_are_as_they_were_under_a_strange_parent(self, strange: list[int]) -> None:
         def ignore() -> None:
