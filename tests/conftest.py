@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import rmtree, which
+from shutil import copy, rmtree, which
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -133,17 +133,21 @@ emulated machine is made by tests/numa_machine/machine.sh."""
 @pytest.fixture(autouse=True)
 def _the_system_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A few tests change the whole system: alone."""
-    base = tmp_path_factory.getbasetemp()
-    with powers.beside_others(
-        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "all"
-    ):
+    with powers.beside_others(_of_all_workers(tmp_path_factory) / "all"):
         yield
 
 
 @pytest.fixture(scope="session")
 def driver_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the builds of the fake driver are kept."""
-    return tmp_path_factory.mktemp("fakedriver")
+    """Where the builds of the fake driver are kept, for all workers."""
+    folder = _of_all_workers(tmp_path_factory) / "fakedriver"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture
@@ -172,10 +176,12 @@ def lock_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def open_builds() -> Iterator[Path]:
+def open_builds(driver_builds: Path) -> Iterator[Path]:
     """The same where other users may come."""
     folder = Path(tempfile.mkdtemp(prefix="gpuaff-"))
     folder.chmod(0o755)
+    for compiled in driver_builds.glob("*.o"):
+        copy(compiled, folder)
     yield folder
     rmtree(folder)
 
