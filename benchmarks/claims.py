@@ -24,10 +24,10 @@ from statistics import median
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path[0] = str(TESTS)  # instead of this folder, where claims is this file
 
-from gpuaff.topology.model import Topology  # noqa: E402
+from gpuaff.topology.model import Topology  # noqa: E402 - found there only
 
-from claims.crowd import Crowd, open_to_all, serve  # noqa: E402
-from fakedriver.play import this_machine  # noqa: E402
+from claims.crowd import Crowd, open_to_all, serve  # noqa: E402 - likewise
+from fakedriver.play import this_machine  # noqa: E402 - likewise
 
 USERS: tuple[int, ...] = (0, 54321, 54322) if os.geteuid() == 0 else (0,)
 

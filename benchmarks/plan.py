@@ -41,10 +41,10 @@ def main() -> None:
     peer = _Peer(options.peer, machine) if options.peer else None
     print(f"{'mode':20}{'scope':8}{'gpuaff':>9}" + (f"{'peer':>9}{'ratio':>9}" if peer else ""))
     for mode, scope in product(Mode, Scope):
-        own = _median(lambda: _own(machine, mode, scope, masks), options.runs)  # noqa: B023
+        own = _median(lambda: _own(machine, mode, scope, masks), options.runs)  # noqa: B023 - called at once
         line = f"{mode!s:20}{scope!s:8}{own:9.2f}"
         if peer is not None:
-            theirs = _median(lambda: peer.plan(mode, scope), options.runs)  # noqa: B023
+            theirs = _median(lambda: peer.plan(mode, scope), options.runs)  # noqa: B023 - called at once
             line += f"{theirs:9.2f}{theirs / own:9.1f}"
         print(line, flush=True)
 

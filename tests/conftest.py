@@ -119,6 +119,7 @@ _HAS: dict[str, Callable[[], bool]] = {
     "mount-namespaces": pci_devices.available,
     "mounts": powers.mounts,
     "numa-machine": machine.available,
+    "pid-namespaces": powers.pid_namespaces,
     "protected-regular": powers.protected_regular,
     "safe_gpu": lambda: find_spec("safe_gpu") is not None,
     "torch": lambda: find_spec("torch") is not None,

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.launch.masks import Seen
@@ -29,15 +30,15 @@ class Started:
     parent: CpuSet
     parent_name: str
 
-    def seen(self, **changes: object) -> Seen:
+    def seen(self, **changes: Any) -> Seen:
         """What it sees of masks, on a machine of CPUs 0-3."""
-        values: dict[str, object] = {
+        values: dict[str, Any] = {
             "own": self.own,
             "starter": self.parent,
             "starter_name": self.parent_name,
             "online": frozenset(range(4)),
         }
-        return Seen(**{**values, **changes})  # type: ignore[arg-type]
+        return Seen(**{**values, **changes})
 
 
 def started(launcher: str, name: str) -> list[Started]:

@@ -31,6 +31,16 @@ def mounts() -> bool:
         return False
 
 
+@cache
+def pid_namespaces() -> bool:
+    """Whether a command can have process ids, and a /proc, of its own."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def mounted(options: str, at: Path | str) -> Sequence[str]:
     """A prefix that makes a command, and nobody else, see a new file system in memory somewhere."""
     script = f'mount -t tmpfs -o {options} tmpfs "$0" && exec "$@"'

@@ -85,7 +85,7 @@ def inherit(record: Any) -> Any:
     ],
 )
 def test_it_is_as_with_dataclasses(both: tuple[Any, Any], act: Callable[[Any], Any]) -> None:
-    ours, theirs = (outcome(lambda kind=kind: act(kind)) for kind in both)  # type: ignore[misc]
+    ours, theirs = (outcome(lambda kind=kind: act(kind)) for kind in both)  # type: ignore[misc]  # mypy: lambda with defaults
     assert ours == theirs
 
 
@@ -94,7 +94,7 @@ def test_a_dataclass_may_be_derived(both: tuple[Any, Any]) -> None:
     for base in both:
 
         @dataclasses.dataclass(frozen=True, kw_only=True)
-        class Derived(base):  # type: ignore[misc, valid-type]
+        class Derived(base):  # type: ignore[misc, valid-type]  # known at run time only
             five: int = 5
 
         assert Derived(one=1).five == 5
@@ -116,7 +116,7 @@ def test_what_is_not_frozen_can_be_changed_and_not_hashed() -> None:
     class Record:
         one: int
 
-    record: Any = Record(1)  # type: ignore[call-arg]
+    record: Any = Record(1)  # type: ignore[call-arg]  # the decorator is not followed
     record.one = 2
     assert record.one == 2
     with pytest.raises(TypeError):

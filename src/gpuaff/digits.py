@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 
 def natural(text: str | None) -> int | None:
     """Decimal digits and nothing else, of a size that can be meant; None for anything else.
@@ -11,3 +13,17 @@ def natural(text: str | None) -> int | None:
     if text is None or len(text) > 9 or not (text.isascii() and text.isdecimal()):
         return None
     return int(text)
+
+
+def whole(value: object) -> int | None:
+    """A whole number of any integer type (NumPy's too); a bool is not meant as one.
+
+    Returns:
+        None for anything else.
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # TypeError says so
+    except TypeError:
+        return None

@@ -102,17 +102,28 @@ class GpusBusyError(ClaimError):
         wanted: how many were asked for.
         free: how many of those that fit are free.
         reasons: one line for each GPU that is not, or that is kept for somebody who waits.
+        narrowed: why not all GPUs of the machine came into question; empty when they did.
+        remedy: what to try; empty where it has been tried.
     """
 
-    def __init__(self, wanted: int, free: int, reasons: tuple[str, ...]) -> None:
-        super().__init__(wanted, free, reasons)
+    def __init__(
+        self,
+        wanted: int,
+        free: int,
+        reasons: tuple[str, ...],
+        narrowed: str = "",
+        remedy: str = "",
+    ) -> None:
+        super().__init__(wanted, free, reasons, narrowed, remedy)
         self.wanted = wanted
         self.free = free
         self.reasons = reasons
+        self.narrowed = narrowed
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        why = "".join(f"; {reason}" for reason in self.reasons)
-        return f"asked for {_gpus(self.wanted)}, but {self.free or 'none'} can be had now{why}"
+        had = f"asked for {_gpus(self.wanted)}, but {self.free or 'none'} can be had now"
+        return "; ".join(filter(None, (had, *self.reasons, self.narrowed, self.remedy)))
 
 
 class ClaimTimeoutError(ClaimError, TimeoutError):
@@ -133,22 +144,96 @@ class ClaimTimeoutError(ClaimError, TimeoutError):
 
 
 class CudaInitializedError(ClaimError):
-    """CUDA has been started in this process already: which GPUs it sees is settled (case D9)."""
+    """CUDA has been started in this process already: which GPUs it sees is settled (case D9).
+
+    Attributes:
+        problem: what was found, and what to try, in one line.
+        gpus: the UUIDs of those that an earlier claim of this process has settled, which can be
+            claimed again, all of them; empty where CUDA was started without a claim.
+    """
+
+    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
+        super().__init__(problem, gpus)
+        self.problem = problem
+        self.gpus = gpus
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class ClaimLostError(ClaimError):
     """A stranger has come onto a GPU between the look and the claim; the claim was undone.
 
-    CUDA is initialised by then, so this process can claim no other GPUs: start it again.
+    CUDA is mostly initialised by then, so this process can claim no other GPUs: start it again.
+
+    Attributes:
+        problem: what was found, and what to try, in one line.
+        gpus: the UUIDs of the claimed GPUs on which a stranger is.
+        pids: the strangers, as the driver calls them; empty where it does not list them.
+        cuda_started: whether CUDA is initialised in this process; if not, it may claim again.
     """
+
+    def __init__(
+        self,
+        problem: str,
+        gpus: tuple[str, ...] = (),
+        pids: tuple[int, ...] = (),
+        cuda_started: bool = True,
+    ) -> None:
+        super().__init__(problem, gpus, pids, cuda_started)
+        self.problem = problem
+        self.gpus = gpus
+        self.pids = pids
+        self.cuda_started = cuda_started
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class AlreadyClaimedError(ClaimError):
-    """This process holds a claim already, and one process can have only one."""
+    """This process holds a claim already, and one process can have only one.
+
+    Attributes:
+        problem: what was found, and what to try, in one line.
+        gpus: the UUIDs of the GPUs of the first claim; empty while that is being made.
+    """
+
+    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
+        super().__init__(problem, gpus)
+        self.problem = problem
+        self.gpus = gpus
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class PlaceholderError(ClaimError):
-    """A claimed GPU could not be occupied."""
+    """A claimed GPU could not be occupied.
+
+    Attributes:
+        problem: what was found, and what to try, in one line.
+        placeholder: what was to occupy it (``context``, ``torch``); None for a function, and where
+            it does not matter.
+        gpus: the UUIDs of those that this is about; empty where it is about none, as when CUDA
+            does not start.
+        code: CUDA's error (``CUresult``); None when it was none of CUDA's.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        placeholder: str | None = None,
+        gpus: tuple[str, ...] = (),
+        code: int | None = None,
+    ) -> None:
+        super().__init__(problem, placeholder, gpus, code)
+        self.problem = problem
+        self.placeholder = placeholder
+        self.gpus = gpus
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class LockDirectoryError(GpuaffError, OSError):
@@ -157,12 +242,16 @@ class LockDirectoryError(GpuaffError, OSError):
     Attributes:
         path: which one.
         problem: what was found there, and what to try.
+        errno: the kernel's error; None when it has refused nothing.
     """
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
+    def __init__(self, path: str, problem: str, errno: int | None = None) -> None:
+        super().__init__(errno, problem, path)  # as OSError reads them: errno, strerror, filename
         self.path = path
         self.problem = problem
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path, self.problem, self.errno), self.__dict__
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"

@@ -105,7 +105,7 @@ def dataclass(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type[
         for name in ("__dataclass_fields__", "__dataclass_params__"):
             setattr(cls, name, _OfTheRealOne(name, frozen=frozen, kw_only=kw_only))
         cls.__replace__ = replace  # copy.replace, since Python 3.13
-        cls.__match_args__ = () if kw_only else tuple(said)  # type: ignore[misc]
+        cls.__match_args__ = () if kw_only else tuple(said)  # type: ignore[misc]  # mypy wants a literal
         cls.__init__ = _init_by_name if kw_only else _init
         cls.__eq__, cls.__repr__ = _eq, _repr
         cls.__hash__ = _hash if frozen else None
@@ -118,7 +118,7 @@ def dataclass(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type[
 
 def replace(record: _T, /, **changes: Any) -> _T:
     """As :func:`dataclasses.replace`."""
-    names = type(record).__record__  # type: ignore[attr-defined]
+    names = type(record).__record__  # type: ignore[attr-defined]  # each record has it
     return type(record)(**{name: getattr(record, name) for name in names} | changes)
 
 

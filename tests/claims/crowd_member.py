@@ -96,16 +96,16 @@ def descriptors() -> set[str]:
 
 def main() -> None:
     # Once for all, and for those who may not read our files.
-    import logging  # noqa: F401
+    import logging  # noqa: F401 - so that it is there
 
-    import psutil  # noqa: F401
-    import pynvml  # noqa: F401
+    import psutil  # noqa: F401 - likewise
+    import pynvml  # noqa: F401 - likewise
 
     import gpuaff.claims.making
     import gpuaff.claims.safe_gpu_lock
     import gpuaff.system.processes
     import gpuaff.text
-    import gpuaff.topology.live  # noqa: F401
+    import gpuaff.topology.live  # noqa: F401 - likewise
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ends: dict[str, int] = {}

@@ -9,9 +9,10 @@ NVML or CUDA before.
 
 from __future__ import annotations
 
-import ctypes.util  # noqa: F401
+import ctypes.util  # noqa: F401 - for the programs: see above
+import io
 import json
-import logging  # noqa: F401
+import logging  # noqa: F401 - likewise
 import os
 import signal
 import socket
@@ -19,14 +20,14 @@ import sys
 import traceback
 from typing import Any
 
-import psutil  # noqa: F401
-import pynvml  # noqa: F401
+import psutil  # noqa: F401 - likewise
+import pynvml  # noqa: F401 - likewise
 
 import gpuaff.binding.grant
 import gpuaff.claims.making
 import gpuaff.claims.safe_gpu_lock
 import gpuaff.system.nvml_usage
-import gpuaff.topology.live  # noqa: F401
+import gpuaff.topology.live  # noqa: F401 - likewise
 
 _HIGH = 300
 """Where the descriptor for the end is put: out of the way."""
@@ -64,12 +65,13 @@ def main() -> int:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     me = os.getpid()
     try:
         exec(compile(program["code"], "<program>", "exec"), {"__name__": "__main__"})
         said = b"0"
-    except BaseException:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001 - told to whoever has sent the program
         traceback.print_exc()
         said = b"1"
     sys.stdout.flush()

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import gpuaff
 from gpuaff.claims import board
 from gpuaff.errors import CudaInitializedError
-from gpuaff.system import locks
+from gpuaff.system import lock_files, locks
 from gpuaff.system.nvml import usage_session
 
 Step: TypeAlias = "tuple[str, int, int]"
@@ -42,8 +42,9 @@ LIMIT = 20.0
 TRACED = (
     "gpuaff/claims/",
     "gpuaff/binding/grant.py",
-    "gpuaff/system/descriptors.py",
     "gpuaff/system/locks.py",
+    "gpuaff/system/lock_files.py",
+    "gpuaff/system/descriptors.py",
     "gpuaff/system/cuda.py",
     "gpuaff/system/watch.py",
     "gpuaff/system/foreign_lock.py",
@@ -218,7 +219,7 @@ def held_locks() -> list[str]:
     if safe != "off":
         folders.append(Path(safe).parent)
     names = {
-        locks.identity(str(file)): file.name
+        lock_files.identity(str(file)): file.name
         for folder in folders
         if folder.is_dir()
         for file in folder.iterdir()
@@ -402,7 +403,7 @@ def again(somebody_holds_one: bool) -> list[str]:
         gpuaff.claim_gpus(2, placeholder=None).release()
     except CudaInitializedError:
         return []
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001 - it is what is told
         return [f"then {type(error).__name__}: {error}"]
     return [f"after another claim: {one}" for one in held_locks() if f" {os.getpid()}" in one]
 

@@ -32,7 +32,7 @@ class Odd:
     def __eq__(self, other: object) -> bool:
         raise ValueError("ambiguous")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as Python does for such classes
 
 
 class Loud:

@@ -48,8 +48,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def held(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
     """A client that has what it wants."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
         try:
             assert process.stdout.readline() == "has it\n"
             yield process
@@ -123,8 +124,9 @@ def test_c_waits_for_our_guard(lock_folder: Path, client: Path) -> None:
     """
     with locker(script) as one:
         one.heard()
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-        with subprocess.Popen([client, lock_folder, "GPU-0"], **pipes) as process:  # type: ignore[call-overload]
+        command = [str(client), str(lock_folder), "GPU-0"]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
             until(lambda: "->" in waiting_lines(process.pid))
             one.go_on()
             assert process.stdout.read() == b"has it\n"

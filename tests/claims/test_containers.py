@@ -24,7 +24,6 @@ CLAIM = """
 import sys
 import gpuaff
 from gpuaff.errors import GpusBusyError
-from gpuaff.system import locks
 for line in sys.stdin:
     try:
         print(gpuaff.claim_gpus(1).gpus[0].index)

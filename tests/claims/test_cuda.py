@@ -45,6 +45,13 @@ print(cuda.is_initialized())
 """,
         ) == ["None False", "False False", "True"]
 
+    def test_loading_initializes_nothing(self, driver: FakeDriver) -> None:
+        program = """
+cuda.load()
+print("libcuda" in open("/proc/self/maps").read(), cuda.is_initialized())
+"""
+        assert lines(driver, program) == ["True False"]
+
     def test_a_library_that_somebody_has_loaded_by_its_path(self, driver: FakeDriver) -> None:
         program = """
 folder = os.environ["LD_LIBRARY_PATH"].split(":")[0]

@@ -16,7 +16,7 @@ import pytest
 
 from gpuaff.claims import lockdir
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import locks
+from gpuaff.system import lock_files
 
 import powers
 import seccomp
@@ -90,10 +90,10 @@ def test_the_folder_above_must_be_there(lock_folder: Path, monkeypatch: pytest.M
 
 def test_without_files_that_have_no_name_it_is_made_by_name(lock_folder: Path) -> None:
     os.close(lockdir.open_file("guard"))
-    folder = locks.open_folder(str(lock_folder))
+    folder = lock_files.open_folder(str(lock_folder))
     for _ in range(2):  # where somebody else is first, theirs stays
-        locks._make_by_name(folder, "board", b"", 4096, mode=0o666)
-    locks.close(folder)
+        lock_files._make_by_name(folder, "board", b"", 4096, mode=0o666)
+    os.close(folder)
     assert (lock_folder / "board").stat().st_size == 4096
     assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "board", "guard"]
 
@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_before_the_boards_own_room_is_written(lock_folder: 
 
 
 @pytest.mark.case("E9")
-@pytest.mark.skipif(not FLOCK, reason="not here: the call's number is not known")
+@pytest.mark.skipif(not FLOCK, reason="the call's number is not known")
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_never_taken_for_unlocked(
     lock_folder: Path, error: int
@@ -367,7 +367,7 @@ def test_whoever_is_killed_while_making_it_leaves_nothing_in_others_way(
     """A maker is killed before and after each call that it makes; then another user comes."""
     script = f"""
 if not {nameless}:  # a file system without O_TMPFILE
-    locks._nameless = lambda folder: None
+    lock_files._nameless = lambda folder: None
 
 def make():
     os.close(lockdir.open_file("board", size=4096))

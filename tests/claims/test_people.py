@@ -108,14 +108,13 @@ print(sorted(names_of(listed, people)))
 
 
 @pytest.mark.case("E15")
+@pytest.mark.needs("mounts", "pid-namespaces")
 class TestInAContainer:
     """The driver's numbers may be the host's, and happen to be those of processes here."""
 
     def inside(self, listed: str, *how: str) -> list[str]:
         mount = 'mount -t tmpfs none /dev && touch /dev/nvidia-uvm && exec "$0" "$@"'
         apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", mount]
-        if run("", prefix=apart).returncode:
-            pytest.skip("needs root and namespaces")
         done = run(INSIDE, listed, *how, env=PATHS, prefix=apart)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()

@@ -86,7 +86,7 @@ class TestWhatMayBeAskedFor:
         def make(device_no: int) -> int:
             return device_no
 
-        make.release = 3  # type: ignore[attr-defined]
+        make.release = 3  # type: ignore[attr-defined]  # functions may have any
         with pytest.raises(InvalidOptionError, match=r"placeholder\.release=3"):
             kind_of(make)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.claims import board, queue
-from gpuaff.claims.board import MOST, Entry
+from gpuaff.claims import board, entries, queue
+from gpuaff.claims.entries import MOST, Entry
 from gpuaff.claims.line import join
 
 from claims.lockers import locker, until
@@ -115,7 +115,7 @@ def test_somebody_is_always_first_and_nobody_waits_for_the_stuck(
 # ---- standing in it --------------------------------------------------------------------------
 
 STAND = """
-place = line.join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+place = line.join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
 print(place.ticket)
 hear()
 place.leave()
@@ -124,7 +124,7 @@ hear()
 """
 
 BEHIND = """
-place = line.join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+place = line.join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
 (first,) = board.read(place.slot.handle)
 print("asleep")
 start, used = time.monotonic(), time.process_time()
@@ -155,7 +155,7 @@ def test_the_kernel_wakes_who_stands_behind(lock_folder: Path, how: str) -> None
 def test_sleeping_ends_when_time_is_up_and_wakes_the_next_time(lock_folder: Path) -> None:
     with locker(STAND) as one:
         one.heard()
-        place = join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+        place = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
         (first,) = board.read(place.slot.handle)
         assert not place.sleep_behind(first, 0.01)
         assert place.is_behind(first)
@@ -170,7 +170,7 @@ def test_sleeping_ends_when_time_is_up_and_wakes_the_next_time(lock_folder: Path
 def test_one_who_is_stopped_is_not_stood_behind(lock_folder: Path) -> None:
     with locker(STAND) as one:
         one.heard()
-        place = join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+        place = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
         (first,) = board.read(place.slot.handle)
         assert place.is_behind(first)
         os.kill(one.pid, signal.SIGSTOP)
@@ -179,11 +179,11 @@ def test_one_who_is_stopped_is_not_stood_behind(lock_folder: Path) -> None:
 
 
 def test_a_slot_that_somebody_else_has_by_now_is_not_stood_behind(lock_folder: Path) -> None:
-    one = join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
-    two = join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    one = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    two = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
     first = next(entry for entry in board.entries() if entry.ticket == one.ticket)
     one.leave()
-    again = join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    again = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
     assert again.slot.number == first.slot
     assert not two.is_behind(first)
     two.leave()
@@ -192,7 +192,7 @@ def test_a_slot_that_somebody_else_has_by_now_is_not_stood_behind(lock_folder: P
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_who_waits_comes_back_when_the_board_is_removed(lock_folder: Path, replaced: bool) -> None:
-    place = join(board.about_me(), wanted=3, gpus=frozenset(["GPU-0", "GPU-1"]))
+    place = join(entries.about_me(), wanted=3, gpus=frozenset(["GPU-0", "GPU-1"]))
     (before,) = board.entries()
     (lock_folder / "board").unlink()
     if replaced:
@@ -210,7 +210,7 @@ def test_who_waits_comes_back_when_the_board_is_removed(lock_folder: Path, repla
 
 def test_a_spoiled_board_wakes_nobody_and_says_nothing_of_its_own(lock_folder: Path) -> None:
     """The thread that sleeps cannot be told; whoever looks next gets the error."""
-    place = join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    place = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
     (lock_folder / "board").unlink()
     (lock_folder / "board").mkdir()
     gone = Entry(slot=(place.slot.number + 1) % board.SLOTS, waits=True, record={"ticket": 1})
@@ -221,7 +221,7 @@ def test_a_spoiled_board_wakes_nobody_and_says_nothing_of_its_own(lock_folder: P
 
 
 def test_numbers_are_given_in_turn(lock_folder: Path) -> None:
-    places = [join(board.about_me(), wanted=1, gpus=frozenset(["GPU-0"])) for _ in range(5)]
+    places = [join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"])) for _ in range(5)]
     assert [place.ticket for place in places] == [1, 2, 3, 4, 5]
     for place in places:
         place.leave()

@@ -29,10 +29,10 @@ AFTERWARDS = """
 import json, os
 import gpuaff
 from gpuaff.claims import board
-from gpuaff.system import locks
+from gpuaff.system import lock_files, locks
 
 folder = os.environ["GPUAFF_LOCK_DIR"]
-ours = {locks.identity(os.path.join(folder, name)): name for name in os.listdir(folder)}
+ours = {lock_files.identity(os.path.join(folder, name)): name for name in os.listdir(folder)}
 left = [ours[lock.file] for lock in locks.held_locks() if lock.file in ours]
 slots = [entry.slot for entry in board.entries()]
 claim = gpuaff.claim_gpus(int(os.environ["ALL"]))

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,7 +225,7 @@ def test_words_are_ordered_as_nvidia_smi_orders_them() -> None:
     words = ["NV18", "NV4", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS"]
     for nearer, farther in pairwise(words):
         special = {(0, 1): farther, (2, 3): nearer}
-        machine = linked(4, lambda i, j, special=special: special.get((i, j), "SYS"))  # type: ignore[misc]
+        machine = linked(4, lambda i, j, special=special: special.get((i, j), "SYS"))  # type: ignore[misc]  # mypy: lambda with defaults
         assert taken(machine, 2) == [2, 3]
 
 
@@ -247,9 +248,9 @@ def test_a_pair_that_is_not_told_counts_by_its_node() -> None:
     assert taken(told, 2) == [0, 2]
 
 
-def gpus(*known: dict[str, object]) -> Topology:
+def gpus(*known: dict[str, Any]) -> Topology:
     """GPUs of which these things are known, and no links."""
-    return Topology(gpus=tuple(Gpu(index=i, **more) for i, more in enumerate(known)))  # type: ignore[arg-type]
+    return Topology(gpus=tuple(Gpu(index=i, **more) for i, more in enumerate(known)))
 
 
 def test_without_links_nodes_packages_and_buses_tell() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuaff.claims.board import Entry
+from gpuaff.claims.entries import Entry
 from gpuaff.claims.leases import Holder
 from gpuaff.claims.model import Busy, Usage
 from gpuaff.claims.sight import Sight

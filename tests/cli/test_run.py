@@ -288,7 +288,7 @@ class TestFinding:
             theirs = started([str(shutil.which("env")), *words], env=env, cwd=folder / "second")
             assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout), command
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+    @pytest.mark.needs("two-users")
     def test_a_folder_that_may_not_be_searched(self, folder: Path) -> None:
         """Directly, since another user may not read this checkout either."""
         (folder / "first").chmod(0o700)
@@ -460,6 +460,27 @@ class TestInsideOfALauncher:
         done = started([*RUN, "--", "echo", "it"], env=environment({**driver.env(), **rank}))
         assert done.returncode == 3
         told(done)
+
+    def test_a_script_that_pins_as_well_has_nothing_to_wonder_at(self, driver: FakeDriver) -> None:
+        """Its mask is the share that it was pinned to, also below a shell, and no unknown border.
+
+        A mask that is another one by then, or another rank's share, is remarked upon as ever.
+        """
+        rank = {**driver.env(), **ranks_of("torchrun", "torchrun")[1]}
+        script = (
+            "import gpuaff, os; before = os.sched_getaffinity(0); a = gpuaff.set_affinity(); "
+            "print(before == set(a), {w.code for w in a.warnings} & {'mask-narrow', "
+            "'mask-shrunk', 'masks-unknown'})"
+        )
+        python = (sys.executable, "-c", script)
+        shell = ("sh", "-c", f'"$0" -c "{script}"; :', sys.executable)
+        for command in (python, shell):
+            done = started([*RUN, "--", *command], env=environment(rank))
+            assert done.stdout == b"True set()\n", done.stderr
+        forged = {**rank, "GPUAFF_PINNED": f"v1:0:2:{CPUS[0]}"}
+        bound = ["taskset", "-c", str(CPUS[0])]
+        done = started([*bound, *python], env=environment(forged))
+        assert b"masks-unknown" in done.stdout, done.stderr
 
     @pytest.mark.slow
     @pytest.mark.needs("torch")

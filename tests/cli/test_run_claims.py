@@ -203,6 +203,19 @@ class TestFailures:
             stranger.kill()
         assert done.returncode == 75
         assert f"GPU 1: in use by sleep 60 (pid {stranger.pid})" in told(done)
+        assert told(done).endswith(
+            "; --wait 10m waits for them in order, for so long, and --wait as long as it takes"
+        )
+
+    def test_few_candidates(self, machine: Machine) -> None:
+        with subprocess.Popen(["sleep", "60"]) as stranger:
+            machine.driver.use(1, stranger.pid)
+            done = machine.run("--candidates", "1", "--", "true")
+            late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")
+            stranger.kill()
+        few = "; 1 GPU of the 2 here may be chosen: --candidates says so"
+        assert f"{few}; --wait 10m waits" in told(done)
+        assert late.stderr.endswith(f"{few}\n"), "what has been tried is not advised"
 
     def test_a_lock_directory_that_cannot_be(self, machine: Machine, tmp_path: Path) -> None:
         (tmp_path / "locks").write_text("a file\n")

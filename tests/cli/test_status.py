@@ -328,7 +328,7 @@ def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
     assert "[board-unread]" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+@pytest.mark.needs("two-users")
 def test_as_another_user() -> None:
     """Who holds is told to everyone; what other users' processes have open is not."""
     script = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from gpuaff.claims.model import Waiting
 from gpuaff.cli.waiting import in_words, telling
 
 
-def standing(position: int = 0, **others: object) -> Waiting:
-    return Waiting(position=position, waited=1.0, wanted=2, free=0, **others)  # type: ignore[arg-type]
+def standing(position: int = 0, **others: Any) -> Waiting:
+    return Waiting(position=position, waited=1.0, wanted=2, free=0, **others)
 
 
 @pytest.fixture

@@ -37,8 +37,6 @@ enum {
     UNKNOWN = 999,
 };
 
-#define CONTEXT_MEMORY ((uint64_t)518 << 20)
-
 /* A device of this process: a GPU, or a MIG instance of it. */
 struct device {
     uint32_t gpu;
@@ -489,11 +487,16 @@ static uint64_t free_memory(const struct device *device)
            fake_used(device->gpu, device->slot);
 }
 
+static uint64_t context_memory(const struct device *device)
+{
+    return state->context_memory[device->gpu];
+}
+
 static CUresult enter_device(struct device *device)
 {
     if (is_closed(device))
         return DEVICE_UNAVAILABLE;
-    if (free_memory(device) < CONTEXT_MEMORY)
+    if (free_memory(device) < context_memory(device))
         return OUT_OF_MEMORY;
     if (state->process_count == FAKE_PROCESSES) {
         fprintf(stderr, "fake driver: no room for another process\n");
@@ -511,9 +514,10 @@ static CUresult enter_device(struct device *device)
         .slot = device->slot,
         .pid = own_pid(),
         .kinds = FAKE_COMPUTE,
-        .memory = CONTEXT_MEMORY,
+        .memory = context_memory(device),
         .start = fake_at_home() ? fake_start(own_pid()) : 0,
         .lock = device->lock,
+        .names = fake_namespace(),
     };
     return SUCCESS;
 }
@@ -526,12 +530,12 @@ static CUresult add_context(int lock, struct device *device)
     fake_sweep(lock, device->gpu);
     if (!device->contexts) {
         result = enter_device(device);
-    } else if (free_memory(device) < CONTEXT_MEMORY) {
+    } else if (free_memory(device) < context_memory(device)) {
         result = OUT_OF_MEMORY;
     } else {
         entry = entry_of(device);
         if (entry)
-            entry->memory += CONTEXT_MEMORY;
+            entry->memory += context_memory(device);
     }
     if (!result)
         device->contexts++;
@@ -565,7 +569,7 @@ static void drop_context(struct context *context)
     context->alive = 0;
     if (--device->contexts) {
         if (entry)
-            entry->memory -= CONTEXT_MEMORY;
+            entry->memory -= context_memory(device);
         return;
     }
     if (entry)

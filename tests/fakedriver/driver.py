@@ -267,6 +267,10 @@ class FakeDriver:
         """Change how much memory a GPU has, in bytes: 80 GiB at first."""
         self.state.gpus[gpu].memory = size
 
+    def set_context_size(self, gpu: int, size: int) -> None:
+        """Change how much memory a context takes, in bytes: 518 MiB at first."""
+        self.state.context_memory[gpu] = size
+
     def set_utilization(self, gpu: int, percent: int | None) -> None:
         """Change how busy a GPU was lately; None is Not Supported."""
         self.state.gpus[gpu].utilization = -1 if percent is None else percent
@@ -295,6 +299,13 @@ class FakeDriver:
     def hide_all_processes(self) -> None:
         """Let no list tell of any process, as in some containers (case E15)."""
         self.state.hidden = 1
+
+    def list_own_namespace(self) -> None:
+        """Tell who is in another PID namespace of the processes there, by their numbers there.
+
+        So does the real driver (580.159.04). Otherwise all are told, by numbers that mean nothing.
+        """
+        self.state.apart = 1
 
     def hide_process_memory(self) -> None:
         """Let it be not available how much memory each process has."""

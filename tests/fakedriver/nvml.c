@@ -254,10 +254,18 @@ static void put_process(nvmlProcessInfo_t *to, const struct fake_process *proces
 {
     const struct fake_mig *mig = state->gpus[process->gpu].mig;
 
-    to->pid = process->pid;
+    to->pid = process->pid - (state->apart && !fake_at_home() ? FAKE_FOREIGN : 0);
     to->memory = state->untold_memory ? ~0ull : process->memory;
     to->gpu_instance = process->slot < 0 ? ~0u : mig[process->slot].gpu_instance;
     to->compute_instance = process->slot < 0 ? ~0u : mig[process->slot].compute_instance;
+}
+
+/* Whether this process is told of another one. */
+static int is_told(const struct fake_process *process)
+{
+    if (state->hidden)
+        return 0;
+    return !state->apart || fake_at_home() || process->names == fake_namespace();
 }
 
 /* As NVML: with too little room the answer is how much is needed. */
@@ -271,9 +279,9 @@ static nvmlReturn_t put_processes(nvmlDevice_t device, uint32_t kind, unsigned i
         return FAKE_NO_PERMISSION;
     lock = fake_lock();
     fake_sweep(lock, (uint32_t)index_of(device));
-    for (uint32_t i = 0; i < state->process_count && !state->hidden; i++) {
+    for (uint32_t i = 0; i < state->process_count; i++) {
         const struct fake_process *process = &state->processes[i];
-        if (!is_on(process, device) || !(process->kinds & kind) || process->unlisted)
+        if (!is_told(process) || !is_on(process, device) || !(process->kinds & kind) || process->unlisted)
             continue;
         if (found < held)
             put_process(&to[found], process);

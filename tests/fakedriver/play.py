@@ -29,6 +29,9 @@ _SWITCH_ADDRESS = b"00000000:C0:00.0"
 _MEMORY = 80 << 30, 480 << 20, 3 << 20
 """What an H100 has, what its driver keeps for itself, and what else is in use while it is idle."""
 
+_CONTEXT = 518 << 20
+"""What a context takes there."""
+
 _SLOTS = 7
 """The MIG instances that an A100 or H100 has room for."""
 
@@ -46,6 +49,7 @@ def play(state: State, topology: Topology) -> None:
     state.cuda_version = 13000
     for place, gpu in enumerate(topology.gpus):
         _play_gpu(state.gpus[place], place, gpu)
+        state.context_memory[place] = _CONTEXT
     for place, words in enumerate(topology.links or ()):
         _play_links(state, place, words)
 

@@ -174,11 +174,16 @@ uint64_t fake_now(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-int fake_at_home(void)
+uint64_t fake_namespace(void)
 {
     struct stat status;
 
-    return !stat("/proc/self/ns/pid", &status) && status.st_ino == state->pid_namespace;
+    return stat("/proc/self/ns/pid", &status) ? 0 : status.st_ino;
+}
+
+int fake_at_home(void)
+{
+    return fake_namespace() == state->pid_namespace;
 }
 
 uint64_t fake_start(uint32_t pid)

@@ -10,7 +10,7 @@
 #include <sys/types.h>
 
 #define FAKE_MAGIC 0x4b414647u /* "GFAK" */
-#define FAKE_VERSION 3u
+#define FAKE_VERSION 4u
 
 enum {
     FAKE_GPUS = 32,
@@ -119,6 +119,7 @@ struct fake_process {
     uint64_t lock;     /* the number of its byte; 0: planted by a test */
     uint64_t noticed;  /* when it was found dead, monotonic, in ns; 0: it lives */
     uint32_t unlisted; /* 1: it is dead, and a child keeps its memory */
+    uint64_t names;    /* the inode of its PID namespace; 0: planted by a test */
 };
 
 /* Two processes that our libcuda let onto one device. */
@@ -156,6 +157,8 @@ struct fake_state {
     uint64_t double_count; /* all that there were: the log keeps the last */
     struct fake_double doubles[FAKE_DOUBLES];
     uint64_t pid_namespace; /* the inode of the one that all pids here are of */
+    uint64_t context_memory[FAKE_GPUS]; /* what a context takes, in bytes */
+    uint32_t apart; /* 1: outside of pid_namespace a process is told of its own namespace's alone */
 };
 
 /* Map the file that GPUAFF_FAKE_STATE names. NULL, said on stderr, when it cannot be used. */
@@ -192,6 +195,7 @@ uint64_t fake_now(void);
  * others, and is listed as FAKE_FOREIGN and its own pid: as in a container, where the driver's
  * pids mean nothing. */
 int fake_at_home(void);
+uint64_t fake_namespace(void);
 
 /* Field 22 of a process's stat; 0 where there is none or it is a zombie. */
 uint64_t fake_start(uint32_t pid);

@@ -13,7 +13,7 @@ from enum import IntEnum, IntFlag
 from pathlib import Path
 
 MAGIC = 0x4B414647
-VERSION = 3
+VERSION = 4
 GPUS = 32
 CPU_WORDS = 128
 NODE_WORDS = 16
@@ -176,6 +176,7 @@ class Process(ctypes.Structure):
         ("lock", ctypes.c_uint64),
         ("noticed", ctypes.c_uint64),
         ("unlisted", ctypes.c_uint32),
+        ("names", ctypes.c_uint64),
     )
 
 
@@ -220,6 +221,8 @@ class State(ctypes.Structure):
         ("double_count", ctypes.c_uint64),
         ("doubles", Double * DOUBLES),
         ("pid_namespace", ctypes.c_uint64),
+        ("context_memory", ctypes.c_uint64 * GPUS),
+        ("apart", ctypes.c_uint32),
     )
 
 

@@ -25,8 +25,8 @@ TESTS = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # then the first folder is this one, and gpuaff need not be installed
     sys.path[:1] = [str(TESTS), str(TESTS.parent / "src")]
 
-from fuzz.guard import TooSlowError, bound_memory, bounded  # noqa: E402
-from fuzz.targets import TARGETS, Refused  # noqa: E402
+from fuzz.guard import TooSlowError, bound_memory, bounded  # noqa: E402 - found there only
+from fuzz.targets import TARGETS, Refused  # noqa: E402 - likewise
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -282,15 +283,16 @@ def test_mpirun_inside_slurm() -> None:
         assert found(inside).whose is Whose.COMMON
 
 
-def by_hand(**seen: object) -> Masks:
-    values: dict[str, object] = {
+def by_hand(**seen: Any) -> Masks:
+    values: dict[str, Any] = {
         "own": WIDE,
         "starter": WIDE,
         "starter_name": "sh",
         "online": frozenset(range(4)),
     }
     ranks = Ranks(local_rank=1, local_size=2)
-    return classify({}.get, ranks, Seen(**{**values, **seen}))  # type: ignore[arg-type]
+    nothing: dict[str, str] = {}
+    return classify(nothing.get, ranks, Seen(**{**values, **seen}))
 
 
 @pytest.mark.case("G7", "A23")

@@ -361,12 +361,12 @@ def test_a_qstat_that_fails(tmp_path: Path, script: str, why: str) -> None:
     assert "qstat -j 4711" in source
 
 
-def test_no_qstat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # a machine may have one
-    assert asked(tmp_path)[2].endswith("qstat -j 4711 is not on PATH")
+def test_no_qstat(tmp_path: Path) -> None:
+    nothing_else = {"PATH": str(tmp_path)}  # this machine may have Grid Engine
+    assert asked(tmp_path, nothing_else)[2].endswith("qstat -j 4711 is not on PATH")
     (tmp_path / "qstat").write_text("no program")
     (tmp_path / "qstat").chmod(0o755)
-    assert "cannot be started (Exec format error)" in asked(tmp_path)[2]
+    assert "cannot be started (Exec format error)" in asked(tmp_path, nothing_else)[2]
 
 
 @pytest.mark.parametrize("script", ["sleep 60", "sleep 60 & exit 0", "exec >&- 2>&-; sleep 60"])

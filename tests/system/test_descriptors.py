@@ -13,7 +13,7 @@ from processes import run
 
 INTERRUPTED = """
 import os, sys, time
-from gpuaff.system import descriptors, locks
+from gpuaff.system import descriptors, lock_files as locks
 from gpuaff.system.watch import Watch
 
 where, every = sys.argv[1], int(sys.argv[2])
@@ -22,21 +22,21 @@ def open_files():
     return set(os.listdir("/proc/self/fd"))
 
 def folder():
-    locks.make_folder(f"{where}/{next(names)}")
+    locks.make_folder(f"{where}/{next(names)}", mode=0o700, name="it", content=b"x")
 
 def lock_file():
     opened = locks.open_folder(where)
     try:
-        locks.close(locks.open_lock_file(opened, str(next(names)), size=8))
+        descriptors.close(locks.open_lock_file(opened, str(next(names)), size=8))
     finally:
-        locks.close(opened)
+        descriptors.close(opened)
 
 def by_name():
     opened = locks.open_folder(where)
     try:
         locks._make_by_name(opened, str(next(names)), b"", 8, mode=0o600)
     finally:
-        locks.close(opened)
+        descriptors.close(opened)
 
 def touched():
     locks.touch(0)

@@ -192,7 +192,6 @@ for gpu in nvml.read(highest_cpu=8191).gpus:
         assert done.stdout == "0 frozenset({0})\n1 frozenset({0})\n", done.stderr
 
     def test_a_saved_topology(self, tmp_path: Path) -> None:
-        pytest.importorskip("gpuaff.topology.snapshot")
         saved = tmp_path / "saved.json"
         PAIR.save(saved)
         program = self.COUNT + "; print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(1)))"

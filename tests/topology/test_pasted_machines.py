@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuaff.allocator import planner
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology.model import Topology
@@ -61,13 +62,11 @@ def test_is_read_as_saved(machine: Pasted) -> None:
 
 @each_machine
 def test_the_saved_topology_loads(machine: Pasted) -> None:
-    pytest.importorskip("gpuaff.topology.snapshot")
     assert Topology.load(machine.saved_path) == parse(machine.text)
 
 
 @each_machine
 def test_round_trips_through_json(machine: Pasted, tmp_path: Path) -> None:
-    pytest.importorskip("gpuaff.topology.snapshot")
     topology = parse(machine.text)
     topology.save(tmp_path / "machine.json")
     again = Topology.load(tmp_path / "machine.json")
@@ -77,7 +76,6 @@ def test_round_trips_through_json(machine: Pasted, tmp_path: Path) -> None:
 
 @each_plan
 def test_plan(machine: Pasted, plan: Plan) -> None:
-    planner = pytest.importorskip("gpuaff.allocator.planner")
     made = planner.plan(parse(machine.text), len(plan.ranks), balanced=plan.balanced)
     assert [format_cpulist(share.cpus) for share in made.shares] == plan.ranks
 

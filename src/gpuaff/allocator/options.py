@@ -6,7 +6,6 @@ end as a silently different plan.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -14,6 +13,7 @@ from itertools import islice
 
 from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
+from gpuaff.digits import whole
 from gpuaff.errors import InvalidOptionError
 from gpuaff.hints import suggestion
 from gpuaff.records import dataclass
@@ -127,7 +127,7 @@ def check_rank(rank: object, nproc: int, *, name: str = "local_rank") -> int:
         InvalidOptionError: it is no whole number from 0 to ``nproc`` − 1.
     """
     expected = f"a whole number from 0 to {nproc - 1}, as there are {nproc} processes"
-    number = _whole(rank)
+    number = whole(rank)
     if number is None or not 0 <= number < nproc:
         raise InvalidOptionError(name, rank, expected)
     return number
@@ -139,7 +139,7 @@ def check_count(name: str, value: object) -> int:
     Raises:
         InvalidOptionError: it is no whole number from 1 to :data:`MOST`.
     """
-    number = _whole(value)
+    number = whole(value)
     if number is None or not 1 <= number <= MOST:
         raise InvalidOptionError(name, value, f"a whole number from 1 to {MOST}")
     return number
@@ -180,7 +180,7 @@ def _ids(value: object) -> CpuSet:
         raise ValueError("it is no list")  # noqa: TRY004 - one error for all that is no CPU set
     given = tuple(value)
     plain = set(map(type, given)) <= {int}  # asked once for all: there may be thousands
-    found = frozenset(given if plain else map(_whole, given))
+    found = frozenset(given if plain else map(whole, given))
     if None in found or (found and not 0 <= min(found) <= max(found) <= MAX_CPU_ID):
         raise ValueError(f"an id is a whole number from 0 to {MAX_CPU_ID}")
     return found
@@ -192,7 +192,7 @@ def check_reserve(name: str, value: object) -> int:
     Raises:
         InvalidOptionError: it is no whole number from 0 to :data:`MOST`.
     """
-    number = _whole(value)
+    number = whole(value)
     if number is None or not 0 <= number <= MOST:
         raise InvalidOptionError(name, value, f"a whole number of cores from 0 to {MOST}")
     return number
@@ -220,13 +220,3 @@ def _check_flag(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise InvalidOptionError(name, value, "True or False")
-
-
-def _whole(value: object) -> int | None:
-    """A whole number of any integer type (numpy's too); a bool is not meant as one."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None

@@ -16,7 +16,7 @@ from gpuaff.binding.report import concerning, refuse_if_broken
 from gpuaff.binding.threads import move, move_all, move_caller, put_again, threads_with
 from gpuaff.binding.undo import rewind
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.launch import above, gpus, masks
+from gpuaff.launch import above, gpus, masks, pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.records import dataclass
@@ -117,6 +117,8 @@ class Attempt:
         )
         if self.in_claim or self.process.taken is not None:  # a claim has made the mask narrow
             warnings = [w for w in warnings if w.code not in ("mask-narrow", "mask-shrunk")]
+        if pinned.is_share(self.ranks, granted.cpus):
+            warnings = [w for w in warnings if w.code not in pinned.EXPLAINED]
         if self.strict:
             refuse_if_broken(warnings)
         share, before = plan.share_of(self.rank), Before.of(self.process)

@@ -15,7 +15,7 @@ Row = tuple[Line, Line, Line, Line, Line, Line]
 
 _HEAD: Row = tuple(
     line(Span(word, "head")) for word in ("process", "GPU", "threads", "CPUs", "state", "names")
-)  # type: ignore[assignment]
+)  # type: ignore[assignment]  # six of them
 
 
 def lines(checks: Iterable[Check], *, width: int | None = None) -> list[Line]:

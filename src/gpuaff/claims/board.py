@@ -12,14 +12,13 @@ lease-protocol.md has the layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from json import dumps, loads
 
 from gpuaff.claims import lockdir
+from gpuaff.claims.entries import Entry
 from gpuaff.errors import LockDirectoryError
-from gpuaff.records import dataclass
-from gpuaff.system import kernel, locks
-from gpuaff.system.kernel import ThreadFacts
+from gpuaff.system import descriptors, kernel, lock_files, locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,100 +43,13 @@ PART_COUNT = 64
 """More than any claim has GPUs."""
 
 
-MOST = (1 << 53) - 1
-"""The largest number in a record that counts: other languages' JSON has no larger ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What stands in a slot whose writer lives.
-
-    Attributes:
-        slot: its number.
-        waits: whether the writer waits, else it holds GPUs.
-        record: what it has written; empty when that cannot be read.
-    """
-
-    slot: int
-    waits: bool
-    record: Mapping[str, Any]
-
-    @property
-    def pid(self) -> int | None:
-        """The writer's process id, in its own PID namespace."""
-        return self._number("pid")
-
-    @property
-    def start(self) -> int | None:
-        """When the writer started, in clock ticks since the machine did."""
-        return self._number("start")
-
-    @property
-    def uid(self) -> int | None:
-        """The number of the user for whom the writer acts."""
-        return self._number("uid")
-
-    @property
-    def since(self) -> float | None:
-        """Since when the writer waits, or holds, in seconds since 1970."""
-        return self._time("since")
-
-    @property
-    def wanted(self) -> int | None:
-        """How many GPUs one who waits wants."""
-        return self._number("wanted")
-
-    @property
-    def ticket(self) -> int:
-        """The writer's place in the line; the lower is the first."""
-        return self._number("ticket") or 0
-
-    @property
-    def beat(self) -> float | None:
-        """When the writer last told that it is well, in seconds since the machine started."""
-        return self._time("beat")
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """What it holds, or would take, by UUID; of one that waits, empty is any."""
-        found = self.record.get("gpus")
-        return tuple(g for g in found if isinstance(g, str)) if isinstance(found, list) else ()
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The UUIDs among :attr:`gpus`, of a claim inside a claim too (``3/GPU-…``)."""
-        return tuple(_uuid(key) for key in self.gpus)
-
-    @property
-    def inside(self) -> int | None:
-        """The slot of the claim that this one is inside of; None when it is inside of none."""
-        slot = self.gpus[0].partition("/")[0] if self.gpus else ""
-        return int(slot) if slot.isdecimal() and len(slot) < 6 else None
-
-    def text(self, key: str) -> str:
-        """A text of the record; empty when there is none."""
-        found = self.record.get(key)
-        return found if isinstance(found, str) else ""
-
-    def _time(self, key: str) -> float | None:
-        found = self.record.get(key)
-        if isinstance(found, float):  # NaN and infinity, which Python's JSON has, do not fit
-            return found if 0 <= found <= MOST else None
-        return self._number(key)
-
-    def _number(self, key: str) -> int | None:
-        found = self.record.get(key)
-        fits = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MOST
-        return found if fits else None
-
-
 _unheld: dict[int, int] = {}
 """The descriptors of slots that hold no GPUs yet, and their numbers; −1 while that is not known."""
 
 
 def _forget_in_child() -> None:
     """A forked child must not keep its parent's place in the queue alive, so it closes its copy."""
-    locks.close(*_unheld)
+    descriptors.close(*_unheld)
     _unheld.clear()
 
 
@@ -153,12 +65,7 @@ def leave() -> None:
         if number >= 0:  # closing is not enough: a child that is being forked has a copy
             locks.free_range(handle, WAITS + number)
         _unheld.pop(handle, None)
-        locks.close(handle)
-
-
-def _uuid(key: str) -> str:
-    slot, _, rest = key.partition("/")  # old names of MIG instances have slashes, too
-    return rest if slot.isdecimal() else key
+        descriptors.close(handle)
 
 
 class Slot:
@@ -168,7 +75,7 @@ class Slot:
         """Only :func:`take` makes them."""
         self.handle = handle
         self.number = number
-        self._mark = locks.mark_of(handle)
+        self._mark = lock_files.mark_of(handle)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Put a record into the slot.
@@ -180,7 +87,9 @@ class Slot:
         if len(text) > SLOT_SIZE:  # some ninety MIG instances: then any of them is wanted
             text = dumps({"v": VERSION, **record, "gpus": []}, ensure_ascii=True).encode()
         with lockdir.using(path()):
-            locks.write_at(self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE)[:SLOT_SIZE])
+            lock_files.write_at(
+                self.handle, self.number * SLOT_SIZE, text.ljust(SLOT_SIZE)[:SLOT_SIZE]
+            )
 
     def hold_begins(self) -> None:
         """Say that this process holds GPUs, and waits no more."""
@@ -206,14 +115,14 @@ class Slot:
         """In a forked child: close the copy, and leave the slot to the parent."""
         _unheld.pop(self.handle, None)
         if self.is_ours:  # first: Ctrl-C may come as soon as it is forgotten
-            locks.close(self.handle)
+            descriptors.close(self.handle)
         self.handle = -1
 
     @property
     def is_ours(self) -> bool:
         """Whether the descriptor is open still, and not somebody else's: daemons close all."""
         try:
-            return self.handle >= 0 and locks.mark_of(self.handle) == self._mark
+            return self.handle >= 0 and lock_files.mark_of(self.handle) == self._mark
         except OSError:
             return False
 
@@ -282,7 +191,7 @@ def _free_slot(handle: int) -> int | None:
             locks.locked_bytes(handle, HOLDS + number, HOLDS + number + 1)
             or locks.locked_bytes(handle, parts, parts + PART_COUNT)
         ):
-            locks.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
+            lock_files.write_at(handle, number * SLOT_SIZE, b" " * SLOT_SIZE)
             return number
         locks.free_range(handle, WAITS + number)
     return None
@@ -290,7 +199,7 @@ def _free_slot(handle: int) -> int | None:
 
 def _drop(handle: int) -> None:
     _unheld.pop(handle, None)
-    locks.close(handle)
+    descriptors.close(handle)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -305,7 +214,7 @@ def entries() -> tuple[Entry, ...]:
     try:
         return read(handle)
     finally:
-        locks.close(handle)
+        descriptors.close(handle)
 
 
 def read(handle: int) -> tuple[Entry, ...]:
@@ -327,7 +236,7 @@ def holding(handle: int) -> frozenset[int]:
 
 def _record(handle: int, number: int) -> Mapping[str, Any]:
     for _ in range(_READS):
-        data = locks.read_at(handle, number * SLOT_SIZE, SLOT_SIZE)
+        data = lock_files.read_at(handle, number * SLOT_SIZE, SLOT_SIZE)
         if not data.strip():
             break
         try:
@@ -348,38 +257,3 @@ def entry_at(handle: int, slot: int) -> Entry | None:
     if not locks.locked_bytes(handle, byte, byte + 1):
         return None
     return Entry(slot=slot, waits=True, record=_record(handle, slot))
-
-
-def stopped(found: Iterable[Entry]) -> frozenset[int]:
-    """The slots whose writers are stopped (SIGSTOP, Ctrl-Z), as far as they can be seen."""
-    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and facts.stopped)
-
-
-def living(found: Iterable[Entry]) -> frozenset[int]:
-    """The slots whose writers live and can be seen: their ids are those of this PID namespace.
-
-    Others have ended, and children keep their slot, or are elsewhere.
-    """
-    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and not facts.ended)
-
-
-def _facts(entry: Entry) -> ThreadFacts | None:
-    """What the kernel tells of a writer; None when there is none, or another process."""
-    if entry.pid is None:
-        return None
-    facts = kernel.thread_facts(entry.pid, entry.pid)
-    return facts if facts is not None and facts.started == entry.start else None
-
-
-def about_me() -> dict[str, Any]:
-    """What a record says of its writer."""
-    pid = kernel.process_id()
-    facts = kernel.thread_facts(pid, pid)
-    return {
-        "pid": pid,
-        "start": facts.started if facts else None,
-        "uid": kernel.user_id(),
-        "name": kernel.name_of(pid) or "",
-        "since": kernel.wall_clock(),
-        "beat": kernel.uptime(),
-    }

@@ -27,24 +27,26 @@ def contexts(count: int) -> Occupant:
     return Occupant(make=held.retain, finish=finish)
 
 
-def start_cuda(asked: str) -> None:
+def start_cuda(kind: str) -> None:
     """Initialise CUDA.
 
     Args:
-        asked: what was asked for, for messages.
+        kind: what is to occupy GPUs.
 
     Raises:
         PlaceholderError: it does not start.
     """
+    asked = f"placeholder={kind!r}"
     try:
         start()
     except NoDriverError as error:
-        raise PlaceholderError(f"{asked}: {error}") from error
+        raise PlaceholderError(f"{asked}: {error}", kind) from error
     except CudaError as error:
-        raise PlaceholderError(f"{asked}: CUDA does not start: {explain(error)}") from error
+        why = f"CUDA does not start: {explain(error)}"
+        raise PlaceholderError(f"{asked}: {why}", kind, code=error.code) from error
 
 
-def check_visible(claimed: Mapping[int, str], *, alone: bool) -> None:
+def check_visible(claimed: Mapping[int, str], *, alone: bool, kind: str | None = None) -> None:
     """Whether CUDA shows the claimed GPUs under the numbers that they have.
 
     Only the hex digits are compared: CUDA does not tell what kind of device they belong to, and
@@ -53,6 +55,7 @@ def check_visible(claimed: Mapping[int, str], *, alone: bool) -> None:
     Args:
         claimed: their UUIDs, by CUDA's numbers.
         alone: whether it must show no others.
+        kind: what is to occupy them; None is a function.
 
     Raises:
         PlaceholderError: it shows others, or does not tell.
@@ -60,9 +63,10 @@ def check_visible(claimed: Mapping[int, str], *, alone: bool) -> None:
     try:
         seen = uuids()
     except NoDriverError as error:
-        raise PlaceholderError(str(error)) from error
+        raise PlaceholderError(str(error), kind) from error
     except CudaError as error:
-        raise PlaceholderError(f"CUDA does not tell its GPUs: {explain(error)}") from error
+        why = f"CUDA does not tell its GPUs: {explain(error)}"
+        raise PlaceholderError(why, kind, code=error.code) from error
     shown = {ordinal: _digits(uuid) for ordinal, uuid in enumerate(seen)}
     wanted = {ordinal: _digits(uuid) for ordinal, uuid in claimed.items()}
     if shown == wanted or (not alone and wanted.items() <= shown.items()):
@@ -71,30 +75,35 @@ def check_visible(claimed: Mapping[int, str], *, alone: bool) -> None:
         f"claimed was {_numbered(claimed)}, but CUDA shows this process "
         f"{_numbered(dict(enumerate(seen))) or 'no GPU'}: CUDA was initialised before the claim, "
         "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the "
-        "beginning of the program"
+        "beginning of the program",
+        kind,
+        tuple(claimed.values()),
     )
 
 
-def numbers_of(claimed: Sequence[str], asked: str) -> tuple[int, ...]:
+def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
     """CUDA's own numbers of GPUs in this process, where nobody has told it which to show.
 
     Args:
         claimed: their UUIDs.
-        asked: what was asked for, for messages.
+        kind: what is to occupy them.
 
     Raises:
         PlaceholderError: CUDA does not start, or does not show them.
     """
-    start_cuda(asked)
+    start_cuda(kind)
     try:
         seen = [_digits(uuid) for uuid in uuids()]
         return tuple(seen.index(_digits(uuid)) for uuid in claimed)
     except (NoDriverError, CudaError) as error:
-        raise PlaceholderError(f"CUDA does not tell its GPUs: {error}") from error
+        code = error.code if isinstance(error, CudaError) else None
+        raise PlaceholderError(f"CUDA does not tell its GPUs: {error}", kind, code=code) from error
     except ValueError:
         raise PlaceholderError(
             f"CUDA does not show {', '.join(claimed)} to this process: CUDA_VISIBLE_DEVICES was "
-            "changed meanwhile, or a device is denied; claim at the beginning of the program"
+            "changed meanwhile, or a device is denied; claim at the beginning of the program",
+            kind,
+            tuple(claimed),
         ) from None
 
 

@@ -61,14 +61,15 @@ def _imported(name: str, part: str = "") -> Any:
         if error.name != name:
             raise _broken(name, error) from error
         text = f"placeholder={name!r}: the Python module {name} is not installed"
-        raise PlaceholderError(f"{text}; pip install {PACKAGES[name]}") from None
+        raise PlaceholderError(f"{text}; pip install {PACKAGES[name]}", name) from None
     except Exception as error:  # it may be anything, and run anything
         raise _broken(name, error) from error
 
 
 def _broken(name: str, error: Exception) -> PlaceholderError:
     text = f"placeholder={name!r}: the Python module {name} cannot be imported ({one_line(error)})"
-    return PlaceholderError(f"{text}; mend it: pip install --force-reinstall {PACKAGES[name]}")
+    mend = f"pip install --force-reinstall {PACKAGES[name]}"
+    return PlaceholderError(f"{text}; mend it: {mend}", name)
 
 
 def one_line(error: Exception) -> str:
@@ -81,7 +82,8 @@ def _torch(name: str) -> Occupant:
     if torch.version.cuda is None:
         raise PlaceholderError(
             f"placeholder={name!r}: this torch ({torch.__version__}) was built without CUDA; "
-            "install a build with CUDA (https://pytorch.org/get-started), or another placeholder"
+            "install a build with CUDA (https://pytorch.org/get-started), or another placeholder",
+            name,
         )
     return Occupant(make=lambda ordinal: torch.zeros(1, device=f"cuda:{ordinal}"))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from gpuaff.claims import board, leases
-from gpuaff.claims.board import Entry, Slot
+from gpuaff.claims.board import Slot
+from gpuaff.claims.entries import Entry
 from gpuaff.claims.leases import Lease
 from gpuaff.claims.model import Busy, Device, Usage
 from gpuaff.claims.queue import who
 from gpuaff.errors import ClaimError
 from gpuaff.records import dataclass, field
-from gpuaff.system import locks
+from gpuaff.system import descriptors, locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Enclosing:
         try:
             used = locks.locked_bytes(handle, first, first + board.PART_COUNT)
         finally:
-            locks.close(handle)
+            descriptors.close(handle)
         taken = {self.gpus[byte - first] for byte in used if byte - first < len(self.gpus)}
         return tuple(self._usages(taken | names.keys(), names))
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from gpuaff.claims import lockdir
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import kernel, locks
+from gpuaff.system import descriptors, kernel, locks
 
 NAME = "guard"
 
@@ -36,7 +36,7 @@ _open: set[int] = set()
 
 def _forget_in_child() -> None:
     """A forked child must not keep its parent's guard alive, so it closes its copy."""
-    locks.close(*_open)
+    descriptors.close(*_open)
     _open.clear()
 
 
@@ -87,7 +87,7 @@ def _let_go(handle: int) -> None:
         with suppress(OSError):  # where there are no locks, an error has said so
             locks.unlock(handle)  # closing is not enough: a forked child may have a copy
         _open.discard(handle)
-        locks.close(handle)
+        descriptors.close(handle)
 
 
 def _wait(handle: int, end: float, limit: float) -> None:
@@ -114,7 +114,9 @@ def _stuck(handle: int, limit: float) -> LockDirectoryError:
 
 
 def _holder(handle: int) -> str:
-    file = locks.identity_of(handle)
+    from gpuaff.system.mounts import locked_name
+
+    file = locked_name(handle)
     pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]
     known = [f"process {pid} ({kernel.name_of(pid) or 'unknown'})" for pid in pids if pid > 0]
     with suppress(IndexError):

@@ -78,7 +78,8 @@ def claiming(undo: Undo) -> Iterator[None]:
             gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in claim.gpus)
             raise AlreadyClaimedError(
                 f"this process holds a claim already, of GPU {gpus}: one process has one claim, "
-                "as CUDA settles once which GPUs it shows; claim all at once, or release() it"
+                "as CUDA settles once which GPUs it shows; claim all at once, or release() it",
+                tuple(gpu.uuid for gpu in claim.gpus),
             )
         yield
     finally:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from gpuaff.claims import lockdir
 from gpuaff.claims.model import Device
 from gpuaff.records import dataclass, field
-from gpuaff.system import locks
+from gpuaff.system import descriptors, lock_files, locks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def locks_of(device: Device) -> tuple[Lock, ...]:
 
 def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
     directory = f"/sys/bus/pci/devices/{address}"
-    in_sysfs = address is not None and locks.identity(directory) is not None
+    in_sysfs = address is not None and lock_files.identity(directory) is not None
     if in_sysfs:
         yield Lock(path=directory, name=None)
     if not in_sysfs or lockdir.is_shared():
@@ -55,7 +55,7 @@ def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
 
 def files_of(device: Device) -> tuple[str, ...]:
     """What the kernel calls the files that hold a lease of this device alone."""
-    return tuple(locks.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
+    return tuple(lock_files.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,12 @@ def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
 def _holders_of(
     device: Device, held: Mapping[tuple[int, int], Sequence[Holder]]
 ) -> Iterable[Holder]:
+    from gpuaff.system.mounts import locked_name_of  # only who is to be told of holders needs it
+
     found: list[Holder] = []
     for lock in locks_of(device):
-        file = locks.identity(lock.path)
+        # sysfs is no btrfs, and its directories are many.
+        file = lock_files.identity(lock.path) if lock.name is None else locked_name_of(lock.path)
         for holder in () if file is None else held.get(file, ()):
             if not (lock.shared and holder.shared) and holder not in found:
                 found.append(holder)
@@ -139,11 +142,11 @@ class Lease:
             with lockdir.using(lock.path):
                 handle = _open(lock)
                 # First: Ctrl-C may come as soon as it is locked.
-                self.handles[handle] = locks.mark_of(handle)
+                self.handles[handle] = lock_files.mark_of(handle)
                 is_taken = locks.try_flock(handle, shared=lock.shared)
             if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
                 return True
-            locks.close(self._forget(handle))
+            descriptors.close(self._forget(handle))
             if not is_taken:
                 return False
             # Its file was removed or replaced: everyone uses the new one.
@@ -155,10 +158,11 @@ class Lease:
         """
         for handle, mark in tuple(self.handles.items()):
             with suppress(OSError):
-                if locks.mark_of(handle) == mark:
+                if lock_files.mark_of(handle) == mark:
                     locks.unlock(handle)
-                    locks.touch(handle)  # a child may have it open still: then closing wakes nobody
-                    locks.close(handle)
+                    # A child may have it open still: then closing wakes nobody.
+                    lock_files.touch(handle)
+                    descriptors.close(handle)
             self._forget(handle)
 
     def abandon(self) -> None:
@@ -168,8 +172,8 @@ class Lease:
         """
         for handle, mark in tuple(self.handles.items()):
             with suppress(OSError):
-                if locks.mark_of(handle) == mark:
-                    locks.close(handle)
+                if lock_files.mark_of(handle) == mark:
+                    descriptors.close(handle)
             self._forget(handle)
 
     def _forget(self, handle: int) -> int:
@@ -180,5 +184,5 @@ class Lease:
 
 def _open(lock: Lock) -> int:
     if lock.name is None:
-        return locks.open_directory(lock.path)
+        return lock_files.open_directory(lock.path)
     return lockdir.open_file(lock.name)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from gpuaff.claims import board, queue
-from gpuaff.claims.board import Entry, Slot
-from gpuaff.system import kernel, locks
+from gpuaff.claims.board import Slot
+from gpuaff.claims.entries import Entry, stopped
+from gpuaff.system import descriptors, kernel, locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Place:
         found = board.entry_at(self.slot.handle, entry.slot)
         if found is None or found.ticket != entry.ticket:
             return False
-        return queue.is_well(found, kernel.uptime()) and not board.stopped([found])
+        return queue.is_well(found, kernel.uptime()) and not stopped([found])
 
     def leave(self) -> None:
         """Give up: nothing of this process is in the queue any more."""
@@ -88,7 +89,7 @@ class _Sleeper(threading.Thread):
                 locks.wait_for_range(handle, self._byte)
             finally:
                 _asleep.discard(handle)
-                locks.close(handle)
+                descriptors.close(handle)
             self.gone.set()
 
 
@@ -102,7 +103,7 @@ and again."""
 
 def _forget_in_child() -> None:
     """A forked child has no such threads."""
-    locks.close(*_asleep)
+    descriptors.close(*_asleep)
     _asleep.clear()
     _sleepers.clear()
 

@@ -12,11 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import environ, locks
+from gpuaff.system import descriptors, environ, lock_files
 
 DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
 """Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
 second when a user logs out."""
+
+_KEPT = 0o1666
+"""For everyone, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
+specification), which would else remove a board that jobs of weeks still stand on (case E9)."""
+
+_README = b"""Here gpuaff's users tell each other who holds or waits for which GPU.
+docs/lease-protocol.md in its sources says what the files are. Do not remove them.
+"""
 
 _REMEDY = "remove it, ask its owner to, or set GPUAFF_LOCK_DIR to another folder for everyone"
 
@@ -58,14 +66,14 @@ def open_file(name: str, *, size: int = 0) -> int:
     where = path()
     at = where
     try:
-        locks.make_folder(where)
-        folder = locks.open_folder(where)
+        lock_files.make_folder(where, mode=0o1777, name="README", content=_README, file_mode=_KEPT)
+        folder = lock_files.open_folder(where)
         try:
             at = f"{where}/{name}"
-            return locks.open_lock_file(folder, name, size=size, mode=locks.KEPT)
+            return lock_files.open_lock_file(folder, name, size=size, mode=_KEPT)
         finally:
-            locks.close(folder)
-    except locks.UnusableError as error:
+            descriptors.close(folder)
+    except lock_files.UnusableError as error:
         raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
     except OSError as error:
         raise _refusal(at, error) from None
@@ -90,7 +98,8 @@ def using(file: str) -> Iterator[None]:
 
 
 def _refusal(file: str, error: OSError) -> LockDirectoryError:
-    return LockDirectoryError(file, f"{error.strerror} ({_why(error)}): {_remedy(error)}")
+    problem = f"{error.strerror} ({_why(error)}): {_remedy(error)}"
+    return LockDirectoryError(file, problem, error.errno)
 
 
 def _remedy(error: OSError) -> str:
@@ -105,31 +114,26 @@ def _remedy(error: OSError) -> str:
 
 def has(name: str) -> bool:
     """Whether there is such a file."""
-    return locks.identity(f"{path()}/{name}") is not None
+    return lock_files.identity(f"{path()}/{name}") is not None
 
 
 def still_has(name: str, handle: int) -> bool:
     """Whether an open file is still the one of that name."""
     try:
-        folder = locks.open_folder(path())
+        folder = lock_files.open_folder(path())
     except OSError:
         return False
     try:
-        return locks.is_current(folder, name, handle)
+        return lock_files.is_current(folder, name, handle)
     finally:
-        locks.close(folder)
+        descriptors.close(folder)
 
 
 def _why(error: OSError) -> str:
     import errno
 
     words = {
-        errno.ELOOP: "a link stands in its place",
-        errno.ENOTDIR: "a folder is expected, and it is a file or a link",
-        errno.EISDIR: "a folder stands in its place",
-        errno.EACCES: "this user may not use it",
         errno.EPERM: "this user may not use it, or its file system has no hard links",
-        errno.ENXIO: "something that is no file stands in its place",
         errno.ENOSPC: "no room is left",
         errno.EDQUOT: "no room is left for this user",
         errno.EROFS: "it cannot be written",
@@ -143,7 +147,8 @@ def _why(error: OSError) -> str:
         errno.ENOSYS: _NO_LOCKS,
         errno.EOPNOTSUPP: _NO_LOCKS,
     }
-    return words.get(error.errno or 0, "it cannot be used")
+    told = lock_files.in_the_way(error) or words.get(error.errno or 0)
+    return told or "it cannot be used"
 
 
 _NO_LOCKS = "it cannot be locked as is needed: network file systems cannot"

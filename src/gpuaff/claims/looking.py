@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuaff.claims import leases
-from gpuaff.claims.board import Entry
+from gpuaff.claims.entries import Entry
 from gpuaff.claims.leases import Holder
 from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
 from gpuaff.claims.occupancy import People, judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from gpuaff.claims import held, lost, nested
+from gpuaff.claims import held, lost, nested, pinned_far
 from gpuaff.claims.claim import Claim
 from gpuaff.claims.connections import observe_connections
 from gpuaff.claims.contexts import numbers_of
@@ -18,7 +18,7 @@ from gpuaff.claims.placeholder import Kind, Placeholder, kind_of, occupy
 from gpuaff.claims.pool import Bounds, Pool, in_order, named, pool, visible
 from gpuaff.claims.request import Request, VisibleAs, read
 from gpuaff.claims.selection import choose
-from gpuaff.claims.strangers import our_own, refuse_strangers
+from gpuaff.claims.strangers import Strangers
 from gpuaff.claims.too_late import too_late
 from gpuaff.claims.undo import Undo
 from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
@@ -200,14 +200,17 @@ class Making:
             raise CudaInitializedError(
                 "CUDA was started under an earlier claim of this process, and shows for good what "
                 f"that had, {', '.join(uuids)}: only these can be claimed again, all of them; for "
-                "others start the program again (in a notebook: restart the kernel)"
+                "others start the program again (in a notebook: restart the kernel)",
+                uuids,
             )
         return replace(asked, gpus=uuids, candidates=None, count=len(uuids))
 
     def _use(self, obtained: Obtained, ready: Ready, undo: Undo) -> Claim:
         """Show the devices to CUDA, pin, occupy, and look whether somebody has come between."""
         looker, shown = ready.looker, ready.shown
-        before = looker.readings if looker is not None else ()
+        strangers = None  # those inside our claim are not: there nobody looks
+        if looker is not None and self.kind is not None:
+            strangers = Strangers(looker, obtained.devices)
         export(self._variables(obtained, shown), undo)
         ordinals = self._ordinals(obtained, shown, ready.bounds)
         gpus = tuple(
@@ -222,6 +225,8 @@ class Making:
         )
         grant = self._grant(gpus, undo)  # first: what CUDA allocates comes from there
         undo.add(lambda: held.remember_cuda(gpus))
+        if strangers is not None:
+            strangers.refuse_early()
         is_alone = self.request.visible is not None and held.latched() is None
         occupied = occupy(
             self.kind,
@@ -229,18 +234,19 @@ class Making:
             ordinals=None if is_alone else ordinals,
             note=undo.add,
         )
-        if looker is not None and occupied.made_context:
+        if strangers is not None and occupied.made_context:
             try:
-                refuse_strangers(before, looker.look, obtained.devices, own=our_own)
+                strangers.refuse(self.kind, occupied, ordinals)
             except ClaimLostError:
                 lost.remember()
                 raise
+        said = pinned_far.remarks(gpus) if grant is None else grant.warnings
         claim = Claim(
             gpus=gpus,
             obtained=obtained,
             occupied=occupied,
             grant=grant,
-            warnings=(*ready.quiet.warnings, *(() if grant is None else grant.warnings)),
+            warnings=(*ready.quiet.warnings, *said),
             undo=undo,
         )
         held.remember(claim)
@@ -277,7 +283,7 @@ class Making:
             return tuple(range(len(obtained.devices)))
         if isinstance(self.kind, Placeholder):
             uuids = [device.uuid for device in obtained.devices]
-            return numbers_of(uuids, f"placeholder={str(self.kind)!r}")
+            return numbers_of(uuids, str(self.kind))
         seen = in_order(shown, visible(shown, bounds))
         return tuple(seen.index(device) for device in obtained.devices)
 

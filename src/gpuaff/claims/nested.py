@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuaff.claims import board
-from gpuaff.claims.board import Entry
+from gpuaff.claims import board, entries
+from gpuaff.claims.entries import Entry
 from gpuaff.claims.obtain import Obtained
 from gpuaff.errors import ClaimError
 from gpuaff.launch import claimed
@@ -47,7 +47,7 @@ def _has(entry: Entry, uuids: Iterable[str]) -> bool:
 
 def variable(obtained: Obtained) -> str:
     """What tells those that this process starts of its claim."""
-    me = board.about_me()
+    me = entries.about_me()
     uuids = tuple(device.uuid for device in obtained.devices)
     number = obtained.slot.number
     return str(Claimed(slot=number, pid=me["pid"], started=me["start"] or 0, uuids=uuids))

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from gpuaff.claims import board, queue
-from gpuaff.claims.board import Entry, Slot
+from gpuaff.claims.board import Slot
+from gpuaff.claims.entries import Entry, about_me, stopped
 from gpuaff.claims.ground import AnyLease, Ground
 from gpuaff.claims.guard import guarded, let_go
 from gpuaff.claims.line import Place, join
 from gpuaff.claims.model import Device, Usage, Waiting
 from gpuaff.claims.pool import Pool
+from gpuaff.claims.sleep import Sleep
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.records import dataclass
 from gpuaff.system import kernel
@@ -25,23 +27,10 @@ them for another 0.10 to 0.15 s, and their memory."""
 _SETTLE_STEP = 0.03
 """Seconds between two such looks."""
 
-_LOOKS = 1.0
-"""How often the first in the line looks, in seconds, at what the kernel does not tell: memory that
-nobody explains, processes that are out of sight."""
-
-_SOON, _SLOWER = 0.03, 4
-"""After something has happened: seconds until the next look, and how much longer each time it takes
-to the one after."""
-
-_GLANCES = 0.05
-"""How often the first in the line looks who holds GPUs, in seconds, where it cannot watch files."""
-
 _FRESH = 0.3
 """How old a look may be, in seconds, when the guard is had: else the driver is asked again."""
 
-_PART_OF_LOOKING = 0.05
-"""How seldom one who waits behind others sees how far it has come: not more often than once in so
-many seconds for each that is before, as looking takes longer the more there are."""
+_REMEDY = "wait=600 waits for them in order, for so many seconds, and wait=None as long as it takes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +108,10 @@ class Attempts:
         self._ground, self._pool, self._choose = ground, pool, choose
         self._quiet, self._kept = quiet, kept
         self._wants = frozenset(map(ground.key, pool.devices))
-        self._record = board.about_me()
+        self._record = about_me()
         self._place: Place | None = None
         self._slot: Slot | None = None
         self._held: AnyLease | None = None
-        self._watches, self._pause = False, _LOOKS
         self._started = time.monotonic()
 
     def obtain(
@@ -142,7 +130,8 @@ class Attempts:
             LockDirectoryError: the lock directory cannot be used.
         """
         with Watch() as watch:
-            return self._until_obtained(wait, _Teller(on_wait), watch)
+            sleep = Sleep(watch, self._ground, self._pool.devices)
+            return self._until_obtained(wait, _Teller(on_wait), sleep)
 
     def preview(self) -> tuple[Device, ...]:
         """What :meth:`obtain` would get now, without waiting. Nothing is taken.
@@ -183,7 +172,7 @@ class Attempts:
             board.leave()
             let_go()
 
-    def _until_obtained(self, wait: float | None, teller: _Teller, watch: Watch) -> Obtained:
+    def _until_obtained(self, wait: float | None, teller: _Teller, sleep: Sleep) -> Obtained:
         settles = None
         while True:
             got = self._attempt(may_join=wait is None or wait > 0)
@@ -204,12 +193,9 @@ class Attempts:
             if teller.is_news(got.gist):
                 teller.tell(self._standing(got))
             if got.ahead:
-                self._sleep_behind(got, self._place, left)
-            elif self._watches:
-                self._sleep_first(got, self._place, watch, left)
-            else:  # look once more: something may have happened before it was watched
-                watch.begin(self._ground.watched(self._pool.devices))
-                self._watches = True
+                sleep.behind(self._place, got.ahead, left)
+            else:
+                sleep.first(self._place, {pid for u in got.usages for pid in u.pids}, left)
 
     def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
         if self._place is not None:
@@ -285,32 +271,8 @@ class Attempts:
             stopped=(),
             ticket=None if place is None else place.ticket,
         )
-        stopped = board.stopped(found)
-        return tuple(entry for entry in found if entry.slot not in stopped)
-
-    def _sleep_behind(self, got: _Refused, place: Place, left: float | None) -> None:
-        """Sleep until whoever is just before is gone, or it is time to see how far one has come."""
-        now = time.monotonic()
-        again = now + max(queue.BEAT, _PART_OF_LOOKING * len(got.ahead))
-        end = again if left is None else min(again, now + left)
-        before = got.ahead[-1]
-        while (limit := min(queue.BEAT, end - time.monotonic())) > 0:
-            gone = place.sleep_behind(before, limit)
-            place.beat()
-            if gone or not place.is_behind(before):
-                return
-
-    def _sleep_first(self, got: _Refused, place: Place, watch: Watch, left: float | None) -> None:
-        """Sleep until something may have changed.
-
-        After something has happened, it is looked again soon: the kernel tells that a file is
-        closed just before it gives back its locks, and a GPU's memory may go a little later.
-        """
-        watch.follow({pid for usage in got.usages for pid in usage.pids})
-        limit = self._pause if left is None else min(self._pause, left)
-        woken = watch.wait(limit) if watch.sees_files else _wait_unseeing(watch, limit, place)
-        self._pause = _SOON if woken else min(self._pause * _SLOWER, _LOOKS)
-        place.beat()
+        passed = stopped(found)
+        return tuple(entry for entry in found if entry.slot not in passed)
 
     def _never(self, got: _Refused) -> None:
         """Raise when waiting would not help."""
@@ -322,7 +284,9 @@ class Attempts:
             raise NotEnoughGpusError(self._pool.count, found, f"{found} can be used: {why}")
 
     def _too_late(self, got: _Refused, wait: float | None) -> Exception:
-        busy = GpusBusyError(self._pool.count, *self._reasons(got))
+        remedy = "" if wait else _REMEDY
+        pool = self._pool
+        busy = GpusBusyError(pool.count, *self._reasons(got), pool.narrowed, remedy)
         if not wait:
             return busy
         return ClaimTimeoutError(time.monotonic() - self._started, busy)
@@ -356,16 +320,6 @@ class Attempts:
             told.get(one) or f"{one}: {held.get(self._ground.key(one), f'kept for {first}')}"
             for one in self._pool.devices
         )
-
-
-def _wait_unseeing(watch: Watch, seconds: float, place: Place) -> bool:
-    """Where no file can be watched: look often at what costs little, who holds GPUs."""
-    holding = board.holding(place.slot.handle)
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        if watch.wait(min(left, _GLANCES)) or board.holding(place.slot.handle) != holding:
-            return True
-    return False
 
 
 class _Teller:

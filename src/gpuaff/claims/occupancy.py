@@ -36,10 +36,11 @@ from gpuaff.records import dataclass
 UNEXPLAINED = 64 << 20
 """Bytes in use that need no explanation. An idle H100 has 3 MiB in use, and a context 518 MiB."""
 
-_EXCLUSIVE = {
+EXCLUSIVE = {
     ComputeMode.EXCLUSIVE_PROCESS: "exclusive process",
     ComputeMode.EXCLUSIVE_THREAD: "exclusive thread",
 }
+"""The compute modes that let one process in, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,23 @@ def listed(readings: Sequence[DeviceReading]) -> frozenset[int]:
     return frozenset(pid for told in lists for pid in told)
 
 
+def memory_of_listed(
+    readings: Sequence[DeviceReading], device: Device
+) -> tuple[int, frozenset[int]]:
+    """What listed processes have of a device's memory, and those of whom it is not told.
+
+    Parts of one GPU instance share its memory, so processes on any of them have some of it.
+
+    Args:
+        readings: what the driver tells of all devices of the machine.
+        device: which one.
+    """
+    sharing = [r for r in readings if _same_memory(r.device, device)]
+    held = [part for reading in sharing for part in _memory_by_process(reading).items()]
+    untold = frozenset(pid for pid, bytes_ in held if bytes_ is None)
+    return sum(bytes_ or 0 for _, bytes_ in held), untold
+
+
 class _Judging:
     """One call of :func:`judge`. A rule that does not hold answers None."""
 
@@ -136,9 +154,9 @@ class _Judging:
     def _exclusive(self, reading: DeviceReading) -> Usage | None:
         mode = reading.compute_mode
         there = frozenset(reading.compute or ()) - (self.own & {self.people.me})
-        if mode not in _EXCLUSIVE or not there:
+        if mode not in EXCLUSIVE or not there:
             return None
-        why = f"its compute mode ({_EXCLUSIVE[mode]}) lets one process in, and has"
+        why = f"its compute mode ({EXCLUSIVE[mode]}) lets one process in, and has"
         return self._held(reading, Busy.EXCLUSIVE, why, there)
 
     def _processes(self, reading: DeviceReading) -> Usage | None:
@@ -156,7 +174,7 @@ class _Judging:
             return None
         if reading.used is None:
             return self._without_memory(reading)
-        told, untold = self._memory_of_listed(reading.device)
+        told, untold = memory_of_listed(self.readings, reading.device)
         rest = reading.used - told
         if rest <= UNEXPLAINED:
             return None
@@ -185,16 +203,6 @@ class _Judging:
                 "outside of this container"
             )
         return _busy(reading, Busy.UNREADABLE, why, because=reading.problems)
-
-    def _memory_of_listed(self, device: Device) -> tuple[int, frozenset[int]]:
-        """What listed processes have of a device's memory, and those of whom it is not told.
-
-        Parts of one GPU instance share its memory, so processes on any of them have some of it.
-        """
-        sharing = [r for r in self.readings if _same_memory(r.device, device)]
-        held = [part for reading in sharing for part in _memory_by_process(reading).items()]
-        untold = frozenset(pid for pid, bytes_ in held if bytes_ is None)
-        return sum(bytes_ or 0 for _, bytes_ in held), untold
 
     def _who(self, pids: frozenset[int]) -> str:
         """Processes in words, those that still run first."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpuaff.claims.model import DeviceReading
 from gpuaff.claims.occupancy import People, listed
+from gpuaff.claims.words import person
 from gpuaff.system import kernel
 
 _CUDA_OPENS = "/dev/nvidia-uvm"
@@ -51,13 +52,26 @@ def names_of(pids: Collection[int], people: People) -> dict[int, str]:
         pids: processes as the driver calls them.
         people: what is known of them: whether the numbers mean processes that are here.
     """
-    from gpuaff.system.processes import describe
-
     if people.me is None:
         return {}
     sure = [pid for pid in pids if people.first_namespace or _computes(pid)]
     said = {pid: describe(pid) for pid in sure}
     return {pid: name for pid, name in said.items() if name is not None}
+
+
+def describe(pid: int) -> str | None:
+    """A process in words.
+
+    Returns:
+        None when there is no such process, or it is not shown. What else it does not tell to this
+        user is left out.
+    """
+    from gpuaff.system.processes import look_up
+
+    found = look_up(pid)
+    if found is None:
+        return None
+    return person(found.command, pid, user=found.user, since=found.started)
 
 
 def _computes(pid: int) -> bool:

@@ -173,8 +173,8 @@ def _occupant(
         return Occupant(make=kind) if release is None else Occupant(make=kind, release=release)
     ours = kind is Placeholder.CONTEXT
     occupant = contexts(max(claimed, default=-1) + 1) if ours else load(str(kind))
-    start_cuda(f"placeholder={str(kind)!r}")
-    check_visible(claimed, alone=alone)
+    start_cuda(str(kind))
+    check_visible(claimed, alone=alone, kind=str(kind))
 
     def make(ordinal: int) -> object:
         try:
@@ -182,6 +182,11 @@ def _occupant(
         except Exception as error:  # a framework may raise anything
             said = explain(error) if isinstance(error, CudaError) else one_line(error)
             asked = f"placeholder={str(kind)!r} could not occupy {claimed[ordinal]}"
-            raise PlaceholderError(f"{asked} (CUDA device {ordinal}): {said}") from error
+            raise PlaceholderError(
+                f"{asked} (CUDA device {ordinal}): {said}",
+                str(kind),
+                (claimed[ordinal],),
+                error.code if isinstance(error, CudaError) else None,
+            ) from error
 
     return replace(occupant, make=make)

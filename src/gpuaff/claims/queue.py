@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from gpuaff.claims.board import MOST, Entry
+from gpuaff.claims.entries import MOST, Entry
 
 BEAT = 2.0
 """How often one who waits says that it is well, in seconds."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from enum import Enum
 from itertools import islice
 
+from gpuaff.digits import whole
 from gpuaff.errors import InvalidOptionError
 from gpuaff.hints import suggestion
 from gpuaff.records import dataclass
@@ -86,8 +86,8 @@ def read(
         count=count,
         gpus=exactly,
         candidates=some,
-        min_free_memory=_whole("min_free_memory", min_free_memory, "a number of bytes", 2**63),
-        max_utilization=_whole("max_utilization", max_utilization, "percent, from 0 to 100", 100),
+        min_free_memory=_at_most("min_free_memory", min_free_memory, "a number of bytes", 2**63),
+        max_utilization=_at_most("max_utilization", max_utilization, "percent, from 0 to 100", 100),
         wait=_seconds(wait),
         visible=_visible(visible),
     )
@@ -96,27 +96,17 @@ def read(
 def _count(n: object) -> int | None:
     if isinstance(n, str) and n == AUTO:
         return None
-    count = _integer(n)
+    count = whole(n)
     if count is None or not 0 < count <= MOST:
         expected = f'a number of GPUs from 1 to {MOST}, or "{AUTO}": as many as were granted'
         raise InvalidOptionError("n", n, expected)
     return count
 
 
-def _integer(value: object) -> int | None:
-    """A whole number, also NumPy's; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _whole(option: str, value: object, expected: str, most: int) -> int | None:
+def _at_most(option: str, value: object, expected: str, most: int) -> int | None:
     if value is None:
         return None
-    number = _integer(value)
+    number = whole(value)
     if number is None or not 0 <= number <= most:
         raise InvalidOptionError(option, value, expected)
     return number
@@ -125,7 +115,7 @@ def _whole(option: str, value: object, expected: str, most: int) -> int | None:
 def _seconds(wait: object) -> float | None:
     if wait is None:
         return None
-    seconds = wait if isinstance(wait, float) else _integer(wait)
+    seconds = wait if isinstance(wait, float) else whole(wait)
     if seconds is None or not seconds >= 0:
         expected = "seconds to wait, 0 (not at all) or more, or None (without limit)"
         raise InvalidOptionError("wait", wait, expected)
@@ -147,7 +137,7 @@ def _names(option: str, value: object) -> tuple[Name, ...] | None:
         return None
     expected = "GPUs by index, UUID or PCI address, such as [0, 2] or ['GPU-8f3c…']"
     given: object = value
-    number = _integer(value)
+    number = whole(value)
     if number is not None:
         given = (number,)
     elif isinstance(value, str):
@@ -164,4 +154,4 @@ def _names(option: str, value: object) -> tuple[Name, ...] | None:
 
 def _name(value: object) -> Name | None:
     """One GPU's name; None when it is none."""
-    return (value or None) if isinstance(value, str) else _integer(value)
+    return (value or None) if isinstance(value, str) else whole(value)

@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.notices import Notice, printable
-from gpuaff.system import environ, foreign_lock, kernel, locks
+from gpuaff.system import descriptors, environ, foreign_lock, kernel, lock_files, locks
 
-DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108
+DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108 - safe_gpu's
 """The one that is built into safe_gpu."""
 
 LIMIT = 60.0
@@ -50,7 +50,7 @@ _said: set[str] = set()
 
 def _forget_in_child() -> None:
     """A forked child must not keep its parent's lock alive, so it closes its copy."""
-    locks.close(*_open)
+    descriptors.close(*_open)
     _open.clear()
 
 
@@ -130,7 +130,7 @@ def give_back(mine: list[int]) -> None:
             _open.discard(handle)
         mine.pop()
         if is_ours:
-            locks.close(handle)
+            descriptors.close(handle)
 
 
 def _locked_or_said(
@@ -141,7 +141,7 @@ def _locked_or_said(
         _make_locked(where, wanted, limit, mine)
     except ClaimTimeoutError:  # it is an OSError, too
         raise
-    except (OSError, locks.UnusableError) as error:
+    except (OSError, lock_files.UnusableError) as error:
         return (_unlocked(where, error),)
     return ()
 
@@ -156,7 +156,7 @@ def _make_locked(where: str, wanted: int, limit: float | None, mine: list[int]) 
         handle = _opened(where, mine)
         try:
             _lock(handle, where, wanted, started, limit)
-            if locks.identity(where) == locks.identity_of(handle):
+            if lock_files.identity(where) == lock_files.identity_of(handle):
                 return
         except BaseException:
             give_back(mine)
@@ -180,8 +180,8 @@ def _opened(where: str, mine: list[int]) -> int:
             problem: OSError = error
             # Not found though it is there: the folder was a new one of safe_gpu's, still empty, and
             # somebody else's was put in its place meanwhile.
-            there = locks.identity(where) is not None and isinstance(error, PermissionError)
-            if there or locks.identity(folder) is None:
+            there = lock_files.identity(where) is not None and isinstance(error, PermissionError)
+            if there or lock_files.identity(folder) is None:
                 raise
             continue
         _open.add(handle)
@@ -191,12 +191,14 @@ def _opened(where: str, mine: list[int]) -> int:
 
 
 def _open_or_make(folder: str, name: str) -> int:
-    foreign_lock.make_folder_with(folder, name)
-    opened = locks.open_folder(folder)
+    # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
+    # O_CREAT by which safe_gpu opens files that are another user's.
+    lock_files.make_folder(folder, mode=0o777, name=name)
+    opened = lock_files.open_folder(folder)
     try:
-        return locks.open_lock_file(opened, name)
+        return lock_files.open_lock_file(opened, name)
     finally:
-        locks.close(opened)
+        descriptors.close(opened)
 
 
 def _lock(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:
@@ -301,7 +303,7 @@ class _Line:
             self._done = True
             if self._left:
                 _unlock(self._handle)
-                locks.close(self._handle)
+                descriptors.close(self._handle)
 
 
 def _unlock(handle: int) -> None:
@@ -332,18 +334,14 @@ def _unlocked(where: str, error: Exception) -> Notice:
 
 
 _REASONS = {
-    errno.ELOOP: "a link stands in its place",
-    errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
-    errno.EISDIR: "a folder stands in its place",
-    errno.EACCES: "this user may not use it",
-    errno.ENXIO: "something that is no file stands in its place",
     errno.ENOENT: "there is none, and nowhere to make it",
     errno.EINVAL: "this kernel has no open file description locks (Linux 3.15 has them)",
 }
 
 
 def _why(error: OSError) -> str:
-    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
+    told = lock_files.in_the_way(error) or _REASONS.get(error.errno or 0)
+    return told or error.strerror or str(error)
 
 
 def _tell(where: str, whom: str) -> None:

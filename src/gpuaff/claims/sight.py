@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuaff.claims import board, leases, queue
-from gpuaff.claims.board import Entry
+from gpuaff.claims.entries import Entry, living, stopped
 from gpuaff.claims.leases import Holder
 from gpuaff.claims.looking import Looker
 from gpuaff.claims.model import Device, DeviceReading, Usage
@@ -69,8 +69,8 @@ def look() -> Sight:
     sharing, opened = _handles([device for device in devices if locks[device.uuid]], devices)
     ours = people_on(readings).me is not None
     told = listed(readings) if ours else frozenset[int]()
-    living = board.living(entries)
-    writers = {entry.pid for entry in entries if entry.slot in living}
+    alive = living(entries)
+    writers = {entry.pid for entry in entries if entry.slot in alive}
     pids = {*told, *_ids(sharing), *_ids(opened), *writers}
     pids |= {holder.pid for each in locks.values() for holder in each}
     uids = {entry.uid for entry in entries if entry.uid is not None}
@@ -79,7 +79,7 @@ def look() -> Sight:
         readings=readings,
         usages=usages,
         entries=entries,
-        living=living,
+        living=alive,
         slow=_slow(entries),
         locks=locks,
         sharing=sharing,
@@ -135,7 +135,7 @@ def _slow(entries: Iterable[Entry]) -> frozenset[int]:
     waiting = [entry for entry in entries if entry.waits]
     now = kernel.uptime()
     stuck = frozenset(entry.slot for entry in waiting if not queue.is_well(entry, now))
-    return stuck | board.stopped(waiting)
+    return stuck | stopped(waiting)
 
 
 def _ids(by_device: Mapping[str, Collection[int]] | Mapping[int, Collection[int]]) -> set[int]:

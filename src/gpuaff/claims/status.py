@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from gpuaff.claims.board import Entry
+from gpuaff.claims.entries import Entry
 from gpuaff.claims.model import Busy, DeviceReading, Usage
 from gpuaff.claims.occupancy import listed
 from gpuaff.claims.sight import Sight

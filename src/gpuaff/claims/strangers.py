@@ -1,13 +1,25 @@
-"""Has a stranger come onto a GPU between the look and the claim?"""
+"""Has a stranger come onto a GPU between the look and the claim?
+
+Whoever is listed now and was not before, and is not ours, is a stranger. Where the driver does not
+list everybody, memory tells (:mod:`gpuaff.claims.unlisted`), and somebody who had looked before we
+could be seen may be there only a moment after us: so there we look once more.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from gpuaff.claims.looking import Looker
 from gpuaff.claims.model import Device, DeviceReading
+from gpuaff.claims.occupancy import UNEXPLAINED, People
 from gpuaff.claims.people import people_on
+from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
+from gpuaff.claims.unlisted import Sight, sight, too_much, unlisted
+from gpuaff.claims.words import size
 from gpuaff.errors import ClaimLostError, PlaceholderError
+from gpuaff.records import dataclass
+from gpuaff.system import cuda
 
 _SETTLES = 0.5
 """For how long a stranger must be there, in seconds. The driver lists the dead for another 0.10 to
@@ -16,69 +28,172 @@ _SETTLES = 0.5
 _STEP = 0.03
 """Seconds between two looks at a stranger."""
 
+_COMES = 0.35
+"""How long it takes to start CUDA and make a context, in seconds, where one GPU is visible (H100,
+H200): who found nobody just before ours was made is there by then. With more GPUs, or after
+importing a framework, it takes longer, and nobody waits for that."""
 
-def refuse_strangers(
-    before: Sequence[DeviceReading],
-    look: Callable[[], Sequence[DeviceReading]],
-    devices: Collection[Device],
-    *,
-    own: Callable[[Sequence[DeviceReading]], Collection[int] | None],
-) -> None:
-    """Compare the processes on the claimed devices with those before we came.
 
-    Args:
-        before: what the driver told when they were leased.
-        look: asks what it tells now that they are occupied.
-        devices: the claimed ones.
-        own: tells our processes among those that are listed; None where the driver's numbers mean
-            nothing to us (another PID namespace): then one that is new is ours.
+@dataclass(frozen=True, kw_only=True)
+class _Stranger:
+    """Somebody on a claimed device.
 
-    Raises:
-        ClaimLostError: there is a stranger, who stays.
-        PlaceholderError: a device was lost meanwhile.
+    Attributes:
+        device: which one.
+        pids: as the driver calls them; empty where memory alone tells.
+        bytes: how many no listed process has, more than is explained.
     """
-    end = time.monotonic() + _SETTLES
-    while True:
-        after = look()
-        found = _strangers(before, after, devices, own(after))
-        if not found:
+
+    device: Device
+    pids: frozenset[int] = frozenset()
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.pids:
+            return ", ".join(f"pid {pid}" for pid in sorted(self.pids))
+        return f"{size(self.bytes)} have come into use that no process which is listed here has"
+
+
+class Strangers:
+    """Looks for strangers on the devices that are about to be claimed."""
+
+    def __init__(self, looker: Looker, devices: Collection[Device]) -> None:
+        """Remember how it was.
+
+        Args:
+            looker: has looked when they were leased, and looks again.
+            devices: the claimed ones.
+        """
+        self._looker, self._devices = looker, devices
+        self._before = {one.device.uuid: one for one in looker.readings}
+        self._rests = unlisted(looker.readings, devices)
+        self._taken: Mapping[Device, int] = {}
+        self._are_there = False
+
+    def refuse_early(self) -> None:
+        """Look once more before we occupy, where strangers may not be listed afterwards.
+
+        By memory nobody can tell them from us then; and CUDA is mostly not started yet, so that
+        this process can claim again.
+
+        Raises:
+            ClaimLostError: there is a stranger, who stays.
+            PlaceholderError: a device was lost meanwhile.
+        """
+        before = [one for one in self._before.values() if one.device in self._devices]
+        first = people_on(self._looker.readings).first_namespace
+        if first and all(one.compute is not None for one in before):
             return
-        if time.monotonic() >= end:
-            break
-        time.sleep(_STEP)
-    device, strangers = found[0]
-    who = ", ".join(f"pid {pid}" for pid in sorted(strangers))
-    raise ClaimLostError(
-        f"{device} was free and is leased, but a process that does not ask for "
-        f"leases has come onto it meanwhile ({who}); all was undone. CUDA has settled "
-        "which GPUs this process sees: start it again, and let others claim as well"
+        self._taken = self._rests
+        self._rests = unlisted(self._steady(), self._devices)
+
+    def refuse(self, kind: Kind, occupied: Occupied, ordinals: Sequence[int]) -> None:
+        """Look whether we are alone on the devices.
+
+        Where not even we are listed, memory has grown by our contexts, and perhaps by a stranger's.
+        If it is more than ours explain, they are let go for a moment: what stays is not ours. (They
+        are gone at once, and come back as large as they were: driver 580.159.04, H200.) What a
+        framework or a function takes is not known.
+
+        Args:
+            kind: what occupies them.
+            occupied: their placeholders.
+            ordinals: CUDA's numbers of them.
+
+        Raises:
+            ClaimLostError: there is a stranger, who stays.
+            PlaceholderError: a device was lost meanwhile, or could not be occupied again.
+        """
+        self._are_there, self._taken = True, {}
+        readings = self._steady()
+        rests = unlisted(readings, self._devices)
+        sights = self._sights(readings)
+        blind = {device for device in rests if sights[device] is Sight.NONE}
+        if kind is Placeholder.CONTEXT:
+            known = blind & self._rests.keys()
+            grown = {device: rests[device] - self._rests[device] for device in known}
+            if too_much(grown, readings):
+                self._make_sure(occupied, ordinals)
+        # What one of ours allocates it has by now; a function may have started what goes on.
+        self._taken = rests if isinstance(kind, Placeholder) else {}
+        if any(sights[one] is Sight.OURS for one in rests) or blind & self._taken.keys():
+            time.sleep(_COMES)
+            self._steady()
+
+    def _make_sure(self, occupied: Occupied, ordinals: Sequence[int]) -> None:
+        occupied.release()
+        self._are_there, self._taken = False, self._rests
+        self._steady()
+        occupied.take(ordinals)
+        self._are_there = True
+
+    def _steady(self) -> Sequence[DeviceReading]:
+        """What the driver tells when no stranger is there, or none any more."""
+        end = time.monotonic() + _SETTLES
+        while True:
+            readings = self._looker.look()
+            found = self._found(readings)
+            if not found:
+                return readings
+            if time.monotonic() >= end:
+                raise _lost(found)
+            time.sleep(_STEP)
+
+    def _found(self, readings: Sequence[DeviceReading]) -> list[_Stranger]:
+        """Who is on which claimed device and was not there before."""
+        people = people_on(readings)
+        rests = unlisted(readings, self._devices)
+        found = []
+        for reading in readings:
+            device = reading.device
+            if device not in self._devices:
+                continue
+            if reading.lost:
+                why = "; ".join(reading.problems) or "the driver has lost it"
+                raise PlaceholderError(
+                    f"{device} was lost while it was claimed: {why}", gpus=(device.uuid,)
+                )
+            new = self._new(reading)
+            limit = self._limit(device, sight(reading, new, people))
+            more = rests[device] - limit if limit is not None and device in rests else 0
+            if pids := self._strangers(new, people):
+                found.append(_Stranger(device=device, pids=pids))
+            elif more > UNEXPLAINED:
+                found.append(_Stranger(device=device, bytes=more))
+        return found
+
+    def _new(self, reading: DeviceReading) -> frozenset[int]:
+        known = self._before[reading.device.uuid].compute or {}
+        return frozenset(reading.compute or ()) - {*known} - {*(reading.graphics or ())}
+
+    def _strangers(self, new: frozenset[int], people: People) -> frozenset[int]:
+        """Where the driver's numbers mean nothing to us, one that is new is ours."""
+        if people.me is not None and people.first_namespace:
+            return new - {*people.own, people.me}
+        return new if len(new) > self._are_there else frozenset()
+
+    def _limit(self, device: Device, seen: Sight) -> int | None:
+        """How many bytes may be in use that no listed process has; None is any number."""
+        if not self._are_there or seen is Sight.NONE:
+            return self._taken.get(device)
+        return self._rests.get(device) if seen is Sight.OURS else None
+
+    def _sights(self, readings: Sequence[DeviceReading]) -> dict[Device, Sight]:
+        people = people_on(readings)
+        return {one.device: sight(one, self._new(one), people) for one in readings}
+
+
+def _lost(found: Sequence[_Stranger]) -> ClaimLostError:
+    started = cuda.is_initialized() is True
+    undone = (
+        "all was undone. CUDA has settled which GPUs this process sees: start it again"
+        if started
+        else "all was undone, and CUDA was not started: claim again"
     )
-
-
-def _strangers(
-    before: Sequence[DeviceReading],
-    after: Sequence[DeviceReading],
-    devices: Collection[Device],
-    own: Collection[int] | None,
-) -> list[tuple[Device, set[int]]]:
-    """Who is on which claimed device and was not there before."""
-    earlier = {reading.device.uuid: reading for reading in before}
-    found = []
-    for reading in after:
-        if reading.device in devices and reading.lost:
-            why = "; ".join(reading.problems) or "the driver has lost it"
-            raise PlaceholderError(f"{reading.device} was lost while it was claimed: {why}")
-        if reading.device not in devices or reading.compute is None:
-            continue
-        known = earlier[reading.device.uuid].compute or {}
-        new = set(reading.compute) - set(known) - set(reading.graphics or ())
-        strangers = new - set(own) if own is not None else (new if len(new) > 1 else set())
-        if strangers:
-            found.append((reading.device, strangers))
-    return found
-
-
-def our_own(readings: Sequence[DeviceReading]) -> frozenset[int] | None:
-    """Our processes among those that the driver lists; None where its numbers mean nothing here."""
-    people = people_on(readings)
-    return frozenset((*people.own, people.me)) if people.me and people.first_namespace else None
+    return ClaimLostError(
+        f"{found[0].device} was free and is leased, but a process that does not ask for "
+        f"leases has come onto it meanwhile ({found[0]}); {undone}, and let others claim as well",
+        gpus=tuple(one.device.uuid for one in found),
+        pids=tuple(sorted({pid for one in found for pid in one.pids})),
+        cuda_started=started,
+    )

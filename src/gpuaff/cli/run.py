@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 
 from gpuaff.cli import options, quantities
-from gpuaff.errors import InvalidOptionError
+from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.system import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
@@ -34,6 +35,8 @@ _SPELLED = {
     "max_utilization": "--max-utilization",
 }
 """What the arguments of ``claim_gpus`` are called here."""
+
+_WAIT = "--wait 10m waits for them in order, for so long, and --wait as long as it takes"
 
 _EXAMPLE = "as in: gpuaff run -n 2 -- python train.py"
 
@@ -135,6 +138,10 @@ def run(args: argparse.Namespace) -> int:
     except InvalidOptionError as error:
         spelled = _SPELLED.get(error.option, error.option)
         raise InvalidOptionError(spelled, error.value, error.expected) from None
+    except GpusBusyError as error:
+        raise _spelled(error, _WAIT) from None
+    except ClaimTimeoutError as error:
+        raise ClaimTimeoutError(error.waited, _spelled(error.busy, "")) from None
     try:
         if job.pin is not None:
             _pin(job.pin)
@@ -143,6 +150,12 @@ def run(args: argparse.Namespace) -> int:
         if claim is not None:
             claim.release()
         raise
+
+
+def _spelled(error: GpusBusyError, remedy: str) -> GpusBusyError:
+    """The same in the words of the command line."""
+    narrowed = error.narrowed.replace("candidates=", "--candidates")
+    return GpusBusyError(error.wanted, error.free, error.reasons, narrowed, remedy)
 
 
 def _command(args: argparse.Namespace) -> list[str]:
@@ -154,7 +167,7 @@ def _command(args: argparse.Namespace) -> list[str]:
     return words
 
 
-def _claimed(arguments: Mapping[str, object]) -> Claim:
+def _claimed(arguments: Mapping[str, Any]) -> Claim:
     if arguments["wait"] == 0:
         return _claim(arguments, None)
     from gpuaff.cli.waiting import telling
@@ -163,14 +176,18 @@ def _claimed(arguments: Mapping[str, object]) -> Claim:
         return _claim(arguments, on_wait)
 
 
-def _claim(arguments: Mapping[str, object], on_wait: Callable[[Waiting], object] | None) -> Claim:
+def _claim(arguments: Mapping[str, Any], on_wait: Callable[[Waiting], object] | None) -> Claim:
     """Claim without a context: those who only hold GPUs for a program need none."""
     from gpuaff.claims.claimer import claim_gpus
 
-    return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)  # type: ignore[arg-type]
+    return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)
 
 
 def _pin(ranks: Ranks) -> None:
     from gpuaff.binding.affinity import set_affinity
 
-    set_affinity(ranks.local_rank, ranks.local_size)
+    affinity = set_affinity(ranks.local_rank, ranks.local_size)
+    if affinity.pinned:
+        from gpuaff.launch.pinned import tell
+
+        tell(ranks, affinity)  # it may call set_affinity as well, and would wonder at its mask

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from gpuaff.claims.model import Busy, DeviceReading
 from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, Person, Status, Use, Waiter
+from gpuaff.claims.words import person as in_words
 from gpuaff.claims.words import size
 from gpuaff.cpuset import format_cpulist
 from gpuaff.records import replace
-from gpuaff.system.processes import in_words
 from gpuaff.text import Line, Span, line, table
 
 _HEAD = ("GPU", "name", "memory", "load", "state", "who")

@@ -240,7 +240,7 @@ class GPUOwner:
             made = claim(nb_gpus, placeholder=placeholder, own_is_free=False)
         except RuntimeError as error:
             if not isinstance(error, _NOT_OCCUPYING):
-                self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400
+                self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400 - as safe_gpu logs it
             raise
         self._claim = made
         self.devices_taken.extend(gpu.index for gpu in made.gpus)
@@ -354,6 +354,8 @@ def _their_errors() -> Iterator[None]:
         yield
     except NoDriverError as error:
         raise NvidiasmiError(str(error)) from error
+    except GpusBusyError as error:  # its users cannot wait
+        raise GpusBusyError(error.wanted, error.free, error.reasons, error.narrowed) from None
     except InvalidOptionError as error:
         option = _THEIR_NAMES.get(error.option, error.option)
         raise InvalidOptionError(option, error.value, error.expected) from error

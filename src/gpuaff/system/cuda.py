@@ -78,6 +78,15 @@ def is_initialized() -> bool | None:
         return None
 
 
+def load() -> ctypes.CDLL:
+    """Load the library, which takes a while. CUDA is not initialised by that.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+    return ctypes.CDLL(_LIBRARY)
+
+
 def start() -> None:
     """Initialise CUDA (``cuInit``). From now on the GPUs that this process sees are settled.
 
@@ -214,7 +223,7 @@ def _found(name: str) -> tuple[ctypes.CDLL, str]:
         NoDriverError: there is no library, or it has no such function.
     """
     try:
-        library = ctypes.CDLL(_LIBRARY)
+        library = load()
     except OSError as error:
         raise NoDriverError(
             f"the NVIDIA driver's library CUDA cannot be loaded ({error})",

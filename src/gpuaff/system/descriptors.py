@@ -60,17 +60,18 @@ def opened(path: str, flags: int, *, mode: int = 0o777, dir_fd: int | None = Non
     return made(how, path)
 
 
-def close(handle: int) -> None:
-    """Close a descriptor, and forget it in the same step: its number may be another's at once.
+def close(*handles: int) -> None:
+    """Close descriptors; those that are closed already do not matter.
 
-    Raises:
-        OSError: it is not open.
+    Each is forgotten in the same step: its number may be another's at once.
     """
-    handles = _hand.handles
-    if handle in handles:
-        list(map(os.close, map(handles.pop, (handles.index(handle),))))
-    else:
-        os.close(handle)
+    mine = _hand.handles
+    for handle in handles:
+        with suppress(OSError):
+            if handle in mine:
+                list(map(os.close, map(mine.pop, (mine.index(handle),))))
+            else:
+                os.close(handle)
 
 
 def in_hand() -> int:
@@ -113,6 +114,11 @@ def turn_of(handle: int) -> int:
     Whoever had the same number before has lost it to somebody who has closed it.
     """
     return _turns.get(handle, 0)
+
+
+def owner_of(handle: int) -> int:
+    """The number of the user to whom an open file belongs."""
+    return os.fstat(handle).st_uid
 
 
 def make_room() -> None:

@@ -11,41 +11,11 @@ import os
 import struct
 from contextlib import suppress
 
-from gpuaff.system import locks
+from gpuaff.system import lock_files, locks
 from gpuaff.system.kernel import Tree
 
 _WHOLE = 0
 """As a length: up to the end of the file, wherever that is."""
-
-
-def make_folder_with(path: str, name: str) -> None:
-    """Make a folder where everybody may do everything (``0777``), with one lock file in it.
-
-    Both appear at once, whatever the umask is and whoever dies meanwhile. It has no sticky bit:
-    with one, and ``fs.protected_regular``, the kernel would refuse the O_CREAT by which the other
-    library opens files that are another user's.
-
-    Raises:
-        OSError: it cannot be made, and nobody else has made it meanwhile.
-    """
-    if os.path.lexists(path):
-        return
-    unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    os.mkdir(unfinished, 0o700)  # noqa: PTH102 - no Path here
-    try:
-        folder = locks.open_folder(unfinished)
-        try:
-            locks.close(locks.open_lock_file(folder, name))
-            os.fchmod(folder, 0o777)
-        finally:
-            locks.close(folder)
-        os.rename(unfinished, path)  # noqa: PTH104 - no Path here
-    except BaseException as error:
-        for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
-            with suppress(OSError):
-                remove(what)
-        if not (isinstance(error, OSError) and os.path.lexists(path)):
-            raise
 
 
 def try_shared(handle: int) -> bool:
@@ -121,7 +91,7 @@ def _listed_as(handle: int) -> tuple[int, int]:
         if line.startswith("lock:"):
             major, minor, inode = line.split()[6].split(":")
             return os.makedev(int(major, 16), int(minor, 16)), int(inode)
-    return locks.identity_of(handle)
+    return lock_files.identity_of(handle)
 
 
 def _whole(kind: int) -> bytes:

@@ -58,13 +58,13 @@ class Tree:
     def list(self, path: str) -> list[str]:
         """The sorted names in a folder; empty when it cannot be read."""
         try:
-            return sorted(os.listdir(f"{self.root.rstrip('/')}/{path}"))  # noqa: PTH208 - no Path here
+            return sorted(os.listdir(f"{self.root.rstrip('/')}/{path}"))
         except (OSError, ValueError):
             return []
 
     def exists(self, path: str) -> bool:
         """Whether there is such a file or folder."""
-        return os.path.exists(f"{self.root.rstrip('/')}/{path}")  # noqa: PTH110 - no Path here
+        return os.path.exists(f"{self.root.rstrip('/')}/{path}")
 
 
 def _all_of(handle: int) -> bytes:
@@ -196,7 +196,7 @@ def handles_of(pid: int) -> dict[int, str]:
     found = {}
     for name in Tree().list(f"proc/{pid}/fd"):
         with suppress(OSError):  # it is closed meanwhile
-            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115 - no Path here
+            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
     return found
 
 
@@ -215,7 +215,7 @@ def in_first_pid_namespace() -> bool:
     """Whether process ids here are those that the NVIDIA driver counts with: not a container's."""
     try:
         # The number of the first one is fixed: PROC_PID_INIT_INO of include/linux/proc_ns.h.
-        return os.readlink("/proc/self/ns/pid") == f"pid:[{0xEFFFFFFC}]"  # noqa: PTH115
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{0xEFFFFFFC}]"
     except OSError:
         return False
 

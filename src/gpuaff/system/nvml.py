@@ -221,10 +221,10 @@ def _unlocked(nvml: Any, function: str) -> int:
     try:
         return call(nvml, function)[1]
     except BaseException:
-        lock = getattr(nvml, "libLoadLock", None)
+        lock: Any = getattr(nvml, "libLoadLock", None)
         with suppress(AttributeError, RuntimeError):
-            if lock.locked():  # type: ignore[union-attr]
-                lock.release()  # type: ignore[union-attr]
+            if lock.locked():
+                lock.release()
         raise
 
 

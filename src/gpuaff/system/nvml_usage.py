@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuaff.claims.model import ComputeMode, Device, DeviceReading
 from gpuaff.records import dataclass
 from gpuaff.system.nvml_calls import Code, Questions, address_of, text
 from gpuaff.system.nvml_users import COMPUTE, GRAPHICS, instances_of, processes_on
+from gpuaff.system.readings import ComputeMode, Device, DeviceReading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

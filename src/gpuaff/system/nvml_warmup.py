@@ -65,9 +65,9 @@ def waking_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], 
 
 def _load_cuda() -> None:
     with suppress(ImportError, OSError):
-        import ctypes
+        from gpuaff.system.cuda import load  # a claim needs it anyway, pinning does not
 
-        ctypes.CDLL("libcuda.so.1")
+        load()
 
 
 def _hold_awake(awake: threading.Lock) -> None:

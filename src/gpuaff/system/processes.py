@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
-from gpuaff.claims.words import duration
 from gpuaff.errors import GpuaffError
-from gpuaff.notices import printable
 from gpuaff.records import dataclass
 
 TYPE_CHECKING = False
@@ -45,10 +42,6 @@ def caller_and_descendants() -> list[int]:
             f"the processes around this one cannot be seen ({error}): name one with --pid"
         ) from None
     return sorted({parent.pid, *(child.pid for child in children)} - mine)
-
-
-_COMMAND, _USER = 40, 20
-"""The most characters that are shown of a command and of a user's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,28 +89,6 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def describe(pid: int) -> str | None:
-    """A process in words: ``python train.py (pid 42) of alice, for 3 h 10 min``.
-
-    Returns:
-        None when there is no such process, or it is not shown. What else it does not tell to this
-        user is left out.
-    """
-    found = look_up(pid)
-    if found is None:
-        return None
-    return in_words(found.command, pid, user=found.user, since=found.started)
-
-
-def in_words(command: str, pid: int | None, *, user: str | None, since: float | None) -> str:
-    """Somebody in words, cut short, and without what a terminal would obey."""
-    who = _cut(command, _COMMAND)
-    number = "" if pid is None else f" (pid {pid})"
-    of = f" of {_cut(user, _USER)}" if user else ""
-    lasting = "" if since is None else f", for {duration(time.time() - since)}"
-    return f"{who}{number}{of}{lasting}"
-
-
 def _command(process: psutil.Process) -> str:
     """The command without the folder of its program; its name where it is not told."""
     line = _told(process.cmdline) or []
@@ -134,8 +105,3 @@ def _told(ask: Callable[[], _T]) -> _T | None:
         return ask()
     except (psutil.AccessDenied, psutil.ZombieProcess):
         return None
-
-
-def _cut(said: str, most: int) -> str:
-    line = printable(" ".join(said.split()))
-    return line if len(line) <= most else f"{line[: most - 1]}…"

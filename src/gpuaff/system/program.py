@@ -53,7 +53,7 @@ def find(command: str) -> str:
 def _why_not(path: str, *, is_path: bool) -> str | None:
     """Why a file cannot be executed; empty when it can, None when there is none."""
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 - no Path here
+        mode = os.stat(path).st_mode
     except PermissionError:
         return "is in a folder that may not be searched"
     except OSError as error:
@@ -141,6 +141,6 @@ def _put_back_locale() -> None:
 
 
 def _in_words(path: str, error: OSError) -> str:
-    if error.errno == errno.ENOENT and os.path.exists(path):  # noqa: PTH110 - no Path here
+    if error.errno == errno.ENOENT and os.path.exists(path):
         return f"the interpreter that {path} names is not there"
     return f"cannot be run: {error.strerror}"

@@ -14,8 +14,7 @@ import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from gpuaff.system import locks
-from gpuaff.system.descriptors import made
+from gpuaff.system import descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Watch:
         """Stop watching."""
         self.follow(())
         if self._files >= 0:
-            locks.close(self._files)
+            descriptors.close(self._files)
             self._files = -1
 
     def begin(self, paths: Collection[str]) -> None:
@@ -68,7 +67,7 @@ class Watch:
         One that has ended wakes once, however long it is still listed.
         """
         for pid in self._processes.keys() - set(pids):
-            locks.close(self._processes.pop(pid))
+            descriptors.close(self._processes.pop(pid))
         self._ended &= set(pids)
         for pid in set(pids) - self._processes.keys() - self._ended:
             handle = _pidfd(pid)
@@ -88,7 +87,7 @@ class Watch:
             poll.register(handle, select.POLLIN)
         happened = {handle for handle, _ in poll.poll(max(0, int(seconds * 1000)))}
         for pid in [pid for pid, handle in self._processes.items() if handle in happened]:
-            locks.close(self._processes.pop(pid))
+            descriptors.close(self._processes.pop(pid))
             self._ended.add(pid)
         closed = self._closed()
         return closed or bool(happened - {self._files})
@@ -129,7 +128,7 @@ def _inotify() -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "inotify_init1"):
         return -1
-    return made(libc.inotify_init1, os.O_NONBLOCK | os.O_CLOEXEC)
+    return descriptors.made(libc.inotify_init1, os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _add(handle: int, path: str) -> int:
@@ -143,6 +142,6 @@ def _add(handle: int, path: str) -> int:
 
 def _pidfd(pid: int) -> int | None:
     try:
-        return made(os.pidfd_open, pid)
+        return descriptors.made(os.pidfd_open, pid)
     except (AttributeError, OSError):  # it is gone, out of sight, or there are no pidfds
         return None

@@ -113,7 +113,7 @@ class _Siblings:
         for names, read in ((self.lists, cpu_list), (self.masks, cpu_mask)):
             for name in names:
                 if first is not None and read(tree, f"{_CPU}/cpu{first}/{name}"):
-                    return lambda cpu, name=name, read=read: read(  # type: ignore[misc]
+                    return lambda cpu, name=name, read=read: read(  # type: ignore[misc]  # mypy: lambda with defaults
                         tree, f"{_CPU}/cpu{cpu}/{name}"
                     )
         return None

@@ -1,0 +1,519 @@
+"""Strangers who come while we claim, where the driver does not list them (case E15).
+
+They are real processes with contexts of the fake driver's, whose own record tells of each that
+came to another one. Who claims is stopped (SIGSTOP) at a call of the driver, and goes on when the
+stranger is there: nothing hangs on time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gpuaff.claims.model import ComputeMode, Device, DeviceReading
+from gpuaff.claims.occupancy import People
+from gpuaff.claims.unlisted import Sight, sight, too_much, unlisted
+from gpuaff.records import replace
+from gpuaff.topology.model import Topology
+
+from claim_lab import BEGIN, Lab, Program, until
+from claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
+from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
+from fakedriver.state import NVML, Mode
+from processes import stopped
+
+RETAIN, RELEASE = "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"
+INIT = "cuInit"
+LISTS = "nvmlDeviceGetComputeRunningProcesses_v3"
+OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+STRANGER = """
+from gpuaff.system import cuda
+contexts = cuda.Contexts(8)
+cuda.start()
+for place in {gpus}:
+    contexts.retain(place)
+print("there", flush=True)
+sys.stdin.readline()
+"""
+
+TRY = """
+say("begins")
+go_on()
+error = refused({call})
+told(error)
+say(len(error.gpus), error.pids, error.cuda_started)
+"""
+
+CLAIM = """
+say("begins")
+go_on()
+say(*indices(gpuaff.claim_gpus({call})))
+go_on()
+"""
+
+
+def comes(lab: Lab, *gpus: int) -> Program:
+    """A stranger, who is on these GPUs when this returns."""
+    program = lab.start(STRANGER.format(gpus=gpus))
+    assert program.heard() == "there"
+    return program
+
+
+def goes_on_to(lab: Lab, program: Program, function: str, *, after: int = 0) -> None:
+    """Let a program that is stopped run until it is stopped before a call."""
+    lab.driver.stop_at(function, after=after, pid=program.pid)
+    os.kill(program.pid, signal.SIGCONT)
+    until(lambda: state_of(program.pid) == "T")
+
+
+def state_of(pid: int) -> str:
+    """A process's state, as /proc spells it; T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def line_of(pid: int) -> list[int]:
+    """A process, its only child, and so on."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(line_of(int(children[0])) if children else ())]
+
+
+def begun(lab: Lab, code: str, call: str, function: str, *, after: int = 0) -> Program:
+    """A program that claims, and is stopped before a call."""
+    program = lab.start(code.format(call=call))
+    assert program.heard() == "begins"
+    program.kill(signal.SIGSTOP)
+    program.go_on()
+    goes_on_to(lab, program, function, after=after)
+    return program
+
+
+def go_on(program: Program) -> str:
+    os.kill(program.pid, signal.SIGCONT)
+    return program.heard()
+
+
+def undone(lab: Lab, program: Program, *strangers: Program) -> None:
+    """The claim was lost, and only the strangers have contexts."""
+    program.end()
+    assert {pid for gpu in lab.used() for pid in lab.driver.contexts(gpu)} == {
+        stranger.pid for stranger in strangers
+    }
+
+
+@pytest.fixture
+def dark(make_lab: Callable[[Topology], Lab]) -> Callable[[int], Lab]:
+    """Makes a machine whose driver lists nobody."""
+
+    def make(gpus: int) -> Lab:
+        lab = make_lab(this_machine(gpus))
+        lab.driver.hide_all_processes()
+        return lab
+
+    return make
+
+
+@pytest.mark.fake_driver
+@pytest.mark.case("E15")
+class TestNobodyIsListed:
+    @pytest.mark.parametrize("gpus", [1, 3])
+    def test_nobody_comes(self, dark: Callable[[int], Lab], gpus: int) -> None:
+        lab = dark(3)
+        with_it = lab.holder(f"claim_gpus({gpus})")
+        made = [lab.driver.contexts_made(place) for place in range(3)]
+        assert made == [1] * gpus + [0] * (3 - gpus)  # none was let go to make sure
+        assert lab.driver.double_holdings() == []
+        with_it.end()
+
+    def test_before_our_context(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(1)
+        program = begun(lab, TRY, "1", RETAIN)
+        stranger = comes(lab, 0)
+        said = go_on(program)
+        assert said.startswith(
+            "ClaimLostError GPU 0 was free and is leased, but a process that does not ask for "
+            "leases has come onto it meanwhile (518 MiB have come into use that no process which "
+            "is listed here has); all was undone. CUDA has settled which GPUs this process sees: "
+        )
+        assert program.heard() == "1 () True"
+        (double,) = lab.driver.double_holdings()
+        assert (double.holder, double.newcomer) == (stranger.pid, program.pid)
+        undone(lab, program, stranger)
+
+    def test_on_one_of_three(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(3)
+        for gpu_ in range(3):  # so small that two of them are no more than one on an H100
+            lab.driver.set_context_size(gpu_, 200 * MIB)
+        program = begun(lab, TRY, "3", RETAIN)
+        stranger = comes(lab, 1)
+        said = go_on(program)
+        assert said.startswith("ClaimLostError GPU 1 was free and is leased")
+        assert "(200 MiB have come" in said
+        undone(lab, program, stranger)
+
+    @pytest.mark.slow
+    def test_on_all(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(2)
+        program = begun(lab, TRY, "2", RETAIN)
+        stranger = comes(lab, 0, 1)
+        assert go_on(program).startswith("ClaimLostError GPU 0 was free and is leased")
+        assert program.heard() == "2 () True"
+        undone(lab, program, stranger)
+
+    def test_a_moment_after_us(self, dark: Callable[[int], Lab]) -> None:
+        """It had found nobody, and its context is there when we look for the last time."""
+        lab = dark(1)
+        program = begun(lab, TRY, "1", RETAIN)
+        goes_on_to(lab, program, LISTS, after=1)
+        stranger = comes(lab, 0)
+        assert go_on(program).startswith("ClaimLostError GPU 0 was free and is leased")
+        (double,) = lab.driver.double_holdings()
+        assert (double.holder, double.newcomer) == (program.pid, stranger.pid)
+        undone(lab, program, stranger)
+
+    def test_what_a_function_takes_is_not_known(self, dark: Callable[[int], Lab]) -> None:
+        """It may have started what goes on to take memory: so it is looked at once, and no more."""
+        lab = dark(1)
+        program = begun(lab, CLAIM_BY_FUNCTION, "", RETAIN)
+        lab.driver.set_memory_used(0, 20 * GIB)
+        lab.driver.watch(LISTS)
+        assert go_on(program) == "0"
+        assert lab.driver.calls(LISTS) == 1
+
+    @pytest.mark.slow
+    def test_who_has_gone_again_is_none(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(1)
+        lab.driver.linger(200)
+        program = begun(lab, CLAIM, "1", RETAIN)
+        stranger = comes(lab, 0)
+        goes_on_to(lab, program, LISTS)
+        stranger.kill()
+        assert go_on(program) == "0"
+
+    @pytest.mark.parametrize("gpus", [1, 2])
+    def test_a_context_that_is_larger_than_any_known(
+        self, dark: Callable[[int], Lab], gpus: int
+    ) -> None:
+        lab = dark(2)
+        for gpu_ in range(2):
+            lab.driver.set_context_size(gpu_, 1 * GIB)
+        lab.holder(f"claim_gpus({gpus})").end()
+        assert lab.driver.contexts_made(0) == 2  # let go to make sure, and made again
+        assert lab.driver.double_holdings() == []
+
+    def test_who_comes_while_it_is_made_sure(self, dark: Callable[[int], Lab]) -> None:
+        """Our context is away for a moment; that another one has its size does not hide anybody."""
+        lab = dark(1)
+        lab.driver.set_context_size(0, 1 * GIB)
+        program = begun(lab, TRY, "1", RELEASE)
+        goes_on_to(lab, program, RETAIN)
+        stranger = comes(lab, 0)
+        assert go_on(program).startswith("ClaimLostError GPU 0 was free and is leased")
+        undone(lab, program, stranger)
+
+    def test_ctrl_c_while_it_is_made_sure(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(2)
+        for gpu_ in range(2):
+            lab.driver.set_context_size(gpu_, 1 * GIB)
+        program = begun(lab, "say('begins')\ngo_on()\ntold(refused(2))", "", RELEASE)
+        goes_on_to(lab, program, RETAIN, after=1)
+        program.kill(signal.SIGINT)
+        assert go_on(program) == "KeyboardInterrupt"
+        undone(lab, program)
+
+    def test_unlike_gpus(self, make_lab: Callable[[Topology], Lab]) -> None:
+        machine = this_machine(3)
+        names = ("NVIDIA H100", "NVIDIA H100", "NVIDIA T4")
+        gpus = zip(machine.gpus, names, strict=True)
+        lab = make_lab(replace(machine, gpus=tuple(replace(one, name=as_) for one, as_ in gpus)))
+        lab.driver.hide_all_processes()
+        lab.driver.set_context_size(2, 110 * MIB)
+        lab.holder("claim_gpus(3)").end()
+        assert [lab.driver.contexts_made(place) for place in range(3)] == [1, 1, 1]
+
+    def test_memory_goes_meanwhile(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(2)
+        lab.driver.set_memory_used(0, 60 * MIB)
+        program = begun(lab, CLAIM, "2", RETAIN)
+        lab.driver.set_memory_used(0, 0)
+        assert go_on(program) == "0 1"
+
+    @pytest.mark.slow
+    def test_others_work_elsewhere(self, dark: Callable[[int], Lab]) -> None:
+        lab = dark(2)
+        program = begun(lab, CLAIM, "gpus=[0]", RETAIN)
+        comes(lab, 1)
+        assert go_on(program) == "0"
+        assert lab.driver.contexts_made(0) == 1
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("what", ["display", "exclusive"])
+    def test_where_memory_tells_nothing(self, dark: Callable[[int], Lab], what: str) -> None:
+        """A screen takes what it wants; and where one process is let in, it is ours."""
+        lab = dark(1)
+        if what == "display":
+            lab.driver.set_display(0, active=True)
+        else:
+            lab.driver.set_compute_mode(0, Mode.EXCLUSIVE_PROCESS)
+        program = begun(lab, CLAIM, "1", RETAIN)
+        lab.driver.set_memory_used(0, 2 * GIB)
+        assert go_on(program) == "0"
+        assert lab.driver.contexts_made(0) == 1
+
+
+CLAIM_BY_FUNCTION = """
+from gpuaff.system import cuda
+contexts = cuda.Contexts(1)
+def occupant(number):
+    cuda.start()
+    contexts.retain(number)
+say("begins")
+go_on()
+say(*indices(gpuaff.claim_gpus(placeholder=occupant)))
+"""
+
+AGAIN = """
+say("begins")
+go_on()
+error = refused(1)
+told(error)
+say(error.cuda_started)
+go_on()
+say(*indices(gpuaff.claim_gpus(1)))
+"""
+
+
+@pytest.mark.fake_driver
+@pytest.mark.case("E15")
+class TestBeforeCudaIsStarted:
+    """Where the driver does not tell who computes, it is looked once more before."""
+
+    def test_the_same_process_can_claim_again(self, make_lab: Callable[[Topology], Lab]) -> None:
+        lab = make_lab(this_machine(1))
+        lab.driver.fail(LISTS, NVML.NOT_SUPPORTED)
+        program = begun(lab, AGAIN, "", "nvmlDeviceGetMemoryInfo_v2", after=1)
+        stranger = comes(lab, 0)
+        said = go_on(program)
+        assert said.startswith("ClaimLostError GPU 0 was free and is leased")
+        assert said.endswith(
+            "; all was undone, and CUDA was not started: claim again, and let others claim as well"
+        )
+        assert program.heard() == "False"
+        assert lab.driver.contexts_made(0) == 1  # the stranger's
+        stranger.kill()
+        program.go_on()
+        assert program.heard() == "0"
+        assert lab.driver.double_holdings() == []
+
+    @pytest.mark.slow
+    def test_cuda_had_to_be_asked_for_its_numbers(
+        self, make_lab: Callable[[Topology], Lab]
+    ) -> None:
+        lab = make_lab(this_machine(1))
+        lab.driver.fail(LISTS, NVML.NOT_SUPPORTED)
+        program = begun(lab, TRY, "1, visible=None", INIT)
+        stranger = comes(lab, 0)
+        assert "CUDA has settled which GPUs this process sees: start it again" in go_on(program)
+        assert program.heard() == "1 () True"
+        assert lab.driver.double_holdings() == []
+        undone(lab, program, stranger)
+
+    def test_nobody_comes(self, make_lab: Callable[[Topology], Lab]) -> None:
+        lab = make_lab(this_machine(2))
+        lab.driver.fail(LISTS, NVML.NOT_SUPPORTED)
+        lab.holder("claim_gpus(2)").end()
+        assert lab.driver.contexts_made(0) == 1
+
+
+IN_A_CONTAINER = """
+from gpuaff.system import cuda
+contexts = cuda.Contexts(1)
+def occupant(number):
+    cuda.start()
+    contexts.retain(0)
+    say("now")
+    go_on()
+occupant.release = lambda held: contexts.release()
+try:
+    say(*indices(gpuaff.claim_gpus(placeholder=occupant)))
+except ClaimLostError as error:
+    told(error)
+    say(error.pids)
+go_on()
+"""
+
+
+@pytest.mark.fake_driver
+@pytest.mark.needs("mounts", "unshare")
+@pytest.mark.case("E15")
+class TestOnlyTheContainersOwnAreListed:
+    """As by driver 580.159.04: a PID namespace's own processes, by their numbers there."""
+
+    @pytest.fixture
+    def driver(self, fake_driver: MakeDriver) -> FakeDriver:
+        driver = fake_driver(this_machine(1))
+        driver.list_own_namespace()
+        return driver
+
+    @pytest.fixture
+    def env(self, driver: FakeDriver, tmp_path: Path) -> Mapping[str, str]:
+        locks = str(tmp_path / "locks")
+        return {**driver.env(), "GPUAFF_LOCK_DIR": locks, "GPUAFF_SAFE_GPU": "off"}
+
+    def test_a_stranger_outside(self, driver: FakeDriver, env: Mapping[str, str]) -> None:
+        with stopped(BEGIN + IN_A_CONTAINER, env=env, prefix=OTHER_NAMESPACE) as claimer:
+            assert claimer.heard() == "now"
+            with stopped("import sys\n" + STRANGER.format(gpus=[0]), env=env) as stranger:
+                assert stranger.heard() == "there"
+                claimer.go_on()
+                assert claimer.heard().startswith("ClaimLostError GPU 0 was free and is leased")
+                assert claimer.heard() == "()"
+                assert driver.contexts(0) == {stranger.pid}
+
+    def test_what_we_take_is_ours(self, driver: FakeDriver, env: Mapping[str, str]) -> None:
+        with stopped(BEGIN + IN_A_CONTAINER, env=env, prefix=OTHER_NAMESPACE) as claimer:
+            assert claimer.heard() == "now"
+            driver.state.processes[0].memory = 40 * GIB
+            claimer.go_on()
+            assert claimer.heard() == "0"
+            assert driver.double_holdings() == []
+
+    def test_our_context(self, driver: FakeDriver, env: Mapping[str, str]) -> None:
+        code = "say(*indices(gpuaff.claim_gpus()))\ngo_on()"
+        with stopped(BEGIN + code, env=env, prefix=OTHER_NAMESPACE) as claimer:
+            assert claimer.heard() == "0"
+            assert driver.contexts_made(0) == 1
+
+
+CLAIM_IN_A_CONTAINER = """
+try:
+    say(*indices(gpuaff.claim_gpus({call})))
+except ClaimLostError as error:
+    told(error)
+go_on()
+"""
+
+
+@pytest.mark.fake_driver
+@pytest.mark.needs("mounts", "unshare")
+@pytest.mark.case("E15")
+class TestTheHostsNumbersAreListed:
+    def test_who_comes_before_us(self, lab: Lab) -> None:
+        """Before we are there nobody who is new can be ours, and no other context is made."""
+        env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}
+        lab.driver.stop_at(INIT)
+        code = BEGIN + CLAIM_IN_A_CONTAINER.format(call="gpus=[0], visible=None")
+        below = (*OTHER_NAMESPACE, "sh", "-c", '"$@"; true', "sh")  # number 1 cannot be stopped
+        with stopped(code, env=env, prefix=below) as claimer:
+            until(lambda: [state_of(pid) for pid in line_of(claimer.pid)][2:] == ["T"])
+            comes(lab, 0)
+            os.kill(line_of(claimer.pid)[2], signal.SIGCONT)
+            assert claimer.heard().startswith("ClaimLostError GPU 0 was free and is leased")
+        assert lab.driver.double_holdings() == []
+
+    def test_a_large_context_of_untold_size(self, lab: Lab) -> None:
+        """It is let go to make sure; afterwards who is new is ours again."""
+        env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}
+        lab.driver.set_context_size(0, 1 * GIB)
+        lab.driver.hide_process_memory()
+        code = BEGIN + CLAIM_IN_A_CONTAINER.format(call="gpus=[0]")
+        with stopped(code, env=env, prefix=OTHER_NAMESPACE) as claimer:
+            assert claimer.heard() == "0"
+            assert lab.driver.contexts_made(0) == 2
+
+
+# ---- what memory tells -----------------------------------------------------------------------
+
+HOST = People(me=5, first_namespace=True)
+CONTAINER = People(me=5, first_namespace=False)
+STRANGE = People(first_namespace=False)
+"""The numbers in the lists mean nothing."""
+
+
+@pytest.mark.parametrize(
+    ("reading", "new", "people", "seen"),
+    [
+        (used_by(5), {5}, HOST, Sight.ALL),
+        (used_by(5, 6), {5, 6}, HOST, Sight.ALL),
+        (idle(compute={5: None}), {5}, HOST, Sight.ALL),
+        (idle(), set(), HOST, Sight.NONE),
+        (idle(compute=None), set(), HOST, Sight.NONE),
+        (used_by(5), {5}, CONTAINER, Sight.OURS),
+        (used_by(5), set(), CONTAINER, Sight.OURS),  # torch has kept it since an earlier claim
+        (idle(compute={5: None}), {5}, CONTAINER, Sight.NONE),
+        (used_by(77), {77}, STRANGE, Sight.OURS),
+        (used_by(77), set(), STRANGE, Sight.NONE),
+        (idle(), set(), STRANGE, Sight.NONE),
+        (idle(compute=None), set(), STRANGE, Sight.NONE),
+    ],
+)
+def test_whom_the_driver_lists(
+    reading: DeviceReading, new: set[int], people: People, seen: Sight
+) -> None:
+    assert sight(reading, new, people) is seen
+
+
+def test_what_no_listed_process_has() -> None:
+    readings = (
+        idle(gpu(0)),
+        used_by(5, device=gpu(1)),
+        used_by(5, device=gpu(2), used=2 * GIB),
+        idle(gpu(3), compute=None, used=CONTEXT),
+        idle(gpu(4), used=None),
+        idle(gpu(5), display=True),
+        idle(gpu(6), compute_mode=ComputeMode.EXCLUSIVE_PROCESS),
+        idle(gpu(7)),
+    )
+    found = unlisted(readings, [gpu(place) for place in range(7)])
+    assert found == {
+        gpu(0): IDLE,
+        gpu(1): IDLE,
+        gpu(2): 2 * GIB - CONTEXT,
+        gpu(3): CONTEXT,
+    }
+
+
+def test_two_instances_with_one_memory() -> None:
+    """Who is on the one has some of the memory that the other tells."""
+    one, other = instance(1, part=3), instance(2, part=3)
+    readings = (used_by(5, device=one), idle(other, used=IDLE + CONTEXT))
+    assert unlisted(readings, [one, other]) == {one: IDLE, other: IDLE}
+
+
+def many(*grown: int, names: str = "") -> tuple[dict[Device, int], tuple[DeviceReading, ...]]:
+    """Devices that have grown by so many MiB; each letter is the name of one."""
+    letters = names or "a" * len(grown)
+    devices = [replace(gpu(place), name=name) for place, name in enumerate(letters)]
+    sizes = {device: size * MIB for device, size in zip(devices, grown, strict=True)}
+    return sizes, tuple(idle(device) for device in devices)
+
+
+@pytest.mark.parametrize(
+    ("grown", "names", "is_too_much"),
+    [
+        ((), "", False),
+        ((0,), "", False),
+        ((110,), "", False),
+        ((524,), "", False),
+        ((588,), "", False),  # 524 + 64
+        ((589,), "", True),
+        ((1048,), "", True),
+        ((524, 524, 524), "", False),
+        ((524, 588, 560), "", False),
+        ((524, 589, 524), "", True),
+        ((110, 175), "", True),
+        ((110, 174), "", False),
+        ((110, 524), "ab", False),
+        ((110, 524, 589), "abb", True),
+        ((1048, 1048), "", True),
+        ((1048, 110), "ab", True),
+        ((-60, 10), "", True),  # wrong, and found out to be
+    ],
+)
+def test_more_than_our_contexts(grown: tuple[int, ...], names: str, is_too_much: bool) -> None:
+    assert too_much(*many(*grown, names=names)) is is_too_much
