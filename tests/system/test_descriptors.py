@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpuaff.system import descriptors
 
-from processes import run
+from processes import environment, unmeasured
 
 INTERRUPTED = """
 import os, sys, time
@@ -95,7 +97,9 @@ print(tried)
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_none_is_lost_at_any_step_of_the_interpreter(tmp_path: Path, every: int) -> None:
     """Those of system/, a Ctrl-C before each: more often than signals can come."""
-    done = run(INTERRUPTED, str(tmp_path), str(every), env={"COVERAGE_PROCESS_CONFIG": ""})
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path), str(every)]
+    env = unmeasured(environment())  # coverage traces, too
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
     lost, tried = done.stdout.splitlines()
     assert lost == "0"
     assert int(tried) > 500 / every
