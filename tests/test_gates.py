@@ -18,6 +18,7 @@ GATES = {
     "system/nvml_warmup.py",
     "system/descriptors.py",
     "system/locks.py",
+    "system/mounts.py",
     "system/lock_files.py",
     "system/watch.py",
 }

@@ -102,17 +102,28 @@ class GpusBusyError(ClaimError):
         wanted: how many were asked for.
         free: how many of those that fit are free.
         reasons: one line for each GPU that is not, or that is kept for somebody who waits.
+        narrowed: why not all GPUs of the machine came into question; empty when they did.
+        remedy: what to try; empty where it has been tried.
     """
 
-    def __init__(self, wanted: int, free: int, reasons: tuple[str, ...]) -> None:
-        super().__init__(wanted, free, reasons)
+    def __init__(
+        self,
+        wanted: int,
+        free: int,
+        reasons: tuple[str, ...],
+        narrowed: str = "",
+        remedy: str = "",
+    ) -> None:
+        super().__init__(wanted, free, reasons, narrowed, remedy)
         self.wanted = wanted
         self.free = free
         self.reasons = reasons
+        self.narrowed = narrowed
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        why = "".join(f"; {reason}" for reason in self.reasons)
-        return f"asked for {_gpus(self.wanted)}, but {self.free or 'none'} can be had now{why}"
+        had = f"asked for {_gpus(self.wanted)}, but {self.free or 'none'} can be had now"
+        return "; ".join(filter(None, (had, *self.reasons, self.narrowed, self.remedy)))
 
 
 class ClaimTimeoutError(ClaimError, TimeoutError):

@@ -269,6 +269,5 @@ def test_a_loss_is_remembered_for_its_user_and_told_by_no_other_error(lock_folde
     (lock_folder / f"lost-{os.geteuid()}").unlink()
     (lock_folder / f"lost-{os.geteuid()}").mkdir()
     lost.remember()
-    with pytest.raises(LockDirectoryError):
-        lost.stand_back()
+    lost.stand_back()  # nobody is kept from claiming by what stands in its place
     assert said("print(board.entries())") == "()"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 
 import pytest
 
+from gpuaff.errors import GpusBusyError
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from claim_lab import Lab
 from fakedriver.play import this_machine
+from processes import CPUS
 
 pytestmark = pytest.mark.fake_driver
 
@@ -258,6 +261,30 @@ class TestMig:
         assert cut.driver.double_holdings() == []
 
 
+class TestUuids:
+    """A claim knows a GPU by its UUID; a VM whose GPUs are passed through wrongly has bad ones."""
+
+    def test_two_have_the_same(self, lab: Lab) -> None:
+        """They are left out, and are not waited for: each would hold the other's lease."""
+        lab.driver.state.gpus[2].uuid = lab.driver.state.gpus[0].uuid
+        same = f"GPU 0 and GPU 2 have the same UUID, '{UUID.format(0)}', by which claims know a GPU"
+        said = refused(lab, "3, wait=None")
+        assert said.startswith(
+            "NotEnoughGpusError asked for 3 GPUs, but this machine has 4 GPUs, of which 2 can be "
+            f"claimed: {same} (see nvidia-smi -L"
+        )
+        assert same in refused(lab, "gpus=[2], wait=None")
+        assert shown(lab, "2") == ["1,3 PCI_BUS_ID", "(1, 0) (3, 1)"]
+
+    @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
+    def test_one_that_is_none(self, lab: Lab, text: str) -> None:
+        """It would break GPUAFF_CLAIM, which has them between commas."""
+        lab.driver.state.gpus[0].uuid = text.encode()
+        said = refused(lab, "4, wait=None")
+        assert f"of which 3 can be claimed: GPU 0 has a UUID that is none, {text!a} (" in said
+        assert shown(lab, "")[1] == "(1, 0)"
+
+
 class TestBusy:
     def reasons(self, lab: Lab, call: str = "4") -> str:
         said = refused(lab, call)
@@ -270,6 +297,49 @@ class TestBusy:
         said = self.reasons(lab)
         assert "3 can be had now; GPU 2: leased by " in said
         assert f"pid {holder.pid}" in said
+
+    @pytest.mark.parametrize(
+        ("call", "env", "narrowed"),
+        [
+            ("1, candidates=[0]", {}, "1 GPU of the 4 here may be chosen: candidates= says so; "),
+            ("", {"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES='0' shows 1 GPU of the 4 h"),
+            (
+                "",
+                {"SLURM_STEP_GPUS": "0", "SLURM_JOB_ID": "1"},
+                "SLURM_STEP_GPUS=0 grants 1 GPU of",
+            ),
+            ("gpus=0", {}, "wait=600 waits"),
+            ("4", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "wait=600 waits"),
+        ],
+    )
+    def test_what_to_try(self, lab: Lab, call: str, env: dict[str, str], narrowed: str) -> None:
+        """Asked, found, who has it, what has narrowed the choice, and that one can wait."""
+        lab.holder("claim_gpus(gpus=0)")
+        said = refused(lab, call, **env)
+        asked, found, rest = said.partition(" can be had now; GPU 0: leased by ")
+        assert asked.startswith("GpusBusyError asked for ")
+        assert found
+        assert f"; {narrowed}" in rest
+        assert said.endswith(
+            "; wait=600 waits for them in order, for so many seconds, and wait=None as long as "
+            "it takes"
+        )
+
+    def test_what_has_been_tried_is_not_advised(self, lab: Lab) -> None:
+        lab.holder("claim_gpus(4)")
+        said = refused(lab, "wait=0.01, candidates=[0, 1]")
+        assert said.startswith("ClaimTimeoutError waited 0.")
+        assert said.endswith("; 2 GPUs of the 4 here may be chosen: candidates= says so")
+
+    def test_it_crosses_processes_whole(self) -> None:
+        busy = GpusBusyError(2, 1, ("GPU 0: leased",), "few are visible", "wait")
+        again = pickle.loads(pickle.dumps(busy))
+        assert (
+            str(again)
+            == str(busy)
+            == ("asked for 2 GPUs, but 1 can be had now; GPU 0: leased; few are visible; wait")
+        )
+        assert (again.narrowed, again.remedy) == ("few are visible", "wait")
 
     def test_a_stranger(self, lab: Lab) -> None:
         lab.driver.use(1, os.getpid())
@@ -325,3 +395,49 @@ def test_pinned_beside_it(lab: Lab) -> None:
     say(said, claim.cpus is None)
     """
     assert lab.one(code) == "['grant-unpinned'] True"
+
+
+@pytest.mark.needs("two-cpus")
+class TestPinnedBefore:
+    """A process that was pinned and then claims may get a GPU of another part of the machine."""
+
+    FAR = """
+    import logging
+    logging.basicConfig(stream=sys.stdout, level="WARNING", format="%(message)s")
+    if PIN:
+        gpuaff.set_affinity(0, 1)
+    for _ in range(2):  # it is said once, and known of each claim
+        with gpuaff.claim_gpus(CLAIM) as claim:
+            say(*(notice.code for notice in claim.warnings))
+    """
+
+    def said(self, lab: Lab, claim: str, *, pin: bool = True) -> list[str]:
+        """The process is put next to GPU 0, on the first CPU of this machine."""
+        for gpu, cpu in enumerate((*CPUS[:2], *CPUS[:2])):
+            lab.driver.set_cpus(gpu, node=[cpu])
+        return lab.run(self.FAR.replace("PIN", str(pin)).replace("CLAIM", claim))
+
+    def test_it_is_said(self, lab: Lab) -> None:
+        said, first, second = self.said(lab, "gpus=[1]")
+        assert said == (
+            "gpuaff: set_affinity() was called before the claim, and has put this process on the "
+            f"CPUs {CPUS[0]}; none of them is near GPU 1 ({CPUS[1]}), which it has claimed: claim "
+            "first, or with pin=True, or call set_affinity() again now [pinned-far]"
+        )
+        assert (first, second) == ("pinned-far", "pinned-far")
+
+    @pytest.mark.parametrize(
+        ("claim", "pin"), [("gpus=[0]", True), ("gpus=[2]", True), ("gpus=[1]", False)]
+    )
+    def test_nothing_to_say(self, lab: Lab, claim: str, pin: bool) -> None:
+        assert self.said(lab, claim, pin=pin) == ["", ""]
+
+    def test_pinned_again(self, lab: Lab) -> None:
+        for gpu, cpu in enumerate((*CPUS[:2], *CPUS[:2])):
+            lab.driver.set_cpus(gpu, node=[cpu])
+        code = """
+        gpuaff.set_affinity(0, 1)
+        gpuaff.claim_gpus(gpus=[1])
+        say(*gpuaff.set_affinity(0, 1))
+        """
+        assert lab.one(code) == str(CPUS[1])

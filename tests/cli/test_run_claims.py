@@ -53,11 +53,11 @@ class Machine:
 
     @contextmanager
     def running(
-        self, *words: str, env: Mapping[str, str] | None = None
+        self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> Iterator[subprocess.Popen[str]]:
         """Start it, and kill it at the end."""
         with subprocess.Popen(
-            [*RUN, "--no-pin", *words],
+            [*prefix, *RUN, "--no-pin", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -203,6 +203,19 @@ class TestFailures:
             stranger.kill()
         assert done.returncode == 75
         assert f"GPU 1: in use by sleep 60 (pid {stranger.pid})" in told(done)
+        assert told(done).endswith(
+            "; --wait 10m waits for them in order, for so long, and --wait as long as it takes"
+        )
+
+    def test_few_candidates(self, machine: Machine) -> None:
+        with subprocess.Popen(["sleep", "60"]) as stranger:
+            machine.driver.use(1, stranger.pid)
+            done = machine.run("--candidates", "1", "--", "true")
+            late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")
+            stranger.kill()
+        few = "; 1 GPU of the 2 here may be chosen: --candidates says so"
+        assert f"{few}; --wait 10m waits" in told(done)
+        assert late.stderr.endswith(f"{few}\n"), "what has been tried is not advised"
 
     def test_a_lock_directory_that_cannot_be(self, machine: Machine, tmp_path: Path) -> None:
         (tmp_path / "locks").write_text("a file\n")
@@ -288,6 +301,25 @@ class TestPins:
             masks.append(set(map(int, done.stdout.split())))
         assert masks[0] & masks[1] == set()
         assert masks[0] | masks[1] == masks[2] == set(CPUS)
+
+    @pytest.mark.case("B13", "B14")
+    def test_two_that_each_think_that_they_are_alone(
+        self, machine: Machine, tmp_path: Path
+    ) -> None:
+        """Two engines, each rank 0 of 1 to itself, on GPUs that are near the same CPUs."""
+        prefix = pci_devices.gpus(tmp_path / "pci", 2)
+        engine = (
+            "import os, sys, gpuaff; gpuaff.set_affinity(0, 1); "
+            "print(*sorted(os.sched_getaffinity(0)), flush=True); sys.stdin.read()"
+        )
+        words = ("-n", "1", "--", sys.executable, "-c", engine)
+        with (
+            machine.running(*words, prefix=prefix) as one,
+            machine.running(*words, prefix=prefix) as two,
+        ):
+            masks = [set(map(int, heard(process).split())) for process in (one, two)]
+        assert masks[0] & masks[1] == set()
+        assert masks[0] | masks[1] == set(CPUS)
 
     @pytest.mark.parametrize("how", [("--no-pin", {}), ("--wait=0", {"GPUAFF": "off"})])
     def test_not(self, how: tuple[str, dict[str, str]], machine: Machine, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ sys.stdin.readline()
 try:
     safe_gpu.claim_gpus(2)
 except RuntimeError as error:
-    print(type(error).__name__, error.wanted, error.free)
+    print(type(error).__name__, error.wanted, error.free, "wait=" in str(error))
 print(safe_gpu.gpu_owner, os.environ.get("CUDA_VISIBLE_DEVICES"))
 safe_gpu.release_gpus()
 print(safe_gpu.get_free_gpus())
@@ -190,7 +190,7 @@ print(safe_gpu.get_free_gpus())
             "acquiring lock",
             "lock acquired",
             "lock released",
-            "GpusBusyError 2 1",
+            "GpusBusyError 2 1 False",
             "None None",
             "['1']",
         ]

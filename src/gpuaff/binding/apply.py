@@ -16,7 +16,7 @@ from gpuaff.binding.report import concerning, refuse_if_broken
 from gpuaff.binding.threads import move, move_all, move_caller, put_again, threads_with
 from gpuaff.binding.undo import rewind
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.launch import above, gpus, masks
+from gpuaff.launch import above, gpus, masks, pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.records import dataclass
@@ -117,6 +117,8 @@ class Attempt:
         )
         if self.in_claim or self.process.taken is not None:  # a claim has made the mask narrow
             warnings = [w for w in warnings if w.code not in ("mask-narrow", "mask-shrunk")]
+        if pinned.is_share(self.ranks, granted.cpus):
+            warnings = [w for w in warnings if w.code not in pinned.EXPLAINED]
         if self.strict:
             refuse_if_broken(warnings)
         share, before = plan.share_of(self.rank), Before.of(self.process)
@@ -125,7 +127,9 @@ class Attempt:
             return self._outcome(kernel.get_affinity(), plan, before, warnings, pinned=False)
         ours = granted.shown(self.process.set_here)
         bound = self._bound(share.cpus, caller, ours)
-        warnings += extras.put(self.process, self.asked, share, topology)
+        warnings += extras.put(
+            self.process, self.asked, share, topology, ranks=self.ranks.local_size
+        )
         if self.strict:
             refuse_if_broken(warnings)
         try:
@@ -174,6 +178,7 @@ class Attempt:
         alive = set(kernel.thread_ids() or self.process.bound)  # ids are used again
         kept = {tid: mask for tid, mask in self.process.bound.items() if tid in alive}
         self.process.share, self.process.bound = got, {**bound, **kept}
+        self.process.whole = None
         # When a cpuset grows the kernel gives back what was asked for last: what the others have.
         cut = [] if got == asked else [_cut(asked, move_caller(got))]
         moved = move_all(got, ours=ours, moved=self.process.moved)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from gpuaff.claims import lockdir
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import descriptors, kernel, lock_files, locks
+from gpuaff.system import descriptors, kernel, locks
 
 NAME = "guard"
 
@@ -114,7 +114,9 @@ def _stuck(handle: int, limit: float) -> LockDirectoryError:
 
 
 def _holder(handle: int) -> str:
-    file = lock_files.identity_of(handle)
+    from gpuaff.system.mounts import locked_name
+
+    file = locked_name(handle)
     pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]
     known = [f"process {pid} ({kernel.name_of(pid) or 'unknown'})" for pid in pids if pid > 0]
     with suppress(IndexError):

@@ -91,9 +91,12 @@ def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
 def _holders_of(
     device: Device, held: Mapping[tuple[int, int], Sequence[Holder]]
 ) -> Iterable[Holder]:
+    from gpuaff.system.mounts import locked_name_of  # only who is to be told of holders needs it
+
     found: list[Holder] = []
     for lock in locks_of(device):
-        file = lock_files.identity(lock.path)
+        # sysfs is no btrfs, and its directories are many.
+        file = lock_files.identity(lock.path) if lock.name is None else locked_name_of(lock.path)
         for holder in () if file is None else held.get(file, ()):
             if not (lock.shared and holder.shared) and holder not in found:
                 found.append(holder)

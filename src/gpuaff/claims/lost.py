@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import struct
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from gpuaff.claims import lockdir
 from gpuaff.system import descriptors, kernel, lock_files
@@ -29,33 +30,39 @@ def _name() -> str:
 
 def remember() -> None:
     """A claim was lost just now; that is the error to tell, whatever else goes wrong."""
-    with suppress(OSError):
-        _write(kernel.uptime())
+    with suppress(OSError), _opened() as handle:
+        lock_files.write_at(handle, 0, _TIME.pack(kernel.uptime()))
 
 
 def stand_back() -> None:
     """Wait a random moment if this user has lost a claim lately.
 
-    Raises:
-        LockDirectoryError: the lock directory cannot be used.
+    Nobody is kept from claiming by this: what somebody else has put in the file's place, or keeps
+    from being opened, is as if nothing was lost.
     """
-    if not lockdir.has(_name()):
-        return
-    handle = lockdir.open_file(_name(), size=_TIME.size)
-    try:
-        data = lock_files.read_at(handle, 0, _TIME.size)
-    finally:
-        descriptors.close(handle)
-    then = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
-    if then and 0 <= kernel.uptime() - then < _FRESH:
-        _write(0.0)
+    with suppress(OSError):
+        if not lockdir.has(_name()):
+            return
+        with _opened() as handle:
+            data = lock_files.read_at(handle, 0, _TIME.size)
+            then = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
+            if not (then and 0 <= kernel.uptime() - then < _FRESH):
+                return
+            lock_files.write_at(handle, 0, _TIME.pack(0.0))
         time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
 
 
-def _write(value: float) -> None:
+@contextmanager
+def _opened() -> Iterator[int]:
+    """This user's file, which is made if there is none.
+
+    Raises:
+        OSError: it cannot be had, or it is somebody else's.
+    """
     handle = lockdir.open_file(_name(), size=_TIME.size)
     try:
-        with lockdir.using(f"{lockdir.path()}/{_name()}"):
-            lock_files.write_at(handle, 0, _TIME.pack(value))
+        if descriptors.owner_of(handle) != kernel.user_id():
+            raise PermissionError(_name())
+        yield handle
     finally:
         descriptors.close(handle)

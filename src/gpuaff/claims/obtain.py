@@ -30,6 +30,8 @@ _SETTLE_STEP = 0.03
 _FRESH = 0.3
 """How old a look may be, in seconds, when the guard is had: else the driver is asked again."""
 
+_REMEDY = "wait=600 waits for them in order, for so many seconds, and wait=None as long as it takes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Obtained:
@@ -282,7 +284,9 @@ class Attempts:
             raise NotEnoughGpusError(self._pool.count, found, f"{found} can be used: {why}")
 
     def _too_late(self, got: _Refused, wait: float | None) -> Exception:
-        busy = GpusBusyError(self._pool.count, *self._reasons(got))
+        remedy = "" if wait else _REMEDY
+        pool = self._pool
+        busy = GpusBusyError(pool.count, *self._reasons(got), pool.narrowed, remedy)
         if not wait:
             return busy
         return ClaimTimeoutError(time.monotonic() - self._started, busy)

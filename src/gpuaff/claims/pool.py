@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gpuaff.claims.model import Device
+from gpuaff.claims.portion import cut
 from gpuaff.claims.request import Name, Request
 from gpuaff.digits import natural
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
+from gpuaff.launch.claimed import is_uuid
+from gpuaff.launch.ranks import Ranks
 from gpuaff.records import dataclass
 from gpuaff.topology.model import Gpu, MigInstance
 from gpuaff.topology.visible import Visible, resolve
@@ -20,10 +23,13 @@ class Pool:
     Attributes:
         devices: in the order of their indices, or as ``gpus=`` names them.
         count: how many of them are wanted.
+        narrowed: why these are not all of the machine's, in words; empty when they are, and when
+            somebody has asked for exactly these.
     """
 
     devices: tuple[Device, ...]
     count: int
+    narrowed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,8 @@ class Bounds:
         granted_count: how many GPUs the scheduler has granted; None when it does not tell.
         source: who told that, in words; or why nobody did.
         around: what the claim has in which this process runs, by UUID; None when it runs in none.
+        sharers: the ranks among which that is to be divided, and this one's place among them; None:
+            it is all this process's.
     """
 
     visible: str | None = None
@@ -45,6 +53,7 @@ class Bounds:
     granted_count: int | None = None
     source: str = ""
     around: Collection[str] | None = None
+    sharers: Ranks | None = None
 
 
 def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
@@ -68,6 +77,16 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
         chosen = _named("candidates", request.candidates, devices, seen, why, count)
     else:
         chosen = tuple(device for device in seen if not device.is_mig) or seen
+    unnamed = {device: words for device, words in unclaimable(devices).items() if device in chosen}
+    if unnamed:
+        because = "; ".join(dict.fromkeys(unnamed.values()))
+        chosen = tuple(device for device in chosen if device not in unnamed)
+        remedy = "see nvidia-smi -L, and how they are passed through to a VM"
+        why = f"{why}, of which {len(chosen)} can be claimed: {because} ({remedy})"
+        if len(chosen) < count:
+            raise NotEnoughGpusError(count, len(chosen), why)
+    if request.count is None and bounds.sharers is not None:
+        chosen, count = cut(bounds.sharers, chosen, count)
     if count > 1 and any(device.is_mig for device in chosen):
         whole = tuple(device for device in chosen if not device.is_mig)
         if len(whole) < count:
@@ -75,7 +94,54 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
         chosen = whole
     if len(chosen) < count:
         raise NotEnoughGpusError(count, len(chosen), _too_few(chosen, why, request))
-    return Pool(devices=chosen, count=count)
+    seen = tuple(device for device in seen if device not in unnamed)
+    narrowed = _narrowed(devices, seen, chosen, why, request)
+    return Pool(devices=chosen, count=count, narrowed=narrowed)
+
+
+def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
+    """The devices that cannot be told from others, and why; usually none.
+
+    Leases, the board and what a claim tells its children know a device by its UUID. A virtual
+    machine's GPUs that are passed through wrongly may all tell the same one, or nonsense.
+    """
+    by_uuid: dict[str, list[Device]] = {}
+    for device in devices:
+        by_uuid.setdefault(device.uuid, []).append(device)
+    found: dict[Device, str] = {}
+    for uuid, those in by_uuid.items():
+        told = ascii(uuid)[:80]
+        which = " and ".join(
+            f"an instance of GPU {one.index}" if one.is_mig else str(one) for one in those
+        )
+        if len(those) > 1:
+            words = f"{which} have the same UUID, {told}, by which claims know a GPU"
+        elif not is_uuid(uuid):
+            words = f"{which} has a UUID that is none, {told}"
+        else:
+            continue
+        found.update(dict.fromkeys(those, words))
+    return found
+
+
+def _narrowed(
+    devices: Sequence[Device],
+    seen: Sequence[Device],
+    chosen: Sequence[Device],
+    why: str,
+    request: Request,
+) -> str:
+    """Why there are no more to choose from."""
+    if request.gpus is not None:
+        return ""
+    if request.candidates is not None and len(chosen) < len(seen):
+        return f"{_counted(chosen)} of the {len(devices)} here may be chosen: candidates= says so"
+    return why if len(seen) < len(devices) else ""
+
+
+def within(devices: Sequence[Device], bounds: Bounds) -> tuple[Device, ...]:
+    """The devices that this process was given."""
+    return _within(devices, bounds)[0]
 
 
 def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
@@ -156,7 +222,7 @@ def _count(request: Request, seen: Sequence[Device], bounds: Bounds, why: str) -
     if bounds.granted_count is not None:
         shown = bounds.visible is not None and seen  # somebody may have shown fewer
         return min(bounds.granted_count, len(seen)) if shown else bounds.granted_count
-    if bounds.visible is not None:
+    if bounds.visible is not None or bounds.around is not None:
         if not seen:
             raise NotEnoughGpusError(1, 0, why)
         return len(seen)

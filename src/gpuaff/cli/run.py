@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from gpuaff.cli import options, quantities
-from gpuaff.errors import InvalidOptionError
+from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.system import program
 
 TYPE_CHECKING = False
@@ -35,6 +35,8 @@ _SPELLED = {
     "max_utilization": "--max-utilization",
 }
 """What the arguments of ``claim_gpus`` are called here."""
+
+_WAIT = "--wait 10m waits for them in order, for so long, and --wait as long as it takes"
 
 _EXAMPLE = "as in: gpuaff run -n 2 -- python train.py"
 
@@ -121,10 +123,15 @@ def run(args: argparse.Namespace) -> int:
         GpuaffError: something of it cannot be done; then nothing was.
     """
     from gpuaff.cli.job import settle
-    from gpuaff.launch.ranks import of_launcher
+    from gpuaff.launch.ranks import Launcher, ranks
 
     words = _command(args)
-    job = settle(args, of_launcher())
+    here = ranks()
+    if here.launcher is not Launcher.UNKNOWN and not here.is_told:
+        from gpuaff.binding.report import say
+
+        say(here.warnings, rank=None)  # it may be one of many, and each of them claims
+    job = settle(args, here if here.is_told else None)
     path = program.find(words[0])
     try:
         if args.dry_run:
@@ -136,6 +143,10 @@ def run(args: argparse.Namespace) -> int:
     except InvalidOptionError as error:
         spelled = _SPELLED.get(error.option, error.option)
         raise InvalidOptionError(spelled, error.value, error.expected) from None
+    except GpusBusyError as error:
+        raise _spelled(error, _WAIT) from None
+    except ClaimTimeoutError as error:
+        raise ClaimTimeoutError(error.waited, _spelled(error.busy, "")) from None
     try:
         if job.pin is not None:
             _pin(job.pin)
@@ -144,6 +155,12 @@ def run(args: argparse.Namespace) -> int:
         if claim is not None:
             claim.release()
         raise
+
+
+def _spelled(error: GpusBusyError, remedy: str) -> GpusBusyError:
+    """The same in the words of the command line."""
+    narrowed = error.narrowed.replace("candidates=", "--candidates")
+    return GpusBusyError(error.wanted, error.free, error.reasons, narrowed, remedy)
 
 
 def _command(args: argparse.Namespace) -> list[str]:
@@ -174,4 +191,10 @@ def _claim(arguments: Mapping[str, Any], on_wait: Callable[[Waiting], object] | 
 def _pin(ranks: Ranks) -> None:
     from gpuaff.binding.affinity import set_affinity
 
-    set_affinity(ranks.local_rank, ranks.local_size)
+    # Without numbers it reads them again, and says what there is to say about them.
+    numbers = () if ranks.is_told else (ranks.local_rank, ranks.local_size)
+    affinity = set_affinity(*numbers)
+    if affinity.pinned:
+        from gpuaff.launch.pinned import tell
+
+        tell(ranks, affinity)  # it may call set_affinity as well, and would wonder at its mask

@@ -354,6 +354,8 @@ def _their_errors() -> Iterator[None]:
         yield
     except NoDriverError as error:
         raise NvidiasmiError(str(error)) from error
+    except GpusBusyError as error:  # its users cannot wait
+        raise GpusBusyError(error.wanted, error.free, error.reasons, error.narrowed) from None
     except InvalidOptionError as error:
         option = _THEIR_NAMES.get(error.option, error.option)
         raise InvalidOptionError(option, error.value, error.expected) from error

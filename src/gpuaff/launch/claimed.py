@@ -68,7 +68,7 @@ def _read(text: str) -> Claimed | None:
         return None
     slot, pid, started = natural(fields[0]), natural(fields[1]), _ticks(fields[2])
     uuids = tuple(fields[3].split(","))
-    if slot is None or not pid or started is None or not all(map(_is_uuid, uuids)):
+    if slot is None or not pid or started is None or not all(map(is_uuid, uuids)):
         return None
     if len(set(uuids)) < len(uuids):
         return None
@@ -80,7 +80,7 @@ def _ticks(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None
 
 
-def _is_uuid(text: str) -> bool:
+def is_uuid(text: str) -> bool:
     """Whether it looks like one of the driver's names; old MIG ones have slashes."""
     rest = text[4:].replace("-", "").replace("/", "")
     return text.startswith(("GPU-", "MIG-")) and rest.isascii() and rest.isalnum()
