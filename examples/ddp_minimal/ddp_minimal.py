@@ -24,11 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from gpuaff.cpuset import format_cpulist
 
 
-def number(*names: str) -> int | None:
-    """The first of these variables that is set."""
-    return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
-
-
 def host() -> str:
     """This node, by the name that Slurm's commands have for it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -42,8 +37,8 @@ def check_gpus() -> str:
     visible = len(gpuaff.Topology.observe(links=False).visible)
     if not visible:
         return "no GPU here: all of it on the CPU"
-    # Slurm tells how many GPUs the job has on this node; torchrun starts one process for each.
-    promised = number("SLURM_GPUS_ON_NODE", "LOCAL_WORLD_SIZE") or visible
+    # Slurm tells how many GPUs the job has on this node. Else: one for each process there.
+    promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or gpuaff.ranks().local_size)
     assert visible == promised, (
         f"{host()} has {promised} GPUs for this job, and this process sees {visible} "
         f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}): ask for GPUs per node, "
@@ -66,11 +61,8 @@ def forward(rank: int, local_rank: int) -> float:
 
 def main() -> None:
     """Meet the other ranks, do one forward pass, and let rank 0 print what all of them found."""
-    # torchrun's name first, then Slurm's: torchrun may run inside a step of Slurm.
-    rank = number("RANK", "SLURM_PROCID") or 0
-    local_rank = number("LOCAL_RANK", "SLURM_LOCALID") or 0
-    world_size = number("WORLD_SIZE", "SLURM_NTASKS") or 1
-
+    ranks = gpuaff.ranks()  # what torchrun, srun or mpirun has put into the environment
+    rank, local_rank, world_size = ranks.rank or 0, ranks.local_rank, ranks.size or 1
     gpus = check_gpus()
     cuda = torch.cuda.is_available()
     if cuda:
@@ -96,6 +88,7 @@ def main() -> None:
             print("".join(f"{cell!s:>12}" for cell in one.values()))
         same = len({one["forward"] for one in everybody}) == 1
         print(f"\nforward pass: {'the same on all ranks' if same else 'THE RANKS DIFFER'}")
+    dist.barrier()  # a thread of gloo's that is not done with tensors would abort Python's end
     dist.destroy_process_group()
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import gpuaff
 
-affinity = gpuaff.set_affinity()  # before torch, so that its threads start on the right CPUs
+if __name__ == "__main__":  # and not in a worker that is spawned, and imports this file again
+    affinity = gpuaff.set_affinity()  # before torch, so that its threads start on the right CPUs
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from gpuaff.cpuset import format_cpulist
+from gpuaff.integrations.torch import worker_init_fn
 
 import digits
 
@@ -124,17 +126,10 @@ def test(model: nn.Module, loader: DataLoader) -> tuple[float, int]:
     return loss / count, int(right)
 
 
-def number(*names: str) -> int | None:
-    """The first of these variables that is set."""
-    return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
-
-
 def meet(*, cuda: bool) -> torch.device:
     """Join the process group; this rank's device."""
-    # torchrun's name first, then Slurm's: torchrun may run inside a step of Slurm.
-    rank = number("RANK", "SLURM_PROCID") or 0
-    local_rank = number("LOCAL_RANK", "SLURM_LOCALID") or 0
-    world_size = number("WORLD_SIZE") or 1  # torchrun sets it, job.slurm too
+    ranks = gpuaff.ranks()  # what torchrun, srun or mpirun has put into the environment
+    rank, local_rank, world_size = ranks.rank or 0, ranks.local_rank, ranks.size or 1
     if cuda:
         torch.cuda.set_device(local_rank)
     # Who is alone has nobody to meet, and needs no MASTER_ADDR and MASTER_PORT.
@@ -150,10 +145,11 @@ def learn(args: argparse.Namespace, device: torch.device) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
 
-    # One CPU of the share is for the training itself, the others load images.
+    # One CPU of the share is for the training itself, on the others workers load images.
     workers = min(8, len(affinity) - 1)
     options = {
         "num_workers": workers,
+        "worker_init_fn": worker_init_fn,
         "persistent_workers": workers > 0,
         "pin_memory": device.type == "cuda",
     }
@@ -204,7 +200,7 @@ def main() -> None:
     args = arguments()
     device = meet(cuda=torch.cuda.is_available() and not args.no_cuda)
     learn(args, device)
-    # The model is gone by now; one that outlives its process group may abort as Python ends.
+    dist.barrier()  # a thread of gloo's that is not done with tensors would abort Python's end
     dist.destroy_process_group()
 
 

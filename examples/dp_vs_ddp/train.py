@@ -144,7 +144,7 @@ def main() -> None:
     if args.method == "dp" or dist.get_rank() == 0:
         print(json.dumps(found))
     if args.method == "ddp":
-        # The model is gone by now; one that outlives its process group may abort as Python ends.
+        dist.barrier()  # a thread of gloo's that is not done with tensors would abort Python's end
         dist.destroy_process_group()
 
 
