@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from gpuaff.topology.model import Topology
 
+import cpu_quotas
 import cpusets
 import mempolicies
 import openmp_region
@@ -75,6 +76,7 @@ def _lacking(item: pytest.Item) -> list[str]:
 
 _HAS: dict[str, Callable[[], bool]] = {
     "compiler": lambda: compiler() is not None,
+    "cpu-quotas": cpu_quotas.available,
     "cpusets": cpusets.available,
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
@@ -85,6 +87,7 @@ _HAS: dict[str, Callable[[], bool]] = {
     "numa-machine": machine.available,
     "pid-namespaces": powers.pid_namespaces,
     "protected-regular": powers.protected_regular,
+    "root": lambda: os.geteuid() == 0,
     "safe_gpu": lambda: find_spec("safe_gpu") is not None,
     "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,

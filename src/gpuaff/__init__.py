@@ -22,26 +22,27 @@ if TYPE_CHECKING:
     from gpuaff.claims.claimer import claim_gpus, current_claim
     from gpuaff.claims.model import ClaimedGpu, Waiting
     from gpuaff.errors import *
+    from gpuaff.launch.ranks import Launcher, Ranks, ranks
     from gpuaff.notices import Notice
     from gpuaff.topology.model import Topology
 
 __all__ = [
     "Affinity", "AlreadyClaimedError", "Check", "Claim", "ClaimError", "ClaimLostError",
     "ClaimTimeoutError", "ClaimedGpu", "CudaInitializedError", "GPUAffinityError", "GpuaffError",
-    "GpusBusyError", "InvalidOptionError", "LockDirectoryError", "Mode", "Multithreading",
-    "NoDriverError", "NotEnoughGpusError", "Notice", "Partition", "PlaceholderError", "Plan",
-    "Scope", "Share", "ThreadCheck", "Topology", "TopologyError", "Waiting", "__version__",
-    "check", "claim_gpus", "current_claim", "plan", "set_affinity", "spread",
+    "GpusBusyError", "InvalidOptionError", "Launcher", "LockDirectoryError", "Mode",
+    "Multithreading", "NoDriverError", "NotEnoughGpusError", "Notice", "Partition",
+    "PlaceholderError", "Plan", "Ranks", "Scope", "Share", "ThreadCheck", "Topology",
+    "TopologyError", "Waiting", "__version__", "check", "claim_gpus", "current_claim", "plan",
+    "ranks", "set_affinity", "spread",
 ]  # fmt: skip
 
 _NAMES = {
-    "_version": "__version__",
-    "allocator.modes": "Mode Multithreading Partition Scope",
-    "allocator.plan": "Plan Share", "allocator.planner": "plan",
-    "binding.affinity": "Affinity set_affinity", "binding.spread": "spread",
-    "checking.check": "Check ThreadCheck check",
-    "claims.claim": "Claim", "claims.claimer": "claim_gpus current_claim",
-    "claims.model": "ClaimedGpu Waiting", "notices": "Notice", "topology.model": "Topology",
+    "_version": "__version__", "allocator.modes": "Mode Multithreading Partition Scope",
+    "allocator.plan": "Plan Share", "allocator.planner": "plan", "binding.spread": "spread",
+    "binding.affinity": "Affinity set_affinity", "checking.check": "Check ThreadCheck check",
+    "claims.claim": "Claim", "claims.claimer": "claim_gpus current_claim", "notices": "Notice",
+    "claims.model": "ClaimedGpu Waiting", "launch.ranks": "Launcher Ranks ranks",
+    "topology.model": "Topology",
 }  # fmt: skip
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 

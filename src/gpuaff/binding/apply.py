@@ -127,7 +127,9 @@ class Attempt:
             return self._outcome(kernel.get_affinity(), plan, before, warnings, pinned=False)
         ours = granted.shown(self.process.set_here)
         bound = self._bound(share.cpus, caller, ours)
-        warnings += extras.put(self.process, self.asked, share, topology)
+        warnings += extras.put(
+            self.process, self.asked, share, topology, ranks=self.ranks.local_size
+        )
         if self.strict:
             refuse_if_broken(warnings)
         try:
