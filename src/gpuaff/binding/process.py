@@ -116,6 +116,11 @@ class Process:
         """What gpuaff has set: a share, else the CPUs of a grant; None when that is nothing."""
         return self.original if self.share is None and self.taken is not None else self.share
 
+    @property
+    def uncut(self) -> CpuSet:
+        """What ``spread`` cuts: the rank's share, also where a part of it is in force by now."""
+        return self.whole or self.share or self.original
+
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
