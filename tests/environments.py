@@ -2,7 +2,8 @@
 
 A record has ``seen`` where it was recorded from a real run (those of its variables that tell about
 ranks, masks and GPUs), ``documented`` where it was written down from the launcher's documentation.
-``own`` and ``parent`` are the masks of the rank and of its parent at that moment.
+``own`` and ``parent`` are the masks of the rank and of its parent at that moment. ``told`` are the
+numbers of a rank that are not its place in the list, of as many.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Started:
     own: CpuSet
     parent: CpuSet
     parent_name: str
+    told: Mapping[str, int | None]
 
     def seen(self, **changes: Any) -> Seen:
         """What it sees of masks, on a machine of CPUs 0-3."""
@@ -41,6 +43,11 @@ class Started:
         return Seen(**{**values, **changes})
 
 
+def recorded(launcher: str) -> list[str]:
+    """The names of a launcher's recorded starts."""
+    return [record["name"] for record in json.loads((FOLDER / f"{launcher}.json").read_text())]
+
+
 def started(launcher: str, name: str) -> list[Started]:
     """All ranks of a recorded start, by local rank."""
     records = json.loads((FOLDER / f"{launcher}.json").read_text())
@@ -49,10 +56,11 @@ def started(launcher: str, name: str) -> list[Started]:
     return [
         Started(
             environ=rank["environ"],
+            told={"local_rank": number, "local_size": size, **rank.get("told", {})},
             ranks=Ranks(local_rank=number, local_size=size),
-            own=parse_cpulist(rank["own"]),
-            parent=parse_cpulist(record["parent"]),
-            parent_name=record["parent_name"],
+            own=parse_cpulist(rank.get("own", "0-3")),
+            parent=parse_cpulist(record.get("parent", "0-3")),
+            parent_name=record.get("parent_name", launcher),
         )
         for number, rank in enumerate(record["ranks"])
     ]

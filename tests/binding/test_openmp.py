@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver
+from cpu_quotas import quota
+from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
 from processes import CPUS, printed, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
@@ -370,3 +372,46 @@ if not (child := os.fork()):
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert said(driver, script) == ["0"]
+
+
+# A quota of CPU time
+
+
+@pytest.mark.needs("cpu-quotas")
+@pytest.mark.parametrize(
+    ("cpus", "expected"),
+    [
+        (2.0, f"{len(CPUS)} []" if len(CPUS) <= 2 else "2 ['omp-quota']"),
+        (1.0, "1 ['omp-quota']"),
+        (0.5, "1 ['omp-quota']"),
+    ],
+)
+def test_a_quota_caps_it_and_not_the_mask(driver: FakeDriver, cpus: float, expected: str) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 1, openmp=True)
+print(number(), codes(affinity))
+print(len(affinity))
+"""
+    with quota(cpus) as command:
+        done = run(START + script, env=driver.env(), prefix=command)
+    assert done.stdout.splitlines() == [expected, str(len(CPUS))], done.stderr
+
+
+@pytest.mark.needs("cpu-quotas")
+@pytest.mark.parametrize(("inside", "expected"), [("launcher", "1"), ("rank", "2")])
+def test_ranks_share_the_quota_of_their_launcher(
+    fake_driver: MakeDriver, inside: str, expected: str
+) -> None:
+    """2 CPUs' time for two ranks; or 2 for each, where each has a container of its own."""
+    script = """
+affinity = gpuaff.set_affinity(0, 2, mode="all", openmp=True)
+print(number(), *[notice.message for notice in affinity.warnings if notice.code == "omp-quota"])
+"""
+    driver = fake_driver(this_machine(2))
+    with quota(2.0) as command:
+        launcher = ["sh", "-c", '"$0" "$@"; exit $?']
+        prefix = [*command, *launcher] if inside == "launcher" else [*launcher, *command]
+        done = run(START + script, env=driver.env(), prefix=prefix)
+    said = done.stdout.strip()
+    assert said.partition(" ")[0] == expected, done.stderr
+    assert ("2 CPUs' time for the 2 ranks of this node" in said) == (inside == "launcher")

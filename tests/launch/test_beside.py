@@ -74,7 +74,7 @@ ALONE: dict[str, Mapping[str, str]] = {
     "one task": {**of("slurm", "job-gpus"), "SLURM_STEP_TASKS_PER_NODE": "1"},
     "one process": {**of("openmpi", "unbound"), "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
     "a batch script": of("slurm", "batch-script"),
-    "no task": {k: v for k, v in of("slurm", "job-gpus").items() if k != "SLURM_PROCID"},
+    "no task": {k: v for k, v in of("slurm", "job-gpus").items() if k != "SLURM_LOCALID"},
     "torchrun of one": ONE_OF_TORCHRUN,
 }
 

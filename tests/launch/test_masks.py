@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.launchers import Launcher, innermost
+from gpuaff.launch.innermost import innermost
+from gpuaff.launch.launchers import Launcher
 from gpuaff.launch.masks import Masks, Seen, Whose, classify
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.slurm import named_masks, tasks_here

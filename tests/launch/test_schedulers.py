@@ -200,6 +200,17 @@ def test_the_visible_ones(text: str) -> None:
     assert found.source == "CUDA_VISIBLE_DEVICES"
 
 
+def test_lsf() -> None:
+    """``mps=yes,nocvd`` keeps the variable unset."""
+    job = {"LSB_JOBID": "101", "LSB_HOSTS": "node7", "LSB_DJOB_NUMPROC": "4"}
+    found = of(job)
+    assert (found.count, found.indices) == (None, None)
+    assert found.source.startswith("LSF says which GPUs it has granted by CUDA_VISIBLE_DEVICES")
+    shown = of({**job, "CUDA_VISIBLE_DEVICES": "2,3"})
+    assert (shown.visible, shown.source) == (True, "CUDA_VISIBLE_DEVICES")
+    assert told({**job, "SLURM_GPUS_ON_NODE": "2"}) == (2, None)
+
+
 def test_the_first_scheduler_counts() -> None:
     both = {"SLURM_GPUS_ON_NODE": "2", "SGE_HGR_gpu": "0"}
     found = of(both)
@@ -209,6 +220,23 @@ def test_the_first_scheduler_counts() -> None:
     )
     assert of({**both, "SLURM_GPUS_ON_NODE": "1"}).source == "SLURM_GPUS_ON_NODE=1"
     assert told({"SLURM_JOB_ID": "1", "SGE_HGR_gpu": "3"}) == (1, (3,)), "one tells nothing"
+
+
+def test_other_vendors_variables_prove_nothing() -> None:
+    """Slurm sets all of them, whatever is in the node."""
+    for rank in started("slurm", "two-nodes-gres-0"):
+        assert rank.environ["ROCR_VISIBLE_DEVICES"] == rank.environ["ZE_AFFINITY_MASK"] == "0,1"
+        foreign = ("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL")
+        rest = {name: text for name, text in rank.environ.items() if name not in foreign}
+        assert of(rest) == of(rank.environ)
+        only = {name: rank.environ[name] for name in foreign}
+        assert of(only) == of({})
+
+
+@pytest.mark.parametrize("name", ["gpu-2", "array", "binding", "parallel"])
+def test_a_grid_engine_without_maps_tells_nothing(name: str) -> None:
+    for rank in started("grid_engine", name):
+        assert told(rank.environ) == (None, None)
 
 
 NAMES = (
@@ -258,6 +286,10 @@ usage    1:                 cpu=00:01:30, mem=1.0 GBs, io=0.0
         ("gpu=1,cuda=2", None),
         ("gpu=true", None),
         ("gpu=2.5", None),
+        ("gpu=-1", None),
+        ("gpu=" + "9" * 5000, None),
+        ("gpu=0x2", None),
+        ("gpu=", None),
         ("gpu_mem=16,gpu_type=7", None),
         ("h_rt=3600", None),
     ],
@@ -265,6 +297,7 @@ usage    1:                 cpu=00:01:30, mem=1.0 GBs, io=0.0
 def test_what_qstat_prints(requests: str, count: int | None) -> None:
     found, said = grid_engine.read(REPORT.format(requests=requests), "4711")
     assert (found, bool(said)) == (count, True)
+    assert len(said) < 300
 
 
 @pytest.mark.parametrize(

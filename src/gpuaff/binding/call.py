@@ -45,10 +45,9 @@ def bind(
         arguments: the options of a plan by name.
     """
     strict = is_strict(strict)
-    ranks, remark = _ranks(local_rank, nproc_per_node)
+    ranks, remarks = _ranks(local_rank, nproc_per_node)
     options = plan_options((ranks or ALONE).local_size, arguments)
     asked = Asked.of(memory, openmp)
-    remarks = () if remark is None else (remark,)
     why = reason()
     if why is not None and (ranks is not None or why.code == "off"):
         return _unpinned(ranks, (why,), strict=strict)
@@ -72,7 +71,13 @@ def bind(
         in_claim=claim is not None,
     )
     said = () if said_of_claim is None else (said_of_claim,)
-    return _twice(attempt, (*(remarks or beside.observe(ranks)), *said))
+    if not any(notice.code in _ABOUT_RANKS for notice in remarks):
+        said = (*beside.observe(ranks), *said)
+    return _twice(attempt, (*remarks, *said))
+
+
+_ABOUT_RANKS = frozenset({"no-rank", "ranks-contradict", "ranks-stale"})
+"""They say already that others may be on this node."""
 
 
 def _twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Affinity:
@@ -96,17 +101,17 @@ def _twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Affinity:
 
 def _ranks(
     local_rank: int | None, nproc_per_node: int | None
-) -> tuple[Ranks | None, Notice | None]:
+) -> tuple[Ranks | None, tuple[Notice, ...]]:
     if local_rank is None and nproc_per_node is None:
         return from_environment()
     if local_rank is None or nproc_per_node is None:
         missing = "local_rank" if local_rank is None else "nproc_per_node"
         raise TypeError(
             f"set_affinity() needs {missing} too: give both numbers, or neither to take "
-            "LOCAL_RANK and LOCAL_WORLD_SIZE"
+            "the launcher's (gpuaff.ranks())"
         )
     size = check_count("nproc_per_node", nproc_per_node)
-    return Ranks(local_rank=check_rank(local_rank, size), local_size=size), None
+    return Ranks(local_rank=check_rank(local_rank, size), local_size=size), ()
 
 
 def _unpinned(

@@ -49,10 +49,19 @@ def _memory(argument: object) -> Wanted | None:
     return read(name, value)
 
 
-def put(process: Process, asked: Asked, share: Share, topology: Topology) -> list[Notice]:
+def put(
+    process: Process, asked: Asked, share: Share, topology: Topology, *, ranks: int
+) -> list[Notice]:
     """Set what was asked for, before the CPUs: some ways to bind memory move threads (case C11).
 
     What an earlier call had set is put back first, so that twice is the same as once.
+
+    Args:
+        process: what is remembered of this process.
+        asked: what was asked for.
+        share: this rank's.
+        topology: the machine.
+        ranks: how many ranks of the job are on this node.
 
     Raises:
         GPUAffinityError: a NUMA node was named that this machine does not have.
@@ -67,7 +76,7 @@ def put(process: Process, asked: Asked, share: Share, topology: Topology) -> lis
             memory = {**process.extras.memory, kernel.thread_id(): placed}
             process.extras = replace(process.extras, memory=memory)
     if asked.openmp:
-        exported, said_of_openmp = openmp.export(share.cores)
+        exported, said_of_openmp = openmp.export(share.cores, ranks)
         notices += said_of_openmp
         process.extras = replace(process.extras, openmp=exported)
     return notices + openmp.remarks()

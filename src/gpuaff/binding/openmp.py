@@ -65,8 +65,14 @@ def _blas() -> list[str]:
     ]
 
 
-def export(cores: int) -> tuple[Exported | None, list[Notice]]:
+def export(cores: int, ranks: int) -> tuple[Exported | None, list[Notice]]:
     """Set OMP_NUM_THREADS to the number of cores, unless somebody has set it.
+
+    No more than a quota of CPU time lets run at the same time: threads beyond it stop all others.
+
+    Args:
+        cores: those in the share.
+        ranks: how many ranks of the job are on this node.
 
     Returns:
         What was set, None when nothing was; and what is to be said.
@@ -75,8 +81,34 @@ def export(cores: int) -> tuple[Exported | None, list[Notice]]:
     if first is not None and first.strip():
         text = f"{NUMBER}={first} is kept; the share has {cores} core{'s' if cores != 1 else ''}"
         return None, [Notice("omp-kept", f"{text} (torchrun sets it to 1 where nobody has)")]
-    environ.put(NUMBER, str(cores))
-    return Exported(first=first, ours=str(cores)), _late()
+    threads, capped = _under_quota(cores, ranks)
+    environ.put(NUMBER, str(threads))
+    return Exported(first=first, ours=str(threads)), [*capped, *_late()]
+
+
+def _under_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
+    """As many threads as may run all the time; a limit that holds for our parent, too, is shared.
+
+    Ranks that each have a container are each limited for themselves.
+    """
+    from gpuaff.topology.quota import quotas
+
+    tree, parent = kernel.machine_tree(), kernel.parent_id()
+    above = {} if parent is None else quotas(tree, parent)
+    limits = [
+        (limit / ranks, limit, folder in above) if folder in above else (limit, limit, False)
+        for folder, limit in quotas(tree).items()
+    ]
+    if not limits or min(limits)[0] >= cores:
+        return cores, []
+    own, limit, is_shared = min(limits)
+    threads = max(1, int(own))
+    among = f" for the {ranks} ranks of this node" if is_shared and ranks > 1 else ""
+    text = (
+        f"the cgroup grants {limit:.3g} CPUs' time{among} (cpu.max, cpu.cfs_quota_us): "
+        f"{NUMBER}={threads}, and the share has {cores} core{'s' if cores != 1 else ''}"
+    )
+    return threads, [Notice("omp-quota", text)]
 
 
 def _late() -> list[Notice]:

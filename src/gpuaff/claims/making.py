@@ -15,7 +15,7 @@ from gpuaff.claims.looking import Looker
 from gpuaff.claims.model import ClaimedGpu, Demand, Device, Waiting
 from gpuaff.claims.obtain import Attempts, Obtained
 from gpuaff.claims.placeholder import Kind, Placeholder, kind_of, occupy
-from gpuaff.claims.pool import Bounds, Pool, in_order, named, pool, visible
+from gpuaff.claims.pool import Bounds, Pool, in_order, named, pool, visible, within
 from gpuaff.claims.request import Request, VisibleAs, read
 from gpuaff.claims.selection import choose
 from gpuaff.claims.strangers import Strangers
@@ -33,6 +33,7 @@ from gpuaff.system.nvml_usage import UsageSession
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff.binding.grant import Grant
+    from gpuaff.launch.ranks import Ranks
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
@@ -151,6 +152,8 @@ class Making:
         shown = session.devices()
         around = nested.enclosing()
         bounds = _bounds(around, may_ask=self.request.count is None)
+        if self.request.count is None:
+            bounds = replace(bounds, sharers=_sharers(len(within(shown, bounds)), around))
         self._refuse_unknown_order(shown, bounds)
         wanted = pool(shown, self._request(shown), bounds)
         looker = Looker(
@@ -352,3 +355,10 @@ def _bounds(around: Claimed | None, *, may_ask: bool) -> Bounds:
         source=found.source,
         around=None if around is None else around.uuids,
     )
+
+
+def _sharers(visible: int, around: Claimed | None) -> Ranks | None:
+    """The ranks that were given so many GPUs together; None where they are this process's own."""
+    from gpuaff.launch.sharers import observe
+
+    return observe(visible=visible, claim=around)

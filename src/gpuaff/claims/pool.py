@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gpuaff.claims.model import Device
+from gpuaff.claims.portion import cut
 from gpuaff.claims.request import Name, Request
 from gpuaff.digits import natural
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
 from gpuaff.launch.claimed import is_uuid
+from gpuaff.launch.ranks import Ranks
 from gpuaff.records import dataclass
 from gpuaff.topology.model import Gpu, MigInstance
 from gpuaff.topology.visible import Visible, resolve
@@ -41,6 +43,8 @@ class Bounds:
         granted_count: how many GPUs the scheduler has granted; None when it does not tell.
         source: who told that, in words; or why nobody did.
         around: what the claim has in which this process runs, by UUID; None when it runs in none.
+        sharers: the ranks among which that is to be divided, and this one's place among them; None:
+            it is all this process's.
     """
 
     visible: str | None = None
@@ -49,6 +53,7 @@ class Bounds:
     granted_count: int | None = None
     source: str = ""
     around: Collection[str] | None = None
+    sharers: Ranks | None = None
 
 
 def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
@@ -84,6 +89,8 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
         why = f"{told}, of which {len(chosen) or 'none'} can be claimed: {because} ({remedy})"
         if len(chosen) < count:
             raise NotEnoughGpusError(count, len(chosen), why)
+    if request.count is None and bounds.sharers is not None:
+        chosen, count = cut(bounds.sharers, chosen, count)
     if count > 1 and any(device.is_mig for device in chosen):
         whole = tuple(device for device in chosen if not device.is_mig)
         if len(whole) < count:
@@ -134,6 +141,11 @@ def _narrowed(
     if request.candidates is not None and len(chosen) < len(seen):
         return f"{_counted(chosen)} of the {len(devices)} here may be chosen: candidates= says so"
     return why if len(seen) < len(devices) else ""
+
+
+def within(devices: Sequence[Device], bounds: Bounds) -> tuple[Device, ...]:
+    """The devices that this process was given."""
+    return _within(devices, bounds)[0]
 
 
 def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
@@ -214,7 +226,7 @@ def _count(request: Request, seen: Sequence[Device], bounds: Bounds, why: str) -
     if bounds.granted_count is not None:
         shown = bounds.visible is not None and seen  # somebody may have shown fewer
         return min(bounds.granted_count, len(seen)) if shown else bounds.granted_count
-    if bounds.visible is not None:
+    if bounds.visible is not None or bounds.around is not None:
         if not seen:
             raise NotEnoughGpusError(1, 0, why)
         return len(seen)

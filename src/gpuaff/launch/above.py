@@ -8,19 +8,12 @@ is known by its variables: it was given the rank's own, which the launcher has n
 from __future__ import annotations
 
 from gpuaff.cpuset import CpuSet
-from gpuaff.launch.launchers import Launcher, innermost
+from gpuaff.launch.innermost import innermost
+from gpuaff.launch.launchers import ROWS, Launcher
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.variables import Get
 from gpuaff.records import dataclass
 from gpuaff.system import environ, kernel
-
-_OWN = {
-    Launcher.TORCHRUN: ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
-    Launcher.OPEN_MPI: ("OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"),
-    Launcher.SLURM: ("SLURM_LOCALID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID"),
-}
-"""The variables that are a rank's own, and those that tell one run of the launcher from another:
-it may run inside another one's rank, and then has such variables itself."""
 
 _MOST = 64
 """The most wrappers; a chain of processes that changes while it is read has no end."""
@@ -55,19 +48,32 @@ def observe(ranks: Ranks) -> Above:
 
 
 def _starter(get: Get, ranks: Ranks, parent: int | None) -> int | None:
-    names = _OWN.get(innermost(get, ranks), ())
-    own = {name: get(name) for name in names}
-    if parent is None or not names or not own[names[0]]:
+    own = own_variables(get, ranks)
+    if parent is None or not own:
         return parent
     found: int | None = parent
     for _ in range(_MOST):
-        if found is None or not _carries(found, own):
+        if found is None or not carries(found, own):
             break
         found = kernel.parent_of(found)
     return found
 
 
-def _carries(pid: int, own: dict[str, str | None]) -> bool:
+def own_variables(get: Get, ranks: Ranks) -> dict[str, str | None]:
+    """The variables that are this rank's own; none where its launcher is not known.
+
+    They are its number, and what tells one run of the launcher from another: that may run inside
+    another one's rank, and then has such variables itself.
+    """
+    launcher = innermost(get, ranks)
+    for row in ROWS:
+        if row.launcher is launcher is not Launcher.UNKNOWN and get(row.local_rank):
+            names = (row.local_rank, row.rank, *row.run)
+            return {name: get(name) for name in names if name}
+    return {}
+
+
+def carries(pid: int, own: dict[str, str | None]) -> bool:
     """Whether a process was started with a rank's variables; who can't be read was not."""
     variables = kernel.variables_of(pid)
     return all(variables.get(name) == value for name, value in own.items())

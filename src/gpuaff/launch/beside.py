@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuaff.launch.launchers import Launcher, innermost
+from gpuaff.launch.innermost import innermost
+from gpuaff.launch.launchers import Launcher, present, size_by
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.slurm import binding, named_masks, tasks_here
 from gpuaff.launch.variables import Get, number
@@ -34,28 +35,32 @@ def _other_rank(get: Get, ranks: Ranks) -> tuple[Notice, ...]:
 
 
 def _others(get: Get, ranks: Ranks) -> tuple[Notice, ...]:
-    """One rank, or one torchrun's, plans as if it had the node; launchers tell of others on it."""
-    is_torchruns = innermost(get, ranks) is Launcher.TORCHRUN
-    if ranks.local_size != 1 and not is_torchruns:
+    """One rank, or one launcher's, plans as if it had the node; others tell of more on it."""
+    mine = innermost(get, ranks)
+    if ranks.local_size != 1 and mine is Launcher.UNKNOWN:
         return ()  # numbers of the caller's own: they may well count everybody
-    for launcher, count in (
-        ("torchrun", None if is_torchruns else _of_torchrun(get)[1]),
-        ("mpirun", None if _mpirun_binds(get) else number(get("OMPI_COMM_WORLD_LOCAL_SIZE"))),
-        ("srun", None if _srun_binds_apart(get) else _of_srun(get)),
-    ):
-        if count is not None and count > 1:
-            return (_beside(ranks, launcher, count),)
-    return ()
+    around = ranks.local_size == 1 and mine is Launcher.UNKNOWN
+    for row in present(get):
+        around = around or row.launcher is mine
+        count = None if row.launcher in (mine, Launcher.UNKNOWN) else size_by(get, row)
+        if not around or not count or count == 1 or _binds_apart(get, row.launcher):
+            continue
+        same = (number(get(row.local_rank)), count) == (ranks.local_rank, ranks.local_size)
+        if not same or mine is Launcher.TORCHRUN:
+            return (_beside(ranks, row.launcher.value, count),)
+    return ()  # two that agree have started the same processes, as jsrun for Open MPI
 
 
-def _mpirun_binds(get: Get) -> bool:
-    """Whether it says so: then each of its processes has CPUs of its own."""
-    return get("OMPI_MCA_orte_bound_at_launch") is not None
+def _binds_apart(get: Get, launcher: Launcher) -> bool:
+    """Whether it says that each of its processes here has CPUs of its own."""
+    if launcher is Launcher.OPEN_MPI:
+        return get("OMPI_MCA_orte_bound_at_launch") is not None
+    return launcher is Launcher.SLURM and _srun_binds_apart(get)
 
 
 def _srun_binds_apart(get: Get) -> bool:
     """Whether it says that no other task of this node has a CPU of this one's."""
-    tasks, task = _of_srun(get), number(get("SLURM_LOCALID"))
+    tasks, task = tasks_here(get), number(get("SLURM_LOCALID"))
     if not tasks or task is None or binding(get) not in ("mask_cpu", "map_cpu"):
         return False
     masks = named_masks(get, tasks)
@@ -69,11 +74,6 @@ def _of_torchrun(get: Get) -> tuple[int | None, int | None]:
     if not get("TORCHELASTIC_RUN_ID"):
         return None, None
     return number(get("LOCAL_RANK")), number(get("LOCAL_WORLD_SIZE"))
-
-
-def _of_srun(get: Get) -> int | None:
-    is_task = number(get("SLURM_PROCID")) is not None and number(get("SLURM_LOCALID")) is not None
-    return tasks_here(get) if is_task else None
 
 
 def _beside(ranks: Ranks, launcher: str, count: int) -> Notice:

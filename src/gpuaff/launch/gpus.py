@@ -6,8 +6,9 @@ given each its own (case D10).
 
 from __future__ import annotations
 
-from gpuaff.launch import claimed, slurm
-from gpuaff.launch.launchers import Launcher, innermost
+from gpuaff.launch import above, claimed, inherited, slurm
+from gpuaff.launch.innermost import innermost
+from gpuaff.launch.launchers import Launcher
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.variables import Get, number
 from gpuaff.records import dataclass
@@ -42,23 +43,39 @@ def observe(ranks: Ranks, *, visible: int) -> OwnGpus | None:
         ranks: the ranks in use.
         visible: how many GPUs CUDA shows this process.
     """
-    if ranks.local_size > 1 and visible and _is_claimer():
+    if ranks.local_size > 1 and visible and _has_claimed(ranks):
         return OwnGpus(claimed=True)
+    if inherited.is_child():
+        return None  # a worker has its task's variables, whatever its number is
     return classify(environ.get, ranks, visible=visible)
 
 
-def _is_claimer() -> bool:
-    """Whether this process itself has claimed; a claim around the launcher is for all ranks."""
+def _has_claimed(ranks: Ranks) -> bool:
+    """Whether this rank has claimed for itself; a claim around the launcher is for all ranks.
+
+    ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
+    (``sh -c``), which was started with the rank's own variables, as the launcher was not. A worker
+    that a rank has started has these as well, and shares what the rank has claimed.
+    """
     claim, pid = claimed.observe()[0], kernel.process_id()
-    if claim is None or claim.pid != pid:
+    if claim is None:
         return False
-    facts = kernel.thread_facts(pid, pid)  # ids are used again
+    if claim.pid != pid:
+        own = above.own_variables(environ.get, ranks)
+        is_mine = bool(own) and not inherited.is_child() and above.carries(claim.pid, own)
+        if not is_mine:
+            return False
+    facts = kernel.thread_facts(claim.pid, claim.pid)  # ids are used again
     return facts is None or facts.started == claim.started
 
 
 def classify(get: Get, ranks: Ranks, *, visible: int) -> OwnGpus | None:
     """:func:`observe`, with an environment from anywhere."""
-    if ranks.local_size == 1 or not visible or innermost(get, ranks) is not Launcher.SLURM:
+    if ranks.local_size == 1 or not visible:
+        return None
+    if ranks.sources.get("local_rank") == "RANK":  # torchrun --virtual-local-rank
+        return OwnGpus()
+    if innermost(get, ranks) is not Launcher.SLURM:
         return None
     if number(get("SLURM_LOCALID")) != ranks.local_rank:
         return None  # a worker that a task has started, or ranks numbered otherwise

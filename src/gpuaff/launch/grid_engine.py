@@ -54,7 +54,7 @@ def read(text: str, job: str) -> tuple[int | None, str]:
     pairs = [pair.partition("=") for text in requests for pair in text.split(",")]
     found = {(name.strip(), value.strip()) for name, _, value in pairs}
     counts = sorted((name, value) for name, value in found if name.lower() in _COUNTS)
-    said = ",".join(f"{name}={value}" for name, value in counts)
+    said = ",".join(f"{name}={value}" for name, value in counts)[:200]
     if not counts:
         return None, "among what was asked for (hard resource_list) there are no GPUs"
     if len({value for _, value in counts}) > 1:

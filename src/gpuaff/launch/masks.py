@@ -11,7 +11,8 @@ from enum import Enum
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import slurm
 from gpuaff.launch.above import Above
-from gpuaff.launch.launchers import Launcher, innermost
+from gpuaff.launch.innermost import innermost
+from gpuaff.launch.launchers import Launcher
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.variables import Get, number
 from gpuaff.records import dataclass

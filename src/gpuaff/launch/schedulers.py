@@ -14,7 +14,9 @@ The first that tells anything counts, in this order:
 4. **Grid Engine without maps** (Son of Grid Engine): only ``qstat`` tells, see
    :mod:`gpuaff.launch.grid_engine`.
 
-LSF and PBS Pro tell by CUDA_VISIBLE_DEVICES alone. Where somebody has set that, the GPUs that are
+LSF and PBS Pro tell by CUDA_VISIBLE_DEVICES alone: none of the ``LSB_`` variables that IBM's
+reference lists for jobs tells of GPUs (``LSB_GPU_REQ`` is the administrator's default). With
+``mps=yes,nocvd`` LSF does not set it either. Where somebody has set that, the GPUs that are
 visible are meant, and what a scheduler names is not needed: Slurm inside a device cgroup counts
 those there from 0, and names others by ``SLURM_STEP_GPUS``. How many it has granted still counts,
 as somebody may have shown more.
@@ -91,7 +93,7 @@ def classify(
     told = [_of_slurm(get), _of_maps(get, names), _of_torque(get, gpu_file, host)]
     some = [one for one in told if one is not None]
     counts = [one for one in some if one.count is not None]
-    found = (counts or some or [_NOBODY])[0]
+    found = (counts or some or [_told(_OF_LSF) if get("LSB_JOBID") else _NOBODY])[0]
     others = [one.source for one in counts[1:] if one.count != found.count]
     if others:
         source = f"{found.source}, and not {others[0]}: one is left over from another job"
@@ -107,6 +109,12 @@ _NOBODY = Granted(
     indices=None,
     source="no scheduler says how many GPUs were granted (SLURM_GPUS_ON_NODE, SGE_HGR_gpu, "
     "PBS_GPUFILE, CUDA_VISIBLE_DEVICES are unset)",
+)
+
+
+_OF_LSF = (
+    "LSF says which GPUs it has granted by CUDA_VISIBLE_DEVICES alone, and that is unset: was the "
+    "job submitted without -gpu, or with mps=...,nocvd?"
 )
 
 

@@ -24,22 +24,43 @@ def tasks_here(get: Get) -> int | None:
 
     Only ``SLURM_STEP_TASKS_PER_NODE`` counts: in a batch script ``SLURM_TASKS_PER_NODE`` and
     ``SLURM_LOCALID=0`` look like those of a step's first task, whatever starts the ranks there.
+
+    In a step of several components of a heterogeneous job both the list and ``SLURM_NODEID`` count
+    the nodes of all of them; in a step of one component, those of that one.
     """
-    node = number(get("SLURM_NODEID"))
-    return None if node is None else _at(node, get("SLURM_STEP_TASKS_PER_NODE") or "")
+    node, counts = number(get("SLURM_NODEID")), _counts(get("SLURM_STEP_TASKS_PER_NODE") or "")
+    if node is None or counts is None:
+        return None
+    for tasks, nodes in counts:
+        if node < nodes:
+            return tasks
+        node -= nodes
+    return None
 
 
-def _at(place: int, counts: str) -> int | None:
-    """The count of one node in Slurm's short form, ``2(x3),1``."""
-    for word in counts.split(","):
+def _counts(text: str) -> list[tuple[int, int]] | None:
+    """Slurm's short form of tasks on each node, ``2(x3),1``: how many tasks, on how many nodes."""
+    found = []
+    for word in text.split(","):
         count, _, times = word.strip().removesuffix(")").partition("(x")
         tasks, nodes = number(count), number(times or "1")
-        if tasks is None or nodes is None:
+        if not tasks or not nodes:
             return None
-        if place < nodes:
-            return tasks
-        place -= nodes
-    return None
+        found.append((tasks, nodes))
+    return found
+
+
+_INTERACTIVE = str(0xFFFFFFFA)
+"""``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task."""
+
+
+def is_shell(get: Get) -> bool:
+    """Whether the step is a shell for a person: ``salloc``'s, or that of ``srun --pty``.
+
+    Only the first task of a step has the terminal, so that what is started there is started by
+    hand, once. srun sets ``SLURM_PTY_PORT`` for it.
+    """
+    return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
 
 
 def binding(get: Get) -> str | None:

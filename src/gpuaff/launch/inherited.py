@@ -1,0 +1,30 @@
+"""Whether this process is a child that multiprocessing has started: it has its parent's variables.
+
+DataLoader workers and those of ``torch.multiprocessing`` are such children.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpuaff.notices import Notice
+
+
+def is_child() -> bool:
+    """Whether multiprocessing has started this process, by whatever method.
+
+    Nothing is imported for it: a child has the module, as it was started by it.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def remark(rank: int, size: int) -> Notice:
+    """What to say where such a child takes its parent's numbers for its own."""
+    return Notice(
+        "rank-inherited",
+        f"multiprocessing has started this process, and the variables that make it rank {rank} of "
+        f"{size} are its parent's: where several such children call set_affinity, they get the "
+        "same CPUs; call set_affinity(local_rank, nproc_per_node) with numbers of their own",
+        rank=rank,
+    )

@@ -1,0 +1,130 @@
+"""Which part of the granted GPUs is a rank's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuaff.claims.portion import portion
+from gpuaff.errors import NotEnoughGpusError
+from gpuaff.launch.ranks import Ranks
+
+from claim_lab import Lab
+
+
+def blocks(count: int, size: int) -> list[list[int]]:
+    ranks = [Ranks(local_rank=rank, local_size=size) for rank in range(size)]
+    return [[*range(count)][portion(rank, count)] for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [
+        (4, 4, [[0], [1], [2], [3]]),
+        (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (3, 2, [[0, 1], [2]]),
+        (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (5, 1, [[0, 1, 2, 3, 4]]),
+    ],
+)
+def test_blocks_by_rank(count: int, size: int, expected: list[list[int]]) -> None:
+    assert blocks(count, size) == expected
+
+
+@given(st.integers(1, 64), st.integers(0, 64))
+def test_everything_once_and_as_even_as_can_be(size: int, more: int) -> None:
+    found = blocks(size + more, size)
+    assert sum(found, []) == [*range(size + more)]  # noqa: RUF017
+    lengths = [len(block) for block in found]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@given(st.integers(1, 64), st.data())
+def test_too_few_are_too_few_for_everybody(size: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, size - 1))
+    rank = data.draw(st.integers(0, size - 1))
+    with pytest.raises(NotEnoughGpusError, match=f"granted to the {size} ranks"):
+        portion(Ranks(local_rank=rank, local_size=size), count)
+
+
+# In ranks, by variables of their launchers.
+
+HYDRA = {"MPI_LOCALNRANKS": "2"}
+
+
+def of_two(lab: Lab, call: str, **env: str) -> list[str]:
+    """What two ranks of MPICH's get, while both stay."""
+    code = f"say(*indices(gpuaff.claim_gpus({call}))); go_on()"
+    ranks = [lab.start(code, MPI_LOCALRANKID=str(rank), **HYDRA, **env) for rank in range(2)]
+    return [rank.heard() for rank in ranks]
+
+
+@pytest.mark.fake_driver
+class TestRanks:
+    @pytest.mark.parametrize(
+        ("env", "expected"),
+        [
+            ({"CUDA_VISIBLE_DEVICES": "3,1,0"}, ["3 1", "0"]),
+            ({"SLURM_STEP_GPUS": "1-2", "SLURM_JOB_ID": "1"}, ["1", "2"]),
+        ],
+    )
+    def test_two(self, lab: Lab, env: dict[str, str], expected: list[str]) -> None:
+        assert of_two(lab, "'auto'", **env) == expected
+
+    def test_nobody_says_which(self, lab: Lab) -> None:
+        """Two of the four were granted: each takes one that is free."""
+        found = of_two(lab, "'auto'", SLURM_GPUS_ON_NODE="2", SLURM_JOB_ID="1")
+        assert sorted(found) == ["0", "1"]
+
+    def test_one_that_each_sees_is_its_own(self, lab: Lab) -> None:
+        for rank in range(2):
+            env = {"MPI_LOCALRANKID": str(rank), "CUDA_VISIBLE_DEVICES": str(rank + 1), **HYDRA}
+            said = lab.one("say(*indices(gpuaff.claim_gpus('auto')))", **env)
+            assert said == str(rank + 1)
+
+    def test_a_count_is_not_divided(self, lab: Lab) -> None:
+        env = {"MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "0,1", **HYDRA}
+        assert lab.one("say(*indices(gpuaff.claim_gpus(2)))", **env) == "0 1"
+
+    def test_fewer_than_ranks(self, lab: Lab) -> None:
+        env = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
+        said = lab.one("told(refused('auto', wait=None))", **env)
+        assert said.startswith(
+            "NotEnoughGpusError asked for 3 GPUs, but 2 were granted to the 3 ranks of this node"
+        )
+
+    def test_candidates(self, lab: Lab) -> None:
+        env = {"MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3", **HYDRA}
+        said = lab.one("say(*indices(gpuaff.claim_gpus('auto', candidates='2,3')))", **env)
+        assert said == "2 3"
+
+    @pytest.mark.parametrize(
+        ("claims", "expected"),
+        [
+            # The rank's child has the rank's variables, and the launcher is above both.
+            ("rank", "<Claim of GPU 1, GPU 2>"),
+            # The claim is for both ranks.
+            ("launcher", "<Claim of GPU 2>"),
+        ],
+    )
+    def test_inside_a_claim(self, lab: Lab, claims: str, expected: str) -> None:
+        code = f"""
+        import subprocess
+        RANK = {{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}}
+        INNER = "import gpuaff; print(gpuaff.claim_gpus('auto'))"
+        CLAIM = "import gpuaff; gpuaff.claim_gpus(gpus=[1, 2], placeholder=None)"
+
+        def run(code, **more):
+            env = {{**os.environ, **more}}
+            return subprocess.check_output([sys.executable, "-c", code], text=True, env=env)
+
+        if {claims!r} == "rank":
+            child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {{INNER!r}}])"
+            say(run(f"{{CLAIM}}; {{child}}", **RANK).strip())
+        else:
+            exec(CLAIM)
+            say(run(INNER, **RANK).strip())
+        """
+        assert lab.one(code) == expected

@@ -1,0 +1,65 @@
+"""Schedulers are started once for all tests, each in a folder of its own, and ended after them."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakedriver.driver import FakeDriver
+from processes import environment
+from schedulers import grid_engine_bed, slurm_bed
+from schedulers.bed import running
+from schedulers.jobs import Stage, two_sides
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[dict[str, str]]:
+    """A Slurm of two nodes; the variables by which its commands find it."""
+    with tempfile.TemporaryDirectory() as folder, running("slurm", Path(folder)) as variables:
+        yield variables
+
+
+@pytest.fixture(scope="session")
+def grid_engine() -> Iterator[dict[str, str]]:
+    """A Grid Engine of one host; the variables by which its commands find it."""
+    with tempfile.TemporaryDirectory() as folder, running("grid_engine", Path(folder)) as variables:
+        yield variables
+
+
+@pytest.fixture
+def stage(tmp_path: Path, driver_builds: Path) -> Stage:
+    """This machine with four GPUs, for jobs that are on one node."""
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    driver = FakeDriver(two_sides(4), tmp_path / "driver", builds=driver_builds)
+    return Stage(folder, {**driver.env(), "GPUAFF_LOCK_DIR": str(tmp_path / "locks")})
+
+
+@pytest.fixture
+def on_slurm(slurm: dict[str, str], tmp_path: Path, driver_builds: Path) -> Stage:
+    """Both nodes of the Slurm, each with four GPUs and leases of its own."""
+    nodes, folder = tmp_path / "nodes", tmp_path / "stage"
+    nodes.mkdir()
+    folder.mkdir()
+    for node in slurm_bed.NODES:
+        machine = two_sides(slurm_bed.GPUS)
+        driver = FakeDriver(machine, tmp_path / f"driver-{node}", builds=driver_builds)
+        variables = {**driver.env(), "GPUAFF_LOCK_DIR": str(tmp_path / f"locks-{node}")}
+        lines = [f"export {name}={value}\n" for name, value in variables.items()]
+        (nodes / node).write_text("".join(lines))
+    return Stage(folder, {**slurm, slurm_bed.NODE_FILES: str(nodes)})
+
+
+@pytest.fixture
+def on_grid_engine(grid_engine: dict[str, str], stage: Stage) -> Stage:
+    """The host of the Grid Engine, with four GPUs."""
+    variables = environment(stage.variables)
+    names = ("PATH", "PYTHONPATH", *stage.variables)
+    lines = [f"export {name}={shlex.quote(variables[name])}\n" for name in names]
+    Path(grid_engine["SGE_ROOT"], grid_engine_bed.NODE_FILE).write_text("".join(lines))
+    stage.variables.update(grid_engine)
+    return stage

@@ -1,0 +1,107 @@
+"""A Slurm of two nodes on this machine, with four posed GPUs each.
+
+Both nodes have this machine's real CPUs, so that masks are real and no others are named.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from schedulers.bed import Bed, free_ports
+
+NODES = ("n1", "n2")
+
+GPUS = 4
+
+NODE_FILES = "BED_NODES"
+"""The variable of a job that names a folder with a file for each node: lines ``export NAME=value``,
+by which its tasks see what the node has."""
+
+_PROLOG = f"""\
+#!/bin/sh
+test -z "${NODE_FILES}" || cat "${NODE_FILES}/$SLURMD_NODENAME"
+"""
+
+_CONFIG = """\
+ClusterName=bed
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity
+TaskProlog={folder}/task-prolog
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+SlurmdParameters=config_overrides
+PropagateResourceLimits=NONE
+KillWait=1
+GresTypes=gpu
+NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} {has}
+NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} {has}
+PartitionName=all Nodes=ALL Default=YES MaxTime=10:00 State=UP
+"""
+
+
+def start(bed: Bed) -> dict[str, str]:
+    """Start it; the variables by which its commands find it."""
+    folder, cpus = bed.folder, os.cpu_count()
+    (folder / "state").mkdir()
+    gpus = [folder / f"gpu{number}" for number in range(GPUS)]
+    for path in gpus:
+        path.symlink_to("/dev/null")  # the file of a device, as it is looked for
+    text = _CONFIG.format(
+        folder=folder,
+        host=socket.gethostname(),
+        ports=free_ports(3),
+        nodes=NODES,
+        has=f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 "
+        f"RealMemory=4000 Gres=gpu:{GPUS}",
+    )
+    config = bed.write("slurm.conf", text)
+    files = f"{folder}/gpu[0-{GPUS - 1}]"
+    bed.write("gres.conf", f"NodeName={','.join(NODES)} Name=gpu File={files}\n")
+    # Nobody uses its cgroups; without the file slurmd would look for a cgroup2 to mount.
+    bed.write("cgroup.conf", "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+    bed.write("task-prolog", _PROLOG).chmod(0o755)
+    _start_munge(bed)
+    variables = {"SLURM_CONF": str(config)}
+    bed.daemon("/usr/sbin/slurmctld", "-D", "-c", env=variables)
+    for node in NODES:
+        (folder / f"spool-{node}").mkdir()
+        bed.daemon("/usr/sbin/slurmd", "-D", "-N", node, env=variables)
+    bed.until(str(len(NODES)), "sinfo", "-h", "-t", "idle", "-o", "%D", env=variables)
+    return variables
+
+
+def _start_munge(bed: Bed) -> None:
+    key = bed.write("munge.key", "")
+    key.chmod(0o600)
+    key.write_bytes(os.urandom(128))
+    files = {
+        "key-file": key,
+        "socket": bed.folder / "munge.socket",
+        "pid-file": bed.folder / "munge.pid",
+        "log-file": bed.folder / "munge.log",
+        "seed-file": bed.folder / "munge.seed",
+    }
+    options = [f"--{name}={path}" for name, path in files.items()]
+    bed.daemon("/usr/sbin/munged", "--foreground", "--force", *options)
+    found = Path(files["socket"])
+    bed.until(found.name, "ls", str(bed.folder))
