@@ -319,6 +319,19 @@ def test_a_lost_gpu(machine: Machine) -> None:
     assert "0" in done.stdout.split()
 
 
+def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
+    """Each is judged by its own processes, and it is said that no claim takes them."""
+    machine.driver.state.gpus[1].uuid = machine.driver.state.gpus[0].uuid
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        machine.driver.use(0, stranger.pid)
+        found = json.loads(machine.told("--json").stdout)
+        stranger.kill()
+    assert [gpu["free"] for gpu in found["gpus"]] == [False, True]
+    (warning,) = found["warnings"]
+    assert warning["code"] == "unclaimable"
+    assert warning["message"].startswith("GPU 0 and GPU 1 have the same UUID, ")
+
+
 def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
     machine.locks.mkdir()
     (machine.locks / "board").mkdir()
