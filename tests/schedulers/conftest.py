@@ -41,7 +41,8 @@ def stage(tmp_path: Path, driver_builds: Path) -> Stage:
 
 @pytest.fixture
 def on_slurm(slurm: dict[str, str], tmp_path: Path, driver_builds: Path) -> Stage:
-    """Both nodes of the Slurm, each with four GPUs and leases of its own."""
+    """Both nodes of the Slurm, idle, each with four GPUs and leases of its own."""
+    slurm_bed.wait_until_idle(slurm)
     nodes, folder = tmp_path / "nodes", tmp_path / "stage"
     nodes.mkdir()
     folder.mkdir()
