@@ -13,6 +13,10 @@ from pathlib import Path
 from processes import CPUS
 from trees import write_pci
 
+PLACE = "/sys/bus/pci/devices"
+FIRST = f"{PLACE}/0000:01:00.0"
+"""The directory of the first GPU."""
+
 _SHOWN = 'mount --bind "$1" /sys/bus/pci/devices && shift && exec "$@"'
 
 

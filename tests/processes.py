@@ -36,6 +36,22 @@ def masks(pid: int) -> dict[int, frozenset[int]]:
     return found
 
 
+def cores_of_this_machine() -> list[frozenset[int]]:
+    """Those that the tests may use; read by core ids, where gpuaff reads lists of siblings."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for cpu in CPUS:
+        folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        package, core = ((folder / name).read_text() for name in ("physical_package_id", "core_id"))
+        found.setdefault((package, core), set()).add(cpu)
+    return sorted((frozenset(core) for core in found.values()), key=min)
+
+
+def worker_cpus() -> frozenset[int]:
+    """What is left to the workers of the only rank, when the main process has kept a core."""
+    cores = cores_of_this_machine()
+    return frozenset().union(*(cores[1:] or cores))
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A clean environment: no rank, no CUDA, no gpuaff option of whoever runs the tests."""
     launchers = ("LOCAL_", "MPI_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_")

@@ -1,10 +1,8 @@
 """Claim free GPUs, and put each training process on the CPU cores next to its own.
 
-    import gpuaff
-    gpuaff.claim_gpus(2)
-    gpuaff.set_affinity(local_rank, nproc)
-
-Names are loaded when they are first used, so that ``import gpuaff`` costs nothing.
+import gpuaff
+gpuaff.claim_gpus(2)
+gpuaff.set_affinity(local_rank, nproc)
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from gpuaff.allocator.plan import Plan, Share
     from gpuaff.allocator.planner import plan
     from gpuaff.binding.affinity import Affinity, set_affinity
+    from gpuaff.binding.spread import spread
     from gpuaff.checking.check import Check, ThreadCheck, check
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.claimer import claim_gpus, current_claim
@@ -32,18 +31,18 @@ __all__ = [
     "Multithreading", "NoDriverError", "NotEnoughGpusError", "Notice", "Partition",
     "PlaceholderError", "Plan", "Ranks", "Scope", "Share", "ThreadCheck", "Topology",
     "TopologyError", "Waiting", "__version__", "check", "claim_gpus", "current_claim", "plan",
-    "ranks", "set_affinity",
+    "ranks", "set_affinity", "spread",
 ]  # fmt: skip
 
-_NAMES = {
+_NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` costs nothing
     "_version": "__version__", "allocator.modes": "Mode Multithreading Partition Scope",
     "allocator.plan": "Plan Share", "allocator.planner": "plan",
-    "binding.affinity": "Affinity set_affinity", "checking.check": "Check ThreadCheck check",
-    "claims.claim": "Claim", "claims.claimer": "claim_gpus current_claim",
-    "claims.model": "ClaimedGpu Waiting", "launch.ranks": "Launcher Ranks ranks",
-    "notices": "Notice", "topology.model": "Topology",
+    "binding.affinity": "Affinity set_affinity", "binding.spread": "spread",
+    "checking.check": "Check ThreadCheck check", "claims.claim": "Claim",
+    "claims.claimer": "claim_gpus current_claim", "claims.model": "ClaimedGpu Waiting",
+    "launch.ranks": "Launcher Ranks ranks", "notices": "Notice", "topology.model": "Topology",
 }  # fmt: skip
-_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+_HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
@@ -51,7 +50,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'gpuaff' has no attribute {name!r}")
     from importlib import import_module
 
-    home = import_module(f"gpuaff.{_HOME.get(name, 'errors')}")
+    home = import_module(_HOME.get(name, "gpuaff.errors"))
     return globals().setdefault(name, getattr(home, name))
 
 

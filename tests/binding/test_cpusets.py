@@ -226,7 +226,7 @@ def test_restore_that_has_to_wait_for_the_cpuset(driver: FakeDriver) -> None:
         assert set(masks(process.pid).values()) == {frozenset(CPUS[-1:])}
 
 
-@pytest.mark.skipif(not cpusets.V1, reason="threads have cpusets of their own only in version 1")
+@pytest.mark.skipif(not cpusets.V1, reason="not here: threads have cpusets in version 1 alone")
 def test_a_thread_that_a_cpuset_of_its_own_holds_is_told(driver: FakeDriver) -> None:
     with stopped(REFUSED, env=driver.env()) as process:
         tid, first = json.loads(process.heard())

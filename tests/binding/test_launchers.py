@@ -202,6 +202,96 @@ def test_workers_of_a_task_are_on_its_gpus(driver: FakeDriver) -> None:
     assert (found["gpu"], "gpus-unknown" in found["codes"]) == (1, False)
 
 
+WORKER = """
+    import json, multiprocessing, os, sys
+    def work(rank):
+        import gpuaff
+        affinity = gpuaff.set_affinity(rank, 2)
+        codes = [warning.code for warning in affinity.warnings]
+        return affinity.gpu, sorted(affinity), codes
+    if __name__ == "__main__":
+        with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+            print(json.dumps([pool.apply(work, (rank,)) for rank in (0, 1)]))
+"""
+
+
+@pytest.mark.case("D10")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_whose_number_is_its_tasks(
+    driver: FakeDriver, tmp_path: Path, method: str
+) -> None:
+    """``srun -n2 --gpus-per-task=2``: worker 0 of task 0 is one of two, and is not the task."""
+    step = in_step(
+        0,
+        SLURM_CPU_BIND_TYPE="none",
+        SLURM_STEP_GPUS="0,1",
+        SLURM_GPUS_ON_NODE="4",
+        SLURM_JOB_GPUS="0-3",
+        SLURM_JOB_NUM_NODES="1",
+    )
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WORKER))
+    done = subprocess.run(
+        [sys.executable, script, method],
+        capture_output=True,
+        text=True,
+        env=environment({**driver.env(), **step}),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (gpu, cpus, codes), (other_gpu, other_cpus, other_codes) = json.loads(done.stdout)
+    assert (gpu, other_gpu) == (0, 1)
+    assert not set(cpus) & set(other_cpus)
+    assert not {"gpus-unknown", "rank-inherited"} & {*codes, *other_codes}
+
+
+def test_a_child_that_takes_its_parents_numbers(driver: FakeDriver, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WORKER).replace("set_affinity(rank, 2)", "set_affinity()"))
+    done = subprocess.run(
+        [sys.executable, script, "spawn"],
+        capture_output=True,
+        text=True,
+        env=environment({**driver.env(), **in_step(0)}),
+        check=False,
+    )
+    assert all("rank-inherited" in codes for _, _, codes in json.loads(done.stdout)), done.stderr
+
+
+CLAIMER = """
+    import os, subprocess, sys
+    import gpuaff
+    from gpuaff.launch.claimed import Claimed
+    from gpuaff.system.kernel import thread_facts
+    started = thread_facts(os.getpid(), os.getpid()).started
+    claim = Claimed(slot=0, pid=os.getpid(), started=started, uuids=("GPU-1",))
+    more = dict(word.split("=") for word in sys.argv[2:])
+    env = {**os.environ, "GPUAFF_CLAIM": str(claim), **more}
+    command = [sys.executable, "-c", sys.argv[1], "LOCAL", "SIZE"]
+    sys.exit(subprocess.run(command, env=env).returncode)
+"""
+
+
+@pytest.mark.parametrize("is_around_the_launcher", [False, True])
+def test_a_wrapper_that_has_claimed_for_its_rank(
+    driver: FakeDriver, is_around_the_launcher: bool
+) -> None:
+    """``gpuaff run --per-rank -- sh -c "python …"``: the shell has claimed, for Python."""
+    rank = torchruns(1)
+    inside = rank if is_around_the_launcher else {}
+    done = run(
+        CLAIMER,
+        textwrap.dedent(PIN),
+        *(f"{name}={value}" for name, value in inside.items()),
+        env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1", **({} if inside else rank)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["gpu"] == 1
+    assert ("one-gpu" in found["codes"]) is is_around_the_launcher
+    assert found["shares"] == (2 if is_around_the_launcher else 1)
+
+
 @pytest.mark.case("D12")
 def test_no_gpu_is_hidden(driver: FakeDriver) -> None:
     """Peer access and NCCL need all GPUs visible: pinning leaves the variables alone."""

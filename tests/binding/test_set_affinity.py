@@ -172,6 +172,23 @@ def test_a_batch_script_is_rank_0_of_1_said_once(driver: FakeDriver) -> None:
     assert "ranks-beside" not in found["codes"], "one remark is enough"
 
 
+@pytest.mark.case("H10")
+def test_an_actor_whose_gpus_change(driver: FakeDriver) -> None:
+    """A framework sets the variable in a process that runs; the same call follows it."""
+    script = """
+        import os
+        import gpuaff
+        before = os.sched_getaffinity(0)
+        for shown in ("1", "0", ""):
+            os.environ["CUDA_VISIBLE_DEVICES"] = shown
+            affinity = gpuaff.set_affinity(0, 1)
+            print(affinity.gpu, affinity.pinned, affinity <= before)
+        assert os.sched_getaffinity(0) == before, "best effort: no GPU, so nothing is cut"
+    """
+    told = printed(script, env=driver.env()).splitlines()
+    assert told == ["1 True True", "0 True True", "None False True"]
+
+
 def test_numbers_that_the_launcher_contradicts_count(driver: FakeDriver) -> None:
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     found = called(driver, "1, 2", **torchrun)
@@ -282,7 +299,7 @@ def test_the_memory_policy_is_left_alone(driver: FakeDriver) -> None:
         print(policies() == before, affinity.plan.shares[0].numa_nodes)
     """
     if not Path("/proc/self/numa_maps").exists():
-        pytest.skip("this kernel has no numa_maps")
+        pytest.skip("not here: this kernel has no numa_maps")
     assert printed(script, env=driver.env()).startswith("True (")
 
 

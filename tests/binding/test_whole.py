@@ -249,7 +249,7 @@ print(helper.do(lambda: (masks(), gpuaff.check().expected)) == then[0])
 """
 
 
-@pytest.mark.skipif(SETTING < 0, reason="the numbers of the calls are not known here")
+@pytest.mark.skipif(SETTING < 0, reason="not here: the numbers of the calls are not known here")
 @pytest.mark.parametrize(
     "calls", [[SETTING], [GETTING], [SETTING, GETTING]], ids=["set", "get", "both"]
 )
@@ -262,7 +262,7 @@ def test_a_filter_that_comes_later(driver: FakeDriver, calls: list[int]) -> None
     assert "[pin-failed]" in done.stderr
 
 
-@pytest.mark.skipif(SETTING < 0, reason="the numbers of the calls are not known here")
+@pytest.mark.skipif(SETTING < 0, reason="not here: the numbers of the calls are not known here")
 def test_a_filter_that_hides_the_callers_own_mask(driver: FakeDriver) -> None:
     script = """
 import gpuaff

@@ -31,14 +31,14 @@ PATIENCE = 20.0
 class Crowd:
     """Processes that claim GPUs of a fake driver."""
 
-    def __init__(self, driver: FakeDriver, folder: Path) -> None:
+    def __init__(self, driver: FakeDriver, folder: Path, prefix: Sequence[str] = ()) -> None:
         self.driver, self.folder = driver, folder
         self.pids: dict[str, int] = {}
         self.seen: list[Event] = []
         self._new: list[Event] = []
         self._heard: queue.Queue[Event] = queue.Queue()
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("crowd_member.py"))],
+            [*prefix, sys.executable, str(Path(__file__).with_name("crowd_member.py"))],
             env=environment(self.variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -143,9 +143,9 @@ class Crowd:
 
 
 @contextmanager
-def crowd(driver: FakeDriver, folder: Path) -> Iterator[Crowd]:
+def crowd(driver: FakeDriver, folder: Path, prefix: Sequence[str] = ()) -> Iterator[Crowd]:
     """A crowd that is gone at the end."""
-    found = Crowd(driver, folder)
+    found = Crowd(driver, folder, prefix)
     try:
         yield found
     finally:

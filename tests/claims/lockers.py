@@ -20,7 +20,7 @@ LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
 from gpuaff.claims import board, entries, guard, leases, line, lockdir, queue
-from gpuaff.claims.leases import Lease
+from gpuaff.claims.leases import Holder, Lease
 from gpuaff.claims.model import Device
 from gpuaff.system.watch import Watch
 from gpuaff.errors import LockDirectoryError
@@ -87,16 +87,17 @@ def said(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> 
 
 
 @contextmanager
-def locker(script: str, *, uid: int | None = None) -> Iterator[Stopped]:
+def locker(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> Iterator[Stopped]:
     """A script that talks with the test."""
     change = "" if uid is None else f"become({uid})\n"
-    with stopped(f"{LOCKER}\n{change}{textwrap.dedent(script)}", env=here()) as process:
+    script = f"{LOCKER}\n{change}{textwrap.dedent(script)}"
+    with stopped(script, env=here(), prefix=prefix) as process:
         yield process
 
 
-def can_lease(device: str = "gpu(0)") -> bool:
+def can_lease(device: str = "gpu(0)", *, prefix: Sequence[str] = ()) -> bool:
     """Whether another process could have a device now."""
-    return said(f"print(isinstance(leased({device}), Lease))") == "True"
+    return said(f"print(isinstance(leased({device}), Lease))", prefix=prefix) == "True"
 
 
 @contextmanager

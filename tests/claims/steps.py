@@ -423,7 +423,6 @@ def lasting(before: dict[str, Any]) -> list[str]:
     for pause in (0, 0.03, 0.3):
         time.sleep(pause)
         after = state()
-        after["files"] = without_loose(after["files"], before["files"])
         found = [
             f"{what}: {changed(before[what], after[what])}"
             for what in before
@@ -432,22 +431,6 @@ def lasting(before: dict[str, Any]) -> list[str]:
         if not found:
             break
     return found
-
-
-def without_loose(files: dict[str, str], before: dict[str, str]) -> dict[str, str]:
-    """Without a descriptor or two that Ctrl-C has caught between being opened and remembered.
-
-    Nothing is locked by them (that is looked at apart), so they keep nobody out; they are closed at
-    the end of the process, and no program inherits them.
-    """
-    folder = os.environ["GPUAFF_LOCK_DIR"]
-    new = [number for number in files if number not in before]
-    loose = [
-        n
-        for n in new
-        if files[n].startswith((folder, "anon_inode:", "/sys/bus/pci/devices/", SAFE))
-    ]
-    return {n: at for n, at in files.items() if n not in loose[:2]}
 
 
 def changed(before: Any, after: Any) -> str:

@@ -11,19 +11,16 @@ from pathlib import Path
 import pytest
 
 from gpuaff.claims import board, lockdir
-from gpuaff.claims.leases import Lease
 
-from claims.lockers import gpu, locker, until
+import pci_devices
+from claims.lockers import can_lease, locker, until
 from fakedriver.build import compiler
 from fakedriver.driver import FakeDriver
 from processes import run, stopped
 
-PCI = Path("/sys/bus/pci/devices")
+pytestmark = pytest.mark.needs("compiler", "flock")
 
-pytestmark = [
-    pytest.mark.needs("compiler", "flock"),
-    pytest.mark.xdist_group("pci-directories"),  # the machine's own: for one test at a time
-]
+SYSFS = [False, pytest.param(True, marks=pytest.mark.needs("mount-namespaces"))]
 
 CLAIM = """
 import gpuaff, os, sys
@@ -66,39 +63,38 @@ def says(*command: str | Path) -> str:
     return done.stdout.strip() or done.stderr
 
 
-def directory() -> list[str]:
-    """A device of this machine's, of whatever kind."""
-    found = sorted(path.name for path in PCI.iterdir()) if PCI.exists() else []
-    return [str(PCI / found[-1])] if found else []
+HOLD = """
+lease = leased({device})
+print(isinstance(lease, Lease))
+hear()
+"""
 
 
-def can_lease(address: str | None = None) -> bool:
-    lease = Lease()
-    taken = lease.take([gpu(0, address)]) is None
-    lease.release()
-    return taken
+def device(in_sysfs: bool) -> str:
+    """A GPU as other programs are told it."""
+    return "gpu(0, '0000:01:00.0')" if in_sysfs else "gpu(0)"
 
 
-@pytest.mark.parametrize("in_sysfs", [False, True])
-def test_c_excludes_and_is_excluded(lock_folder: Path, client: Path, in_sysfs: bool) -> None:
+@pytest.mark.parametrize("in_sysfs", SYSFS)
+def test_c_excludes_and_is_excluded(
+    lock_folder: Path, client: Path, tmp_path: Path, in_sysfs: bool
+) -> None:
     os.close(lockdir.open_file("guard"))  # the folder itself: it has to be there
-    extra = directory() if in_sysfs else []
-    address = Path(extra[0]).name if extra else None
-    command: list[str | Path] = [client, lock_folder, "GPU-0", *extra]
+    prefix = pci_devices.gpus(tmp_path, 1) if in_sysfs else []
+    extra = [pci_devices.FIRST] if in_sysfs else []
+    command: list[str | Path] = [*prefix, client, lock_folder, "GPU-0", *extra]
     with held(*command) as process:
-        assert not can_lease(address)
+        assert not can_lease(device(in_sysfs), prefix=prefix)
         assert not can_lease()  # where sysfs is another one, as in a container
         (entry,) = board.entries()
         assert (entry.pid, entry.gpus, entry.waits) == (process.pid, ("GPU-0",), False)
         assert entry.text("name") == "lease.c"
         assert says(*command) == "busy"
         assert says(client, lock_folder, "GPU-1") == "has it"
-    assert can_lease(address)
     assert board.entries() == ()
-    lease = Lease()
-    assert lease.take([gpu(0, address)]) is None
-    assert says(*command) == "busy"
-    lease.release()
+    with locker(HOLD.format(device=device(in_sysfs)), prefix=prefix) as ours:
+        assert ours.heard() == "True"
+        assert says(*command) == "busy"
     assert says(*command) == "has it"
 
 
@@ -141,24 +137,22 @@ def waiting_lines(pid: int) -> str:
     return "\n".join(line for line in lines if f" {pid} " in line)
 
 
-@pytest.mark.parametrize("in_sysfs", [False, True])
-def test_the_shells_flock_excludes_and_is_excluded(lock_folder: Path, in_sysfs: bool) -> None:
+@pytest.mark.parametrize("in_sysfs", SYSFS)
+def test_the_shells_flock_excludes_and_is_excluded(
+    lock_folder: Path, tmp_path: Path, in_sysfs: bool
+) -> None:
     """The lines of docs/lease-protocol.md."""
     os.close(lockdir.open_file("gpu-GPU-0"))
-    path = (directory() or [""])[0] if in_sysfs else str(lock_folder / "gpu-GPU-0")
-    if not path:
-        pytest.skip("needs a PCI device")
-    address = Path(path).name if in_sysfs else None
+    prefix = pci_devices.gpus(tmp_path, 1) if in_sysfs else []
+    path = pci_devices.FIRST if in_sysfs else str(lock_folder / "gpu-GPU-0")
     held_by_shell = 'exec 9<"$0"; flock --exclusive --nonblock 9 || exit 75; echo has it; read x'
-    with held("sh", "-c", held_by_shell, path):
-        assert not can_lease(address)
-    until(lambda: can_lease(address))
-    lease = Lease()
-    assert lease.take([gpu(0, address)]) is None
+    with held(*prefix, "sh", "-c", held_by_shell, path):
+        assert not can_lease(device(in_sysfs), prefix=prefix)
     one_line = ["flock", "--exclusive", "--nonblock", "--conflict-exit-code", "75", path, "true"]
-    assert subprocess.run(one_line, check=False).returncode == 75
-    lease.release()
-    assert subprocess.run(one_line, check=False).returncode == 0
+    with locker(HOLD.format(device=device(in_sysfs)), prefix=prefix) as ours:
+        assert ours.heard() == "True"
+        assert subprocess.run([*prefix, *one_line], check=False).returncode == 75
+    assert subprocess.run([*prefix, *one_line], check=False).returncode == 0
 
 
 @pytest.mark.fake_driver

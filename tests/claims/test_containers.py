@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.records import replace
-
+import pci_devices
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from processes import SRC, Stopped, stopped
@@ -19,7 +18,6 @@ from processes import SRC, Stopped, stopped
 pytestmark = [
     pytest.mark.fake_driver,
     pytest.mark.needs("mount-namespaces"),
-    pytest.mark.xdist_group("pci-directories"),
 ]
 
 CLAIM = """
@@ -53,12 +51,16 @@ NETWORK = ["unshare", "-n", "-m", "sh", "-c", 'mount -t sysfs none /sys && exec 
 
 
 class Host:
-    """A machine whose only GPU is at the address of a device that is really there."""
+    """A machine with one GPU."""
 
     def __init__(self, driver: FakeDriver, ends: ExitStack) -> None:
         self.driver, self._ends = driver, ends
         self.folder = driver.path.parent.parent
         self.env = {**driver.env(), "GPUAFF_SAFE_GPU": "off"}
+
+    def sysfs(self, name: str) -> Sequence[str]:
+        """A prefix that shows a command the GPU's directory, the same one for the same name."""
+        return pci_devices.gpus(self.folder / name, 1)
 
     def claimer(self, *, locks: Path, prefix: Sequence[str] = ()) -> Stopped:
         env = {**self.env, "GPUAFF_LOCK_DIR": str(locks)}
@@ -79,12 +81,7 @@ def said(claimer: Stopped) -> str:
 
 @pytest.fixture
 def host(shared_driver: MakeDriver) -> Iterator[Host]:
-    devices = sorted(path.name for path in Path("/sys/bus/pci/devices").iterdir())
-    if not devices:
-        pytest.skip("no PCI device here that could play a GPU")
-    plain = this_machine(1)
-    gpu = replace(plain.gpus[0], pci_bus_id=devices[-2])
-    driver = shared_driver(replace(plain, gpus=(gpu,)))
+    driver = shared_driver(this_machine(1))
     with ExitStack() as ends:
         yield Host(driver, ends)
     assert driver.double_holdings() == []
@@ -93,7 +90,7 @@ def host(shared_driver: MakeDriver) -> Iterator[Host]:
 @pytest.mark.case("E5")
 def test_two_containers_that_share_nothing_but_sysfs(host: Host) -> None:
     """Each has its own lock directory in its own /tmp; the lease in sysfs is one for both."""
-    prefix = private_tmp(*host.needed)
+    prefix = [*host.sysfs("pci"), *private_tmp(*host.needed)]
     one, other = (host.claimer(locks=Path("/tmp/own"), prefix=prefix) for _ in range(2))
     assert said(one) == "0"
     told = said(other)
@@ -105,15 +102,15 @@ def test_two_containers_that_share_nothing_but_sysfs(host: Host) -> None:
 def test_two_containers_with_networks_of_their_own(host: Host) -> None:
     """Each has its own sysfs, where a lock means nothing to others; GPUAFF_LOCK_DIR is for them."""
     locks = host.folder / "gpuaff"
-    one, other = (host.claimer(locks=locks, prefix=NETWORK) for _ in range(2))
+    prefixes = [[*NETWORK, *host.sysfs(name)] for name in ("one", "other")]
+    one, other = (host.claimer(locks=locks, prefix=prefix) for prefix in prefixes)
     assert said(one) == "0"
     assert "GPU 0: leased by" in said(other)
 
 
-def test_a_lock_in_another_sysfs_is_another_lock(host: Host) -> None:
-    """Why GPUAFF_LOCK_DIR is needed there."""
-    name = host.driver.state.gpus[0].bus_id.decode().lower()[4:]
-    device = f"/sys/bus/pci/devices/{name}"
+def test_a_lock_in_another_sysfs_is_another_lock() -> None:
+    """Why GPUAFF_LOCK_DIR is needed there. Each directory shows it, a PCI device's or another."""
+    device = "/sys/devices/system/cpu"
     lock = f"""
 import fcntl, os
 handle = os.open({device!r}, os.O_RDONLY)

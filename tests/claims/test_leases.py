@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ import pytest
 from gpuaff.claims import leases
 from gpuaff.claims.leases import Holder, Lease
 from gpuaff.claims.model import Device
-from gpuaff.system import lock_files
 
+import pci_devices
 from claims.lockers import (
     A_USER,
     ANOTHER,
@@ -27,9 +29,11 @@ from claims.lockers import (
     watching,
 )
 
-pytestmark = pytest.mark.xdist_group("pci-directories")  # the machine's own: for one test at a time
+GPU = "gpu(0, '0000:01:00.0')"
+"""One that has a directory in sysfs."""
 
-PCI = Path("/sys/bus/pci/devices")
+in_sysfs = pytest.mark.needs("mount-namespaces")
+
 HOLD = """
 lease = leased({devices})
 print(isinstance(lease, Lease) or lease)
@@ -45,12 +49,9 @@ def hold(*devices: str) -> str:
 
 
 @pytest.fixture
-def address() -> str:
-    """A device of this machine's, of whatever kind: its directory can be locked as a GPU's can."""
-    found = sorted(path.name for path in PCI.iterdir()) if PCI.exists() else []
-    if not found:
-        pytest.skip("needs a PCI device")
-    return found[-1]
+def shown(tmp_path: Path) -> list[str]:
+    """A prefix that makes a command see that directory."""
+    return pci_devices.gpus(tmp_path, 1)
 
 
 def free(device: Device) -> bool:
@@ -275,59 +276,75 @@ def test_releasing_opens_nothing_that_was_put_in_the_files_place(lock_folder: Pa
 # ---- directories in sysfs --------------------------------------------------------------------
 
 
+LOCKS_OF = """
+for device in {devices}:
+    print(*[(lock.path, lock.shared) for lock in leases.locks_of(device)])
+"""
+
+
+@in_sysfs
 def test_without_a_lock_directory_of_its_own_a_gpu_is_its_directory(
-    address: str, monkeypatch: pytest.MonkeyPatch
+    shown: list[str], lock_folder: Path
 ) -> None:
-    monkeypatch.delenv("GPUAFF_LOCK_DIR", raising=False)
-    (only,) = leases.locks_of(gpu(0, address))
-    assert (only.path, only.name, only.shared) == (str(PCI / address), None, False)
-    (file,) = leases.locks_of(gpu(0, "ffff:ff:1f.7"))
-    assert file.path == "/tmp/gpuaff/gpu-GPU-0"
-
-
-def test_with_one_it_is_the_directory_and_a_file(address: str, lock_folder: Path) -> None:
-    whole = leases.locks_of(gpu(0, address))
-    assert [lock.path for lock in whole] == [str(PCI / address), f"{lock_folder}/gpu-GPU-0"]
-    part = leases.locks_of(Device(index=0, uuid="MIG-1", parent="GPU-0", pci_bus_id=address))
-    assert [(lock.path, lock.shared) for lock in part] == [
-        (str(PCI / address), True),
-        (f"{lock_folder}/gpu-GPU-0", True),
-        (f"{lock_folder}/gpu-MIG-1", False),
+    script = LOCKS_OF.format(devices=f"{GPU}, gpu(0, 'ffff:ff:1f.7')")
+    prefix = [*shown, "env", "-u", "GPUAFF_LOCK_DIR"]
+    assert said(script, prefix=prefix).splitlines() == [
+        f"('{pci_devices.FIRST}', False)",
+        "('/tmp/gpuaff/gpu-GPU-0', False)",
     ]
 
 
+@in_sysfs
+def test_with_one_it_is_the_directory_and_a_file(shown: list[str], lock_folder: Path) -> None:
+    last = f"('{lock_folder}/gpu-MIG-1', False)"
+    part = "Device(index=0, uuid='MIG-1', parent='GPU-0', pci_bus_id='0000:01:00.0')"
+    script = LOCKS_OF.format(devices=f"{GPU}, {part}")
+    assert said(script, prefix=shown).splitlines() == [
+        f"('{pci_devices.FIRST}', False) ('{lock_folder}/gpu-GPU-0', False)",
+        f"('{pci_devices.FIRST}', True) ('{lock_folder}/gpu-GPU-0', True) {last}",
+    ]
+
+
+@in_sysfs
 @two_users
 @pytest.mark.case("E7")
 @pytest.mark.parametrize("holder", [0, A_USER])
 def test_each_user_can_lease_a_directory_and_is_seen(
-    address: str, lock_folder: Path, holder: int
+    open_to_users: Path, lock_folder: Path, holder: int
 ) -> None:
-    device = gpu(0, address)
-    script = hold(f"gpu(0, {address!r})")
-    with locker(script, uid=holder) as one:
+    prefix = pci_devices.gpus(open_to_users, 1)
+    seen = f"print(leases.holders([{GPU}]))"
+    with locker(hold(GPU), uid=holder, prefix=prefix) as one:
         assert one.heard() == "True"
-        assert leases.holders([device]) == {"GPU-0": (Holder(pid=one.pid, shared=False),)}
-        file = lock_files.identity(str(PCI / address))
-        assert file is not None
-        inode = f":{file[1]} "
+        told = {"GPU-0": (Holder(pid=one.pid, shared=False),)}
+        assert said(seen, prefix=prefix) == str(told)
+        file = (open_to_users / pci_devices.FIRST[1:]).stat()
+        inode = f":{file.st_ino} "
         assert any(f" {one.pid} " in line for line in lines("/proc/locks") if inode in line)
-        assert said(f"print(leased(gpu(0, {address!r})))", uid=ANOTHER) == "GPU 0"
-    assert leases.holders([device]) == {"GPU-0": ()}
-    assert said(f"print(leased(gpu(0, {address!r})).release())", uid=ANOTHER) == "None"
+        assert said(f"print(leased({GPU}))", uid=ANOTHER, prefix=prefix) == "GPU 0"
+    assert said(seen, prefix=prefix) == "{'GPU-0': ()}"
+    assert said(f"print(leased({GPU}).release())", uid=ANOTHER, prefix=prefix) == "None"
+
+
+@pytest.fixture
+def open_to_users() -> Iterator[Path]:
+    """A folder of which other users may read: pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 def lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-@pytest.mark.needs("unshare")
-def test_a_private_tmp_does_not_matter_to_a_directory(address: str, lock_folder: Path) -> None:
+@in_sysfs
+def test_a_private_tmp_does_not_matter_to_a_directory(shown: list[str], lock_folder: Path) -> None:
     """Another mount namespace with another lock directory; the device is the same."""
-    script = f"print(leased(gpu(0, {address!r})))"
-    with locker(hold(f"gpu(0, {address!r})")) as one:
+    with locker(hold(GPU), prefix=shown) as one:
         one.heard()
-        prefix = ["env", f"GPUAFF_LOCK_DIR={lock_folder}2", "unshare", "-m"]
-        assert said(script, prefix=prefix if os.geteuid() == 0 else prefix[:2]) == "GPU 0"
+        prefix = [*shown, "env", f"GPUAFF_LOCK_DIR={lock_folder}2"]
+        assert said(f"print(leased({GPU}))", prefix=prefix) == "GPU 0"
 
 
 def test_who_holds_an_instance_is_no_holder_of_another_one(lock_folder: Path) -> None:

@@ -90,9 +90,10 @@ def test_the_folder_above_must_be_there(lock_folder: Path, monkeypatch: pytest.M
 
 def test_without_files_that_have_no_name_it_is_made_by_name(lock_folder: Path) -> None:
     os.close(lockdir.open_file("guard"))
-    with lock_files.opened_folder(str(lock_folder)) as folder:
-        for _ in range(2):  # where somebody else is first, theirs stays
-            lock_files._make_by_name(folder, "board", b"", 4096, mode=0o666)
+    folder = lock_files.open_folder(str(lock_folder))
+    for _ in range(2):  # where somebody else is first, theirs stays
+        lock_files._make_by_name(folder, "board", b"", 4096, mode=0o666)
+    os.close(folder)
     assert (lock_folder / "board").stat().st_size == 4096
     assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "board", "guard"]
 

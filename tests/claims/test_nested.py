@@ -189,7 +189,7 @@ def test_given_back_by_one_that_has_closed_all(lab: Lab) -> None:
     assert lab.one(code) == "<released Claim of GPU 1>"
 
 
-@pytest.mark.skipif(not powers.mounts(), reason="needs to mount a file system")
+@pytest.mark.needs("mounts")
 def test_without_proc(lab: Lab) -> None:
     """Then nobody knows when the owner was started."""
     code = """

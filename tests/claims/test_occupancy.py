@@ -393,7 +393,7 @@ PEOPLE = st.builds(
     first_namespace=st.booleans(),
 )
 LEASED = st.dictionaries(
-    st.sampled_from([*(d.uuid for d in DEVICES), "GPU-2"]), st.text(max_size=5)
+    st.sampled_from([*(d.uuid for d in DEVICES), "GPU-2"]), st.text("a ü\n\r\x1b\u2028", max_size=5)
 )
 DEMANDS = st.none() | st.builds(
     Demand,

@@ -29,7 +29,8 @@ class TestOwn:
     def test_what_this_process_has_started(self) -> None:
         script = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {WAIT!r}], stdin=subprocess.PIPE)
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+child = subprocess.Popen([sys.executable, "-c", {WAIT!r}], **pipes)
 print(child.pid)
 sys.stdin.readline()
 child.kill()

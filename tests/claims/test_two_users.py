@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.records import replace
 from gpuaff.topology.model import Topology
 
+import pci_devices
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from processes import Stopped, stopped
@@ -92,10 +92,11 @@ class Machine:
         self.driver, self._ends = driver, ends
         self.locks = driver.path.parent.parent / "gpuaff"
         self.env = {**driver.env(), "GPUAFF_LOCK_DIR": str(self.locks), "GPUAFF_SAFE_GPU": "off"}
+        self.prefix: list[str] = []
 
     def user(self, number: int) -> User:
         program = PROGRAM.replace("USER", str(number))
-        return User(self._ends.enter_context(stopped(program, env=self.env)))
+        return User(self._ends.enter_context(stopped(program, env=self.env, prefix=self.prefix)))
 
 
 @contextmanager
@@ -198,16 +199,12 @@ def test_a_planted_loss_holds_up_nobody(mode: int, shared_driver: MakeDriver) ->
         assert ann.says("claim()") == "0"
 
 
-@pytest.mark.xdist_group("pci-directories")  # the machine's own: for one test at a time
+@pytest.mark.needs("mount-namespaces")
 def test_a_lock_of_another_program_names_its_holder(shared_driver: MakeDriver) -> None:
     """Another program may lock a GPU's directory in sysfs, as docs/lease-protocol.md has it."""
-    devices = sorted(Path("/sys/bus/pci/devices").iterdir())
-    if not devices:
-        pytest.skip("no PCI device here that could play a GPU")
-    plain = this_machine(1)
-    gpu = replace(plain.gpus[0], pci_bus_id=devices[-1].name)
-    with machine(shared_driver, replace(plain, gpus=(gpu,))) as here:
+    with machine(shared_driver, this_machine(1)) as here:
+        here.prefix = pci_devices.gpus(here.locks.parent / "pci", 1)
         ann, bob = here.user(ANN), here.user(BOB)
-        assert bob.says(f"flock({str(devices[-1])!r})") == "None"
+        assert bob.says(f"flock({pci_devices.FIRST!r})") == "None"
         told = ann.says("claim()")
         assert re.search(rf"leased by python.*\(pid {bob.pid}\) of {BOB}", told), told

@@ -18,11 +18,11 @@ import pytest
 
 from gpuaff.claims import board
 from gpuaff.claims.queue import TOO_LONG
-from gpuaff.records import replace
 from gpuaff.system.locks import held_locks
 from gpuaff.system.watch import Watch
 from gpuaff.topology.model import Topology
 
+import pci_devices
 from claims.crowd import Crowd, crowd, open_to_all, serve
 from fakedriver.driver import MakeDriver
 from fakedriver.play import this_machine
@@ -33,8 +33,6 @@ pytestmark = pytest.mark.fake_driver
 as_root = pytest.mark.needs("two-users")
 
 MIB = 1 << 20
-
-PCI_DEVICES = sorted(Path("/sys/bus/pci/devices").glob("*"))
 
 
 @pytest.fixture
@@ -72,15 +70,14 @@ class TestWoken:
         one.until("b", "has")
         assert one.driver.double_holdings() == []
 
-    @pytest.mark.skipif(not PCI_DEVICES, reason="needs a PCI device")
+    @pytest.mark.needs("mount-namespaces")
     def test_by_a_lock_in_sysfs(self, fake_driver: MakeDriver, tmp_path: Path) -> None:
-        """The lease of a GPU that has a directory there; any device's will do."""
-        machine = this_machine(1)
-        gpu = replace(machine.gpus[0], pci_bus_id=PCI_DEVICES[0].name)
-        with crowd(fake_driver(replace(machine, gpus=(gpu,))), tmp_path) as found:
+        """The lease of a GPU that has a directory there."""
+        prefix = pci_devices.gpus(tmp_path / "pci", 1)
+        with crowd(fake_driver(this_machine(1)), tmp_path, prefix) as found:
             holder = found.start("a")
             found.until("a", "has")
-            file = PCI_DEVICES[0].stat()
+            file = (tmp_path / "pci" / pci_devices.FIRST[1:]).stat()
             assert (holder, file.st_ino) in {(one.pid, one.file[1]) for one in held_locks()}
             found.waits("b")
             found.kill("a")
@@ -137,10 +134,9 @@ class TestWoken:
 
 
 class TestWatch:
-    @pytest.mark.xdist_group("pci-directories")
     def test_a_lock_on_a_directory_that_goes_with_its_holder(self) -> None:
         """As leases are: the close that the kernel does for the dead counts as well."""
-        folder = next(iter(PCI_DEVICES), Path("/sys/devices"))
+        folder = Path("/sys/devices/system/cpu")
         script = f"""
             import fcntl, os
             handle = os.open({str(folder)!r}, os.O_RDONLY)

@@ -53,11 +53,11 @@ class Machine:
 
     @contextmanager
     def running(
-        self, *words: str, env: Mapping[str, str] | None = None
+        self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> Iterator[subprocess.Popen[str]]:
         """Start it, and kill it at the end."""
         with subprocess.Popen(
-            [*RUN, "--no-pin", *words],
+            [*prefix, *RUN, "--no-pin", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -301,6 +301,25 @@ class TestPins:
             masks.append(set(map(int, done.stdout.split())))
         assert masks[0] & masks[1] == set()
         assert masks[0] | masks[1] == masks[2] == set(CPUS)
+
+    @pytest.mark.case("B13", "B14")
+    def test_two_that_each_think_that_they_are_alone(
+        self, machine: Machine, tmp_path: Path
+    ) -> None:
+        """Two engines, each rank 0 of 1 to itself, on GPUs that are near the same CPUs."""
+        prefix = pci_devices.gpus(tmp_path / "pci", 2)
+        engine = (
+            "import os, sys, gpuaff; gpuaff.set_affinity(0, 1); "
+            "print(*sorted(os.sched_getaffinity(0)), flush=True); sys.stdin.read()"
+        )
+        words = ("-n", "1", "--", sys.executable, "-c", engine)
+        with (
+            machine.running(*words, prefix=prefix) as one,
+            machine.running(*words, prefix=prefix) as two,
+        ):
+            masks = [set(map(int, heard(process).split())) for process in (one, two)]
+        assert masks[0] & masks[1] == set()
+        assert masks[0] | masks[1] == set(CPUS)
 
     @pytest.mark.parametrize("how", [("--no-pin", {}), ("--wait=0", {"GPUAFF": "off"})])
     def test_not(self, how: tuple[str, dict[str, str]], machine: Machine, tmp_path: Path) -> None:

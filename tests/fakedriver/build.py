@@ -56,32 +56,41 @@ def build(folder: Path, *, without: frozenset[str] = frozenset(), smi: bool = Fa
     target = folder / name
     for library, (prefix, source) in _LIBRARIES.items():
         if not (target / library).exists():
-            _build_library(target / library, prefix, source, without)
+            _link_library(folder, target / library, prefix, source, without)
     program = target / "bin" / "nvidia-smi"
     if smi and not program.exists():
-        _compile(program, [], ("smi.c", "nvml.c", "state.c"))
+        program.parent.mkdir(exist_ok=True)
+        _make(program, [str(_object(folder, source)) for source in ("smi.c", "nvml.c", "state.c")])
     return target
 
 
-def _build_library(target: Path, prefix: str, source: str, without: frozenset[str]) -> None:
+def _link_library(
+    folder: Path, target: Path, prefix: str, source: str, without: frozenset[str]
+) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     exports = target.with_name(f"{target.name}.exports.{os.getpid()}")
     hidden = "".join(f"{name}; " for name in sorted(without) if name.startswith(prefix))
     exports.write_text(f"{{ global: {prefix}*; local: {hidden}*; }};\n")
     options = ["-shared", "-fPIC", f"-Wl,-soname,{target.name}", f"-Wl,--version-script={exports}"]
-    _compile(target, options, (source, "state.c"))
+    _make(target, [*options, *(str(_object(folder, one)) for one in (source, "state.c"))])
     exports.unlink()
 
 
-def _compile(target: Path, options: list[str], sources: tuple[str, ...]) -> None:
-    """Build under another name first: who builds the same beside us disturbs nobody."""
+def _object(folder: Path, source: str) -> Path:
+    """A source, compiled once for all sets of functions: only linking differs."""
+    target = folder / f"{source}.o"
+    if not target.exists():
+        _make(target, ["-c", "-fPIC", "-O1", "-Wall", "-Wextra", str(_HERE / source)])
+    return target
+
+
+def _make(target: Path, arguments: list[str]) -> None:
+    """Under another name first: who builds the same beside us disturbs nobody."""
     found = compiler()
     if found is None:
         raise RuntimeError("the fake driver needs Linux and a C compiler (gcc, cc or clang)")
-    target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
-    files = [str(_HERE / source) for source in sources]
-    command = [found, "-O1", "-Wall", "-Wextra", *options, "-o", str(unfinished), *files]
+    command = [found, *arguments, "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the fake driver does not build: {' '.join(command)}\n{done.stderr}")

@@ -120,13 +120,6 @@ def test_a_node_that_the_list_does_not_have() -> None:
     assert "SLURM_NODEID='4'" in message(lost)
 
 
-@pytest.mark.parametrize(("tasks", "size"), [("2", 2), ("2(x2)", 2), ("2,4", None), ("2(x3),2", 2)])
-def test_a_step_of_several_components(tasks: str, size: int | None) -> None:
-    """Its node number counts those of all components, the list those of its own."""
-    het = {**STEP, "SLURM_HET_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": tasks}
-    assert place(het) == (None if size is None else (1, size))
-
-
 SHELLS: dict[str, dict[str, str]] = {
     "a batch script": {
         "SLURM_JOB_ID": "7",
@@ -220,6 +213,15 @@ def test_two_launchers_of_the_same_process() -> None:
     assert (
         codes({**lsf, "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == []
     )
+
+
+def test_what_one_of_them_lacks_is_no_other_launchers() -> None:
+    """Flux tells of rank 1 of 2, torchrun's rank 1 is another process."""
+    flux = started("flux", "one-node")[1].environ
+    lacking = {**flux, "TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"}
+    assert codes(lacking) == ["bad-rank"]
+    other = {**flux, "PALS_LOCAL_RANKID": "0"}
+    assert codes(other)[-1] == "bad-rank"
 
 
 def test_flux_tells_how_many_on_all_nodes() -> None:
@@ -316,7 +318,7 @@ NAMES = sorted(
         )
         if name
     }
-    | {"PMIX_RANK", "SLURM_HET_SIZE", "SLURM_PTY_PORT", "SLURM_STEP_NODELIST", "SLURM_NTASKS"}
+    | {"PMIX_RANK", "SLURM_PTY_PORT", "SLURM_STEP_NODELIST", "SLURM_NTASKS"}
     | {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID"}
 )
 VALUES = st.sampled_from(

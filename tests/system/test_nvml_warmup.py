@@ -41,8 +41,8 @@ def library(folder: Path, source: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> FakeDriver:
-    return FakeDriver(this_machine(1), tmp_path)
+def driver(tmp_path: Path, driver_builds: Path) -> FakeDriver:
+    return FakeDriver(this_machine(1), tmp_path, builds=driver_builds)
 
 
 def test_no_thread_can_be_started(driver: FakeDriver) -> None:

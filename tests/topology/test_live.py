@@ -111,7 +111,7 @@ def test_of_several_near_nodes_those_without_cpus_do_not_count(driver: FakeDrive
     seen = observed(driver)
     with_cpus = [node["id"] for node in seen["numa_nodes"] or [] if node["cpus"]]
     if with_cpus != [0]:
-        pytest.skip("needs a machine with one NUMA node")
+        pytest.skip("not here: a machine with one NUMA node")
     assert [gpu["numa_node"] for gpu in seen["gpus"]] == [0, 0], "from the CPUs it is near"
 
 

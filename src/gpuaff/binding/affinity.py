@@ -191,7 +191,7 @@ def set_affinity(
 
     Args:
         local_rank: this process's number on this node, 0 … nproc_per_node − 1. Without both
-            numbers, torchrun's LOCAL_RANK and LOCAL_WORLD_SIZE.
+            numbers, those that the launcher tells (:func:`gpuaff.ranks`).
         nproc_per_node: how many processes share this node's GPUs.
         mode: how near cores are cut; ``unique_contiguous`` by default.
         scope: what is near: the GPU's NUMA ``node`` (default) or its ``socket``.

@@ -178,6 +178,7 @@ class Attempt:
         alive = set(kernel.thread_ids() or self.process.bound)  # ids are used again
         kept = {tid: mask for tid, mask in self.process.bound.items() if tid in alive}
         self.process.share, self.process.bound = got, {**bound, **kept}
+        self.process.whole = None
         # When a cpuset grows the kernel gives back what was asked for last: what the others have.
         cut = [] if got == asked else [_cut(asked, move_caller(got))]
         moved = move_all(got, ours=ours, moved=self.process.moved)

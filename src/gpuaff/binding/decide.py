@@ -86,8 +86,11 @@ def inputs_of_all(
 
 def _of_all(topology: Topology, options: Options, ranks: Ranks) -> Plan:
     plan = plan_with(topology, options)
-    hidden = len(topology.visible) == 1 < min(ranks.local_size, len(topology.gpus))
-    return _with(plan, own_gpu.one_for_all(ranks)) if hidden else plan
+    if len(topology.visible) == 1 < min(ranks.local_size, len(topology.gpus)):
+        return _with(plan, own_gpu.one_for_all(ranks))
+    if 1 < ranks.local_size != len(topology.visible):
+        return _with(plan, own_gpu.not_one_each(ranks, topology.visible))
+    return plan
 
 
 def _each_in_its_own(

@@ -187,7 +187,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     )
     process.original, process.taken, process.share = cpus, taken, None
     process.bound, process.apart = dict(taken.bound), taken.apart
-    process.reserved = frozenset()
+    process.reserved, process.whole = frozenset(), None
     return Grant(cpus=cpus, pinned=True, warnings=tuple(warnings), _taken=taken)
 
 

@@ -83,6 +83,21 @@ def one_for_all(ranks: Ranks) -> Notice:
     )
 
 
+def not_one_each(ranks: Ranks, visible: Sequence[int]) -> Notice:
+    """Several ranks, and not as many GPUs: mostly one number of the job is not as it was meant."""
+    size, count = ranks.local_size, len(visible)
+    what = (
+        f"ranks that are {count} apart are on one GPU and cut its share again"
+        if size > count
+        else f"no rank is on GPU {format_cpulist(frozenset(visible[size:]))}"
+    )
+    return Notice(
+        "ranks-gpus",
+        f"{size} ranks are on this node and {count} GPUs visible to them: {what}; if that is not "
+        "meant, start as many ranks a node as it has GPUs, or look at CUDA_VISIBLE_DEVICES",
+    )
+
+
 def shared(share: Share, ranks: Ranks, gpus: int) -> Notice:
     """Several ranks on each GPU, or perhaps on this one."""
     return Notice(

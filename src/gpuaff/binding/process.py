@@ -87,6 +87,7 @@ class Process:
             all the same, or can't tell from its own by their mask, by id.
         apart: the masks of threads that somebody had bound, and that stayed where they were, by id.
         reserved: the CPUs that are kept out of the share for helpers.
+        whole: what ``spread`` has cut, while its part is the share; else None.
         extras: what is set besides.
         moved: what each thread had that the call that is at work has moved, by id.
         taken: the grant that is in force; None when there is none.
@@ -99,6 +100,7 @@ class Process:
     bound: dict[int, CpuSet] = field(default_factory=dict)
     apart: Mapping[int, CpuSet] = field(default_factory=dict)
     reserved: CpuSet = frozenset()
+    whole: CpuSet | None = None
     extras: Extras = NOTHING
     moved: dict[int, CpuSet] = field(default_factory=dict)
     taken: Taken | None = None
@@ -125,6 +127,7 @@ class Before:
     bound: Mapping[int, CpuSet] = field(default_factory=dict)
     apart: Mapping[int, CpuSet] = field(default_factory=dict)
     reserved: CpuSet = frozenset()
+    whole: CpuSet | None = None
     extras: Extras = NOTHING
     taken: Taken | None = None
 
@@ -138,6 +141,7 @@ class Before:
             bound=dict(process.bound),
             apart=process.apart,
             reserved=process.reserved,
+            whole=process.whole,
             extras=process.extras,
             taken=process.taken,
         )
@@ -170,6 +174,7 @@ class Before:
         """Let a process remember that of its CPUs."""
         process.share, process.bound = self.share, dict(self.bound)
         process.apart, process.reserved = self.apart, self.reserved
+        process.whole = self.whole
         if process.pid == self.pid:  # a child has a border of its own
             process.original, process.taken = self.original, self.taken
 

@@ -31,13 +31,26 @@ def put_into_force(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None
         # A forked child that has called nothing yet started with its parent's share.
         process = this_process(border=inside)
         try:
-            notices += whole(process, lambda: _put(process, inside, reserved))
+            notices += whole(process, lambda: put_threads(process, inside, reserved))
         except OSError as error:
             notices.append(_refused(inside, error))
     say(notices, rank=rank)
 
 
-def _put(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
+def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
+    """Move the threads that are not where they should be; called by ``whole``.
+
+    Args:
+        process: what is remembered of this process.
+        share: where they go.
+        reserved: where helpers may be.
+
+    Returns:
+        What was not as hoped.
+
+    Raises:
+        OSError: the kernel refuses these CPUs.
+    """
     before = _masks()
     caller = kernel.get_affinity()
     move(share, kernel.thread_id(), caller, process.moved)
@@ -50,6 +63,8 @@ def _put(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
     apart = {tid for tid, mask in process.apart.items() if before.get(tid) == mask}
     bound = strays.bound({tid: before[tid] for tid in before if tid not in apart}, caller)
     process.bound = {**bound, **_alive(process.bound, before)}
+    if share != process.share:
+        process.whole = None
     process.share, process.reserved = got, reserved
     moved = move_all(got, ours=strays, spare=apart, moved=process.moved)
     return [*notices, *moved.notices()]

@@ -13,7 +13,7 @@ from gpuaff.notices import Notice, printable
 _INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml", "omp-kept", "omp-quota"})
 """Said at INFO: nothing is wrong with the pinning."""
 
-_OF_THE_JOB = frozenset({"scope-hint", "cores-unknown", "complex-unknown", "one-gpu"})
+_OF_THE_JOB = frozenset({"scope-hint", "cores-unknown", "complex-unknown", "one-gpu", "ranks-gpus"})
 """The same in every rank of a job: rank 0 says it for all."""
 
 _BROKEN = frozenset(
@@ -107,6 +107,13 @@ def say_where(
     place = f"GPU {share.gpu} (NUMA {nodes})"
     with_memory = "" if memory is None else f" memory {memory}"
     _log("info", f"gpuaff: rank {rank} -> {place} cpus {listed} [{cores}]{with_memory}")
+
+
+def say_worker(worker: int, workers: int, cpus: CpuSet, *, pinned: bool = True) -> None:
+    """The one line for a worker: ``worker 1 of 4 -> cpus 2-3``."""
+    listed = format_cpulist(cpus) or "unknown"
+    where = f"-> cpus {listed}" if pinned else f"not pinned: cpus {listed}"
+    _log("info", f"gpuaff: worker {worker} of {workers} {where}")
 
 
 def say_grant(gpus: Iterable[int], cpus: CpuSet) -> None:

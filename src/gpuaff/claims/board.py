@@ -113,11 +113,10 @@ class Slot:
 
     def abandon(self) -> None:
         """In a forked child: close the copy, and leave the slot to the parent."""
-        is_ours = self.is_ours
-        handle, self.handle = self.handle, -1
-        _unheld.pop(handle, None)
-        if is_ours:
-            descriptors.close(handle)
+        _unheld.pop(self.handle, None)
+        if self.is_ours:  # first: Ctrl-C may come as soon as it is forgotten
+            descriptors.close(self.handle)
+        self.handle = -1
 
     @property
     def is_ours(self) -> bool:

@@ -87,19 +87,20 @@ def claim_gpus(
         LockDirectoryError: somebody has spoiled the files by which claims are coordinated.
         ClaimError: ``GPUAFF_CLAIM`` tells of a claim that is over.
     """
-    from gpuaff.system.descriptors import make_room
+    from gpuaff.system import descriptors
     from gpuaff.system.nvml_warmup import waking_driver
 
-    make_room()
+    before = descriptors.in_hand()
     undo = None
     by_context = isinstance(placeholder, str) and placeholder == "context"
     try:
+        descriptors.make_room()
         with waking_driver(wanted=True, cuda=by_context) as let_rest:
             from gpuaff.claims.making import make
             from gpuaff.claims.undo import Undo
 
             undo = Undo()
-            return make(
+            claim = make(
                 n,
                 undo=undo,
                 placeholder=placeholder,
@@ -116,13 +117,18 @@ def claim_gpus(
                     "visible": visible,
                 },
             )
+        descriptors.keep(before)
     except BaseException:  # Ctrl-C while the driver is let go: nobody would have what was made
-        if undo is not None:
-            try:
-                undo()
-            finally:
-                undo()  # Ctrl-C may have come in the first
+        try:
+            if undo is not None:
+                try:
+                    undo()
+                finally:
+                    undo()  # Ctrl-C may have come in the first
+        finally:
+            descriptors.drop(before)
         raise
+    return claim
 
 
 def current_claim() -> Claim | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import environ, lock_files
+from gpuaff.system import descriptors, environ, lock_files
 
 DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
 """Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
@@ -67,9 +67,12 @@ def open_file(name: str, *, size: int = 0) -> int:
     at = where
     try:
         lock_files.make_folder(where, mode=0o1777, name="README", content=_README, file_mode=_KEPT)
-        with lock_files.opened_folder(where) as folder:
+        folder = lock_files.open_folder(where)
+        try:
             at = f"{where}/{name}"
             return lock_files.open_lock_file(folder, name, size=size, mode=_KEPT)
+        finally:
+            descriptors.close(folder)
     except lock_files.UnusableError as error:
         raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
     except OSError as error:
@@ -117,10 +120,13 @@ def has(name: str) -> bool:
 def still_has(name: str, handle: int) -> bool:
     """Whether an open file is still the one of that name."""
     try:
-        with lock_files.opened_folder(path()) as folder:
-            return lock_files.is_current(folder, name, handle)
+        folder = lock_files.open_folder(path())
     except OSError:
         return False
+    try:
+        return lock_files.is_current(folder, name, handle)
+    finally:
+        descriptors.close(folder)
 
 
 def _why(error: OSError) -> str:

@@ -194,8 +194,11 @@ def _open_or_make(folder: str, name: str) -> int:
     # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
     # O_CREAT by which safe_gpu opens files that are another user's.
     lock_files.make_folder(folder, mode=0o777, name=name)
-    with lock_files.opened_folder(folder) as opened:
+    opened = lock_files.open_folder(folder)
+    try:
         return lock_files.open_lock_file(opened, name)
+    finally:
+        descriptors.close(opened)
 
 
 def _lock(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:

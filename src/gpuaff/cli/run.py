@@ -123,10 +123,15 @@ def run(args: argparse.Namespace) -> int:
         GpuaffError: something of it cannot be done; then nothing was.
     """
     from gpuaff.cli.job import settle
-    from gpuaff.launch.ranks import of_launcher
+    from gpuaff.launch.ranks import Launcher, ranks
 
     words = _command(args)
-    job = settle(args, of_launcher())
+    here = ranks()
+    if here.launcher is not Launcher.UNKNOWN and not here.is_told:
+        from gpuaff.binding.report import say
+
+        say(here.warnings, rank=None)  # it may be one of many, and each of them claims
+    job = settle(args, here if here.is_told else None)
     path = program.find(words[0])
     try:
         if args.dry_run:
@@ -186,7 +191,9 @@ def _claim(arguments: Mapping[str, Any], on_wait: Callable[[Waiting], object] | 
 def _pin(ranks: Ranks) -> None:
     from gpuaff.binding.affinity import set_affinity
 
-    affinity = set_affinity(ranks.local_rank, ranks.local_size)
+    # Without numbers it reads them again, and says what there is to say about them.
+    numbers = () if ranks.is_told else (ranks.local_rank, ranks.local_size)
+    affinity = set_affinity(*numbers)
     if affinity.pinned:
         from gpuaff.launch.pinned import tell
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuaff.launch import slurm_nodes
 from gpuaff.launch.launchers import BY_PROGRAM, Launcher
 from gpuaff.launch.said import Said
 from gpuaff.launch.variables import Get
@@ -108,6 +107,8 @@ def left_by_slurm(
     """
     if host is None or all(one.row.launcher is not Launcher.SLURM for one in told):
         return None
+    from gpuaff.launch import slurm_nodes  # nobody else needs regular expressions to pin
+
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         nodes = get(name)
         if not nodes:

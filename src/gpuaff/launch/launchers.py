@@ -33,7 +33,7 @@ class Launcher(str, Enum):
     FLUX = "flux run"
     SLURM = "srun"
     UNKNOWN = "unknown"
-    """None that we know of: a script's own loop, multiprocessing, another launcher."""
+    """Another one, or a script's own loop, or nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)

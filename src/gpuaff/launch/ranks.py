@@ -23,7 +23,7 @@ from gpuaff.notices import Notice
 from gpuaff.records import dataclass, field, replace
 from gpuaff.system import environ, kernel
 
-__all__ = ["ALONE", "Launcher", "Ranks", "found", "from_environment", "of_launcher", "ranks"]
+__all__ = ["ALONE", "Launcher", "Ranks", "found", "from_environment", "ranks"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +93,6 @@ def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
     here = ranks()
     is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
     return None if is_bad else here, here.warnings
-
-
-def of_launcher() -> Ranks | None:
-    """The ranks by whatever launcher has started this process; None when none has.
-
-    That is also None where a launcher's numbers name no rank.
-    """
-    here = ranks()
-    return here if here.is_told else None
 
 
 def found(get: Get, *, host: str | None = None, above: Names = tuple) -> Ranks:

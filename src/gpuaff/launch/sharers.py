@@ -25,8 +25,8 @@ def observe(*, visible: int, claim: Claimed | None) -> Ranks | None:
           all are on the same one after all, the first has it, and the others are told so;
         - the claim around it was made by the rank itself, and not before the launcher.
     """
-    here = ranks.of_launcher()
-    found = None if here is None else classify(environ.get, here, visible=visible)
+    here = ranks.ranks()
+    found = classify(environ.get, here, visible=visible) if here.is_told else None
     if found is None or claim is None:
         return found
     own = above.own_variables(environ.get, found)

@@ -25,15 +25,12 @@ def tasks_here(get: Get) -> int | None:
     Only ``SLURM_STEP_TASKS_PER_NODE`` counts: in a batch script ``SLURM_TASKS_PER_NODE`` and
     ``SLURM_LOCALID=0`` look like those of a step's first task, whatever starts the ranks there.
 
-    In a step of a heterogeneous job the list is that of the own component, and ``SLURM_NODEID``
-    counts the nodes of all of them (``spank_get_item`` and ``setup_env`` of Slurm's source), so
-    there it is told only where all nodes of the component have as many.
+    In a step of several components of a heterogeneous job both the list and ``SLURM_NODEID`` count
+    the nodes of all of them; in a step of one component, those of that one.
     """
     node, counts = number(get("SLURM_NODEID")), _counts(get("SLURM_STEP_TASKS_PER_NODE") or "")
     if node is None or counts is None:
         return None
-    if get("SLURM_HET_SIZE"):
-        return counts[0][0] if len({tasks for tasks, _ in counts}) == 1 else None
     for tasks, nodes in counts:
         if node < nodes:
             return tasks

@@ -43,17 +43,17 @@ class Tree:
         Args:
             path: below the root, without a leading slash (``sys/devices/…``).
         """
+        opened: list[int] = []
         try:
-            handle = os.open(f"{self.root.rstrip('/')}/{path}", _FLAGS)
-        except (OSError, ValueError):
-            return None
-        try:
+            # One step, so that Ctrl-C cannot come between: see descriptors.
+            opened.extend(map(os.open, (f"{self.root.rstrip('/')}/{path}",), (_FLAGS,)))
             # Linux 5.12 to 5.15 end some lists with a NUL.
-            return _all_of(handle).decode("utf-8", "replace").strip(" \t\r\n\0")
-        except OSError:  # e.g. the topology files of a CPU that has just gone offline
+            return _all_of(opened[0]).decode("utf-8", "replace").strip(" \t\r\n\0")
+        except (OSError, ValueError):  # also: the topology files of a CPU that has gone offline
             return None
         finally:
-            os.close(handle)
+            for handle in opened:
+                os.close(handle)
 
     def list(self, path: str) -> list[str]:
         """The sorted names in a folder; empty when it cannot be read."""

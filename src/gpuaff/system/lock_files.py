@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 
-from gpuaff.system.descriptors import moved_up, turn_of
+from gpuaff.system.descriptors import close, moved_up, opened, turn_of
 
-_FLAGS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
+_FLAGS = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
 """Not to wait for the writer of a FIFO, and not to follow a link: either may have been planted."""
 
 _PATIENCE = 20
@@ -59,7 +59,7 @@ def open_directory(path: str) -> int:
     Raises:
         OSError: there is none, or it may not be read.
     """
-    return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    return moved_up(opened(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def touch(handle: int) -> None:
@@ -67,8 +67,9 @@ def touch(handle: int) -> None:
 
     By the open file and not by its path, where somebody may have put something else.
     """
-    with suppress(OSError):
-        os.close(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    again = partial(os.open, flags=os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with suppress(OSError):  # one step: see descriptors
+        list(map(os.close, map(again, (f"/proc/self/fd/{handle}",))))
 
 
 def read_at(handle: int, offset: int, size: int) -> bytes:
@@ -122,9 +123,12 @@ def make_folder(
     unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     os.mkdir(unfinished, 0o700)
     try:
-        with opened_folder(unfinished) as handle:
+        handle = open_folder(unfinished)
+        try:
             _make(handle, name, content, mode=file_mode)
             os.fchmod(handle, mode)
+        finally:
+            close(handle)
         os.rename(unfinished, path)
     except BaseException as error:
         for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
@@ -136,18 +140,13 @@ def make_folder(
             raise
 
 
-@contextmanager
-def opened_folder(path: str) -> Iterator[int]:
-    """The folder of the lock files; a link to a folder is not followed.
+def open_folder(path: str) -> int:
+    """Open the folder of the lock files; a link to a folder is not followed.
 
     Raises:
         OSError: there is none, or it may not be used.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    return opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
@@ -177,7 +176,7 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
     try:
         _check(folder, name, handle)
     except BaseException:
-        os.close(handle)
+        close(handle)
         raise
     return handle
 
@@ -188,8 +187,8 @@ def is_current(folder: int, name: str, handle: int) -> bool:
         named = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
         return False
-    opened = os.fstat(handle)
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+    found = os.fstat(handle)
+    return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
 
 def _check(folder: int, name: str, handle: int) -> None:
@@ -226,7 +225,7 @@ def _unfinished_names(folder: int, name: str, opened: os.stat_result) -> int:
 
 def _open(folder: int, name: str, size: int) -> int:
     """A file that is only locked is opened for reading: that is enough, whatever its rights are."""
-    return os.open(name, (os.O_RDWR if size else os.O_RDONLY) | _FLAGS, dir_fd=folder)
+    return opened(name, (os.O_RDWR if size else os.O_RDONLY) | _FLAGS, dir_fd=folder)
 
 
 def _make(folder: int, name: str, content: bytes, size: int = 0, *, mode: int) -> None:
@@ -245,13 +244,13 @@ def _make(folder: int, name: str, content: bytes, size: int = 0, *, mode: int) -
         except OSError:  # without /proc, or where the file system can't do it
             _make_by_name(folder, name, content, size, mode=mode)
     finally:
-        os.close(handle)
+        close(handle)
 
 
 def _nameless(folder: int) -> int | None:
     """A file without a name (``O_TMPFILE``); None where the file system has none."""
     try:
-        return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        return opened(".", os.O_TMPFILE | os.O_RDWR, mode=0o600, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
             return None
@@ -261,13 +260,13 @@ def _nameless(folder: int) -> int | None:
 def _make_by_name(folder: int, name: str, content: bytes, size: int, *, mode: int) -> None:
     unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS
-    handle = os.open(unfinished, flags, 0o600, dir_fd=folder)
+    handle = opened(unfinished, flags, mode=0o600, dir_fd=folder)
     try:
         _fill(handle, content, size, mode)
         with suppress(FileExistsError):
             os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
-        os.close(handle)
+        close(handle)
         os.unlink(unfinished, dir_fd=folder)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from gpuaff.system import descriptors
 from gpuaff.system.kernel import Tree
 
 
@@ -29,13 +30,13 @@ def locked_name_of(path: str) -> tuple[int, int] | None:
     None when there is none.
     """
     try:
-        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        handle = descriptors.opened(path, os.O_PATH)
     except OSError:
         return None
     try:
         return locked_name(handle)
     finally:
-        os.close(handle)
+        descriptors.close(handle)
 
 
 def mount_of(fdinfo: str) -> int | None:

@@ -128,7 +128,7 @@ def _inotify() -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "inotify_init1"):
         return -1
-    return int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    return descriptors.made(libc.inotify_init1, os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _add(handle: int, path: str) -> int:
@@ -142,6 +142,6 @@ def _add(handle: int, path: str) -> int:
 
 def _pidfd(pid: int) -> int | None:
     try:
-        return os.pidfd_open(pid)
+        return descriptors.made(os.pidfd_open, pid)
     except (AttributeError, OSError):  # it is gone, out of sight, or there are no pidfds
         return None
