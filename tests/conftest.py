@@ -153,6 +153,14 @@ def driver_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def real_trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the trees of real machines are unpacked, for all workers; nobody writes to them."""
+    folder = _of_all_workers(tmp_path_factory) / "trees"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def _of_all_workers(factory: pytest.TempPathFactory) -> Path:
     base = factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -6,7 +6,10 @@ import os
 import subprocess
 import tarfile
 import xml.etree.ElementTree as ET
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 
 ARCHIVES = Path(__file__).parent / "data" / "sysfs"
 
@@ -14,11 +17,21 @@ NAMES = tuple(sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob
 
 
 def unpack(name: str, folder: Path) -> Path:
-    """Unpack a machine's tree below a folder, and return its root."""
-    with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
-        top = archive.getnames()[0].split("/")[0]
-        archive.extractall(folder, filter="tar")
-    return folder / top
+    """A machine's tree below a folder: its root.
+
+    It is unpacked once, also by workers that share the folder: a tree has thousands of files. So
+    nobody may write to a tree in a shared folder.
+    """
+    place = folder / name
+    if not place.exists():
+        unfinished = Path(mkdtemp(dir=folder))
+        with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
+            for member in archive:  # their dates, owners and modes are nobody's business
+                archive.extract(member, unfinished, set_attrs=False, filter="tar")
+        with suppress(OSError):  # another worker was first
+            unfinished.rename(place)
+    (root,) = place.iterdir()
+    return root
 
 
 def _cpus(mask: str) -> frozenset[int]:
@@ -26,6 +39,17 @@ def _cpus(mask: str) -> frozenset[int]:
     words = [word.removeprefix("0x").zfill(8) for word in mask.split(",")]
     bits = int("".join(words), 16)
     return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
+
+
+@cache
+def _objects(root: Path, everything: bool) -> list[ET.Element]:
+    command = ["lstopo-no-graphics", "-i", str(root), "--no-io", "--of", "xml"]
+    if everything:
+        command.append("--disallowed")
+    # GPU memory on POWER9 is hidden unless asked for.
+    env = {**os.environ, "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    return list(ET.fromstring(run.stdout).iter("object"))
 
 
 class Lstopo:
@@ -37,13 +61,7 @@ class Lstopo:
     """
 
     def __init__(self, root: Path, *, everything: bool = True) -> None:
-        command = ["lstopo-no-graphics", "-i", str(root), "--no-io", "--of", "xml"]
-        if everything:
-            command.append("--disallowed")
-        # GPU memory on POWER9 is hidden unless asked for.
-        env = {**os.environ, "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"}
-        run = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-        self._objects = list(ET.fromstring(run.stdout).iter("object"))
+        self._objects = _objects(root, everything)
 
     def sets(self, kind: str) -> set[frozenset[int]]:
         """The CPU set of each object of a kind (``Core``, ``Package``, ``L3Cache``)."""

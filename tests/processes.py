@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -86,6 +87,44 @@ def printed(script: str, *arguments: str, env: Mapping[str, str] | None = None) 
     done = run(script, *arguments, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+_FORKS = """
+import json, os, sys
+import gpuaff.binding.affinity, gpuaff.launch.ranks, gpuaff.system.nvml, gpuaff.topology.live
+script, environments = json.load(sys.stdin)
+code = compile(script, "<script>", "exec")
+for env in environments:
+    if os.fork() == 0:
+        os.environ.update(env)
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0, env
+    print(end=chr(0), flush=True)
+"""
+
+
+def printed_by_each(
+    script: str, environments: Sequence[Mapping[str, str]], *, env: Mapping[str, str] | None = None
+) -> list[str]:
+    """What a script printed in each of many environments.
+
+    Each time it is a fork of its own, of one process that has imported what pins and called
+    nothing: so it costs no start. What counts when a process starts, as LD_LIBRARY_PATH, belongs
+    into ``env``.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS],
+        input=json.dumps([textwrap.dedent(script), [dict(one) for one in environments]]),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(env),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [text.strip() for text in done.stdout.split("\0")[:-1]]
 
 
 THREADS = """

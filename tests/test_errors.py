@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import pickle
+import threading
 
 import pytest
 
@@ -81,3 +82,14 @@ def test_what_it_carries(error: GpuaffError, line: str, data: dict[str, object])
         assert str(one) == line
         assert {name: getattr(one, name) for name in data} == data
         assert vars(one).keys() == vars(error).keys()
+
+
+def test_a_value_that_does_not_pickle() -> None:
+    """A pool would else raise that it does not, and nobody would learn what was wrong."""
+    lock = threading.Lock()
+    error = InvalidOptionError("placeholder", lock, "a name")
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
+    assert type(again) is InvalidOptionError
+    assert str(again) == str(error) == f"placeholder={lock!r}: expected a name"
+    assert (again.option, again.value, again.expected) == ("placeholder", repr(lock), "a name")
+    assert error.value is lock

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import gpuaff
@@ -30,9 +31,13 @@ OPENS = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for file in SOURCE.rglob("*.py"):
-        yield str(file.relative_to(SOURCE)), ast.parse(file.read_text("utf-8"))
+@cache
+def modules() -> Sequence[tuple[str, ast.Module]]:
+    """Each module's name and tree, parsed once for all tests."""
+    return [
+        (str(file.relative_to(SOURCE)), ast.parse(file.read_text("utf-8")))
+        for file in SOURCE.rglob("*.py")
+    ]
 
 
 def imported(tree: ast.Module) -> set[str]:

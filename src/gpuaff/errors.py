@@ -41,7 +41,7 @@ class InvalidOptionError(GpuaffError, ValueError):
 
     Attributes:
         option: its name, as its user spells it.
-        value: what was given.
+        value: what was given; of what does not pickle only its words cross process borders.
         expected: what would have been right, in words.
     """
 
@@ -50,6 +50,16 @@ class InvalidOptionError(GpuaffError, ValueError):
         self.option = option
         self.value = value
         self.expected = expected
+
+    def __reduce__(self) -> tuple[object, ...]:
+        import pickle
+
+        value = self.value
+        try:
+            pickle.dumps(value)
+        except Exception:  # noqa: BLE001 - a lock, a lambda: whatever its class raises
+            value = _Words(_shown(value))
+        return type(self), (self.option, value, self.expected), {**vars(self), "value": value}
 
     def __str__(self) -> str:
         return f"{self.option}={_shown(self.value)}: expected {self.expected}"
@@ -274,6 +284,15 @@ class CommandError(GpuaffError):
 
     def __str__(self) -> str:
         return f"{self.command}: {self.problem}"
+
+
+class _Words(str):
+    """What is left of a value that does not pickle: it is shown as the value was."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _shown(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from cpu_quotas import quota
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import CPUS, printed, run
+from processes import CPUS, printed, printed_by_each, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -35,14 +36,12 @@ def said(driver: FakeDriver, script: str, **env: str) -> list[str]:
     return printed(START + script, env={**driver.env(), **env}).splitlines()
 
 
-def messages(driver: FakeDriver, **env: str) -> list[str]:
-    """The messages about variables that bind, in a process with these variables."""
-    script = """
+MESSAGES = """
+import gpuaff
 for notice in gpuaff.set_affinity(0, 2, strict=True).warnings:
     if notice.code == "omp-binding":
         print(notice.message)
 """
-    return said(driver, script, **env)
 
 
 # OMP_NUM_THREADS
@@ -184,54 +183,68 @@ print(codes(gpuaff.set_affinity(0, 2, openmp=True)), codes(gpuaff.set_affinity(0
 # Variables that bind
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "remedy"),
-    [
-        ("OMP_PROC_BIND", "true", "unset it"),
-        ("OMP_PROC_BIND", "close", "unset it"),
-        ("OMP_PROC_BIND", "CLOSE", "unset it"),
-        ("OMP_PROC_BIND", "close,spread", "unset it"),
-        ("OMP_PROC_BIND", " Primary , master", "unset it"),
-        ("OMP_PLACES", "cores", "unset it"),
-        ("OMP_PLACES", "{0:4},{4:4}", "unset it"),
-        ("GOMP_CPU_AFFINITY", "4-15", "unset it"),
-        ("KMP_AFFINITY", "compact", "set it to disabled"),
-        ("KMP_AFFINITY", "granularity=fine,compact,1,0", "set it to disabled"),
-        ("KMP_AFFINITY", "verbose,Scatter", "set it to disabled"),
-        ("KMP_AFFINITY", "explicit,proclist=[0,1-3]", "set it to disabled"),
-        ("OPENBLAS_MAIN_FREE", "0", "OPENBLAS_MAIN_FREE=1"),
-        ("GOTOBLAS_MAIN_FREE", "0", "OPENBLAS_MAIN_FREE=1"),
-        ("OPENBLAS_MAIN_FREE", "no", "OPENBLAS_MAIN_FREE=1"),
-    ],
-)
+NAMED = [
+    ("OMP_PROC_BIND", "true", "unset it"),
+    ("OMP_PROC_BIND", "close", "unset it"),
+    ("OMP_PROC_BIND", "CLOSE", "unset it"),
+    ("OMP_PROC_BIND", "close,spread", "unset it"),
+    ("OMP_PROC_BIND", " Primary , master", "unset it"),
+    ("OMP_PLACES", "cores", "unset it"),
+    ("OMP_PLACES", "{0:4},{4:4}", "unset it"),
+    ("GOMP_CPU_AFFINITY", "4-15", "unset it"),
+    ("KMP_AFFINITY", "compact", "set it to disabled"),
+    ("KMP_AFFINITY", "granularity=fine,compact,1,0", "set it to disabled"),
+    ("KMP_AFFINITY", "verbose,Scatter", "set it to disabled"),
+    ("KMP_AFFINITY", "explicit,proclist=[0,1-3]", "set it to disabled"),
+    ("OPENBLAS_MAIN_FREE", "0", "OPENBLAS_MAIN_FREE=1"),
+    ("GOTOBLAS_MAIN_FREE", "0", "OPENBLAS_MAIN_FREE=1"),
+    ("OPENBLAS_MAIN_FREE", "no", "OPENBLAS_MAIN_FREE=1"),
+]
+"""Variables that bind, and what is told to do about each."""
+
+HARMLESS: list[dict[str, str]] = [
+    {},
+    {"OMP_PROC_BIND": "false"},
+    {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "cores"},
+    {"OMP_PROC_BIND": "", "OMP_PLACES": " ", "GOMP_CPU_AFFINITY": ""},
+    {"OMP_PROC_BIND": "closed"},
+    {"KMP_AFFINITY": "disabled"},
+    {"KMP_AFFINITY": "none"},
+    {"KMP_AFFINITY": "verbose,none"},
+    {"KMP_AFFINITY": "granularity=core"},
+    {"OPENBLAS_MAIN_FREE": "1"},
+    {"OPENBLAS_MAIN_FREE": "0", "GOTOBLAS_MAIN_FREE": "1"},
+    {"OMP_NUM_THREADS": "4"},
+]
+
+
+@pytest.fixture(scope="module")
+def told(
+    tmp_path_factory: pytest.TempPathFactory, driver_builds: Path
+) -> Callable[[Mapping[str, str]], list[str]]:
+    """The messages about variables that bind, for each of the environments above."""
+    driver = FakeDriver(this_machine(2), tmp_path_factory.mktemp("named"), builds=driver_builds)
+    environments = [*({name: value} for name, value, _ in NAMED), *HARMLESS]
+    found = printed_by_each(MESSAGES, environments, env=driver.env())
+    assert len(found) == len(environments)
+    return lambda env: found[environments.index(dict(env))].splitlines()
+
+
+@pytest.mark.parametrize(("name", "value", "remedy"), NAMED)
 @pytest.mark.case("C4", "C5", "C7")
 def test_a_variable_that_binds_is_named(
-    driver: FakeDriver, name: str, value: str, remedy: str
+    told: Callable[[Mapping[str, str]], list[str]], name: str, value: str, remedy: str
 ) -> None:
-    (message,) = messages(driver, **{name: value})
+    (message,) = told({name: value})
     assert f"{name}={value} (" in message
     assert remedy in message
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {},
-        {"OMP_PROC_BIND": "false"},
-        {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "cores"},
-        {"OMP_PROC_BIND": "", "OMP_PLACES": " ", "GOMP_CPU_AFFINITY": ""},
-        {"OMP_PROC_BIND": "closed"},
-        {"KMP_AFFINITY": "disabled"},
-        {"KMP_AFFINITY": "none"},
-        {"KMP_AFFINITY": "verbose,none"},
-        {"KMP_AFFINITY": "granularity=core"},
-        {"OPENBLAS_MAIN_FREE": "1"},
-        {"OPENBLAS_MAIN_FREE": "0", "GOTOBLAS_MAIN_FREE": "1"},
-        {"OMP_NUM_THREADS": "4"},
-    ],
-)
-def test_a_harmless_value_is_not_named(driver: FakeDriver, env: dict[str, str]) -> None:
-    assert messages(driver, **env) == []
+@pytest.mark.parametrize("env", HARMLESS)
+def test_a_harmless_value_is_not_named(
+    told: Callable[[Mapping[str, str]], list[str]], env: dict[str, str]
+) -> None:
+    assert told(env) == []
 
 
 @pytest.mark.case("C4")
@@ -243,7 +256,7 @@ def test_several_are_named_in_one_warning(driver: FakeDriver) -> None:
         "KMP_AFFINITY": "compact",
         "OPENBLAS_MAIN_FREE": "0",
     }
-    (message,) = messages(driver, **env)
+    (message,) = said(driver, MESSAGES, **env)
     assert all(f"{name}={value} (" in message for name, value in env.items())
 
 

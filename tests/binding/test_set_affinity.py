@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from fakedriver.driver import FakeDriver
 from fakedriver.state import NVML
-from processes import CPUS, masks, printed, run, stopped
+from processes import CPUS, masks, printed, printed_by_each, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -42,9 +43,30 @@ def called(driver: FakeDriver | None, arguments: str = "", **env: str) -> dict[s
     return found
 
 
+def called_by_each(
+    driver: FakeDriver, arguments: str, environments: Sequence[Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """The same for processes with these variables, one after the other."""
+    script = SET.format(arguments=arguments)
+    said = printed_by_each(script, environments, env=driver.env())
+    found: list[dict[str, Any]] = [json.loads(text) for text in said]
+    assert len(found) == len(environments)
+    assert all(one["cpus"] == one["kernel"] for one in found)
+    return found
+
+
 def errors(driver: FakeDriver | None, *calls: str, **env: str) -> list[tuple[str, str]]:
     """The class and text of the error of each call; all in one process, none may change it."""
-    script = f"""
+    out = printed(errors_of(*calls), env={**(driver.env() if driver else {}), **env})
+    said = [(kind, text) for kind, text in json.loads(out)]
+    assert len(said) == len(calls), "each call raises"
+    assert not any("\n" in text for _, text in said), "one line each"
+    return said
+
+
+def errors_of(*calls: str) -> str:
+    """A script that prints the class and text of the error of each call."""
+    return f"""
         import json, os
         import gpuaff
         before, found = os.sched_getaffinity(0), []
@@ -56,11 +78,17 @@ def errors(driver: FakeDriver | None, *calls: str, **env: str) -> list[tuple[str
             assert os.sched_getaffinity(0) == before, call
         print(json.dumps(found))
     """
-    out = printed(script, env={**(driver.env() if driver else {}), **env})
-    said = [(kind, text) for kind, text in json.loads(out)]
-    assert len(said) == len(calls), "each call raises"
-    assert not any("\n" in text for _, text in said), "one line each"
-    return said
+
+
+def raised_by_each(
+    driver: FakeDriver, arguments: str, environments: Sequence[Mapping[str, str]]
+) -> list[tuple[str, str]]:
+    """The class and text of the error of a call in processes with these variables."""
+    said = printed_by_each(errors_of(arguments), environments, env=driver.env())
+    found = [(kind, text) for one in said for kind, text in json.loads(one)]
+    assert len(found) == len(environments)
+    assert not any("\n" in text for _, text in found), "one line each"
+    return found
 
 
 def raised(driver: FakeDriver | None, arguments: str, **env: str) -> tuple[str, str]:
@@ -155,14 +183,12 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("env", NUMBERS.values(), ids=NUMBERS)
-def test_the_launchers_numbers_as_if_they_were_passed(
-    driver: FakeDriver, env: dict[str, str]
-) -> None:
-    found = called(driver, **env)
-    assert (found["rank"], found["gpu"]) == (1, 1)
-    assert not {"no-rank", "ranks-beside"} & set(found["codes"])
-    assert found == called(driver, "1, 2", **env)
+def test_the_launchers_numbers_as_if_they_were_passed(driver: FakeDriver) -> None:
+    by_itself = called_by_each(driver, "", list(NUMBERS.values()))
+    for found in by_itself:
+        assert (found["rank"], found["gpu"]) == (1, 1)
+        assert not {"no-rank", "ranks-beside"} & set(found["codes"])
+    assert by_itself == called_by_each(driver, "1, 2", list(NUMBERS.values()))
 
 
 def test_a_batch_script_is_rank_0_of_1_said_once(driver: FakeDriver) -> None:
@@ -202,16 +228,16 @@ def test_numbers_that_the_launcher_contradicts_count(driver: FakeDriver) -> None
     assert ("rank-differs" in said[0], "ranks-beside" in said[1]) == (True, True)
 
 
-@pytest.mark.parametrize(
-    ("rank", "size"),
-    [("2", "2"), ("-1", "2"), ("x", "2"), ("0", ""), ("", "2"), ("1.0", "2"), ("0", "99999")],
-)
-def test_variables_that_name_no_rank(driver: FakeDriver, rank: str, size: str) -> None:
-    env = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    found = called(driver, **env)
-    assert (found["pinned"], found["codes"]) == (False, ["bad-rank"])
-    assert frozenset(found["cpus"]) == ALL
-    assert raised(driver, "strict=True", **env)[0] == "GPUAffinityError"
+NO_RANK = [("2", "2"), ("-1", "2"), ("x", "2"), ("0", ""), ("", "2"), ("1.0", "2"), ("0", "99999")]
+
+
+def test_variables_that_name_no_rank(driver: FakeDriver) -> None:
+    environments = [{"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size} for rank, size in NO_RANK]
+    for found in called_by_each(driver, "", environments):
+        assert (found["pinned"], found["codes"]) == (False, ["bad-rank"])
+        assert frozenset(found["cpus"]) == ALL
+    for kind, _ in raised_by_each(driver, "strict=True", environments):
+        assert kind == "GPUAffinityError"
 
 
 WRONG = {
@@ -245,23 +271,23 @@ def test_wrong_arguments_always_raise(driver: FakeDriver, env: dict[str, str]) -
         assert expected[1] in text, call
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("GPUAFF_MODE", "fastest"),
-        ("GPUAFF_SCOPE", "rack"),
-        ("GPUAFF_MULTITHREADING", "both"),
-        ("GPUAFF_BALANCED", "maybe"),
-        ("GPUAFF_MIN_PHYSICAL_CORES", "-1"),
-        ("GPUAFF_MAX_PHYSICAL_CORES", "many"),
-        ("GPUAFF_STRICT", "2"),
-        ("GPUAFF", "perhaps"),
-    ],
-)
-def test_wrong_variables_raise_and_are_named(driver: FakeDriver, variable: str, value: str) -> None:
-    kind, text = raised(driver, "0, 2", **{variable: value})
-    assert kind == "InvalidOptionError"
-    assert text.startswith(f"{variable}={value!r}: expected ")
+WRONG_VARIABLES = [
+    ("GPUAFF_MODE", "fastest"),
+    ("GPUAFF_SCOPE", "rack"),
+    ("GPUAFF_MULTITHREADING", "both"),
+    ("GPUAFF_BALANCED", "maybe"),
+    ("GPUAFF_MIN_PHYSICAL_CORES", "-1"),
+    ("GPUAFF_MAX_PHYSICAL_CORES", "many"),
+    ("GPUAFF_STRICT", "2"),
+    ("GPUAFF", "perhaps"),
+]
+
+
+def test_wrong_variables_raise_and_are_named(driver: FakeDriver) -> None:
+    said = raised_by_each(driver, "0, 2", [dict([wrong]) for wrong in WRONG_VARIABLES])
+    for (variable, value), (kind, text) in zip(WRONG_VARIABLES, said, strict=True):
+        assert kind == "InvalidOptionError"
+        assert text.startswith(f"{variable}={value!r}: expected ")
 
 
 def test_argument_then_variable_then_default(driver: FakeDriver) -> None:
@@ -272,11 +298,11 @@ def test_argument_then_variable_then_default(driver: FakeDriver) -> None:
     assert called(driver, "0, 2, mode='all'", GPUAFF_MAX_PHYSICAL_CORES="1")["cores"] == 1
 
 
-@pytest.mark.parametrize("off", ["off", "0", "false", "no", "OFF"])
-def test_the_off_switch(driver: FakeDriver, off: str) -> None:
-    found = called(driver, "0, 2, strict=True", GPUAFF=off)
-    assert frozenset(found["cpus"]) == ALL
-    assert (found["pinned"], found["codes"], found["gpu"]) == (False, ["off"], None)
+def test_the_off_switch(driver: FakeDriver) -> None:
+    environments = [{"GPUAFF": off} for off in ("off", "0", "false", "no", "OFF")]
+    for found in called_by_each(driver, "0, 2, strict=True", environments):
+        assert frozenset(found["cpus"]) == ALL
+        assert (found["pinned"], found["codes"], found["gpu"]) == (False, ["off"], None)
     assert driver.inits == 0, "the driver is left alone"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpuaff
+from gpuaff.binding.process import Before, Process
 
 import seccomp
 from fakedriver.driver import FakeDriver
@@ -159,6 +160,40 @@ print(thread() == first)
     assert printed(IN_THIS_PROCESS + script).splitlines() == ["True", "True"]
 
 
+@pytest.mark.needs("two-cpus")
+def test_a_bound_thread_that_calls_it_goes_back() -> None:
+    script = """
+first = {min(CPUS)}
+def work():
+    os.sched_setaffinity(0, first)
+    part = gpuaff.spread(0, 1)
+    print(os.sched_getaffinity(0) == part)
+    part.restore()
+    print(os.sched_getaffinity(0) == first)
+in_a_thread(work)
+"""
+    assert printed(IN_THIS_PROCESS + script).splitlines() == ["True", "True"]
+
+
+@pytest.mark.case("C4")
+@pytest.mark.needs("two-cpus")
+def test_heirs_of_a_narrowed_main_thread_go_back_to_the_ranks_share(driver: FakeDriver) -> None:
+    """An import has narrowed a worker; nobody has bound what it started since."""
+    script = """
+affinity = gpuaff.set_affinity(0, 1)
+if not os.fork():
+    os.sched_setaffinity(0, {min(CPUS)})
+    heir = bound_to(None)
+    part = gpuaff.spread(0, 1)
+    print(heir() == part == os.sched_getaffinity(0), flush=True)
+    print(part.restore() == affinity == heir(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
+    assert found == ["True", "True"]
+
+
 def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 1)
@@ -176,6 +211,71 @@ with gpuaff.set_affinity(0, 1, cpus=[max(CPUS)]):
 """
     found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
     assert found == ["True", str(len(REST)), "True True", "True True", "True True"]
+
+
+def test_what_is_cut() -> None:
+    """By hand, as it shows only where a rank has three cores or more."""
+    everything, share, part = (frozenset(range(size)) for size in (8, 4, 2))
+    process = Process(pid=1, original=everything)
+    assert process.uncut == everything
+    process.share = share
+    assert process.uncut == share
+    process.share, process.whole = part, share
+    assert process.uncut == share
+    before = Before.of(process)
+    process.share, process.whole = share, None
+    before.recall(process)
+    assert process.uncut == share
+
+
+def test_what_is_cut_is_forgotten_with_the_part(driver: FakeDriver) -> None:
+    script = """
+from gpuaff.binding.process import remembered
+def whole():
+    return remembered().whole
+affinity = gpuaff.set_affinity(0, 1)
+print(whole())
+part = gpuaff.spread(0, 1)
+print(whole() == affinity)
+part.reapply()
+print(whole() == affinity)
+gpuaff.set_affinity(0, 1)
+print(whole())
+with gpuaff.spread(0, 1):
+    print(whole() == affinity)
+print(whole())
+"""
+    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
+    assert found == ["None", "True", "True", "None", "True", "None"]
+
+
+@pytest.mark.needs("two-cpus")
+def test_reapply_of_the_ranks_share_forgets_the_part(driver: FakeDriver) -> None:
+    script = """
+from gpuaff.binding.process import remembered
+affinity = gpuaff.set_affinity(0, 1)
+part = gpuaff.spread(0, 1)
+affinity.reapply()
+print(remembered().whole if part != affinity else None)
+"""
+    assert printed(IN_THIS_PROCESS + script, env=driver.env()) == "None"
+
+
+@pytest.mark.case("C1")
+@pytest.mark.needs("two-cpus")
+def test_a_forked_worker_cuts_the_share_and_not_a_narrowed_mask(driver: FakeDriver) -> None:
+    script = """
+affinity = gpuaff.set_affinity(0, 1)
+os.sched_setaffinity(0, {min(CPUS)})  # as an import does
+if not os.fork():
+    part = gpuaff.spread(0, 1)
+    print(*sorted(part), flush=True)
+    print(part.restore() == affinity, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
+    assert found == [" ".join(map(str, sorted(REST))), "True"]
 
 
 @pytest.mark.needs("two-cpus")
@@ -226,6 +326,9 @@ for _ in range(2):
     done = run(script, prefix=seccomp.refusing(1, call))
     assert done.stdout.splitlines() == ["False ['pin-failed']"] * 2, done.stderr
     assert done.stderr.count("pin-failed") == 1
+    quiet = run(script.replace("spread(0, 2)", "spread(1, 2)"), prefix=seccomp.refusing(1, call))
+    assert "pin-failed" in quiet.stdout
+    assert quiet.stderr == "", "worker 0 says it for all"
 
 
 @pytest.mark.needs("two-cpus")

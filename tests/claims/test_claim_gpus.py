@@ -273,7 +273,13 @@ class TestUuids:
             "NotEnoughGpusError asked for 3 GPUs, but this machine has 4 GPUs, of which 2 can be "
             f"claimed: {same} (see nvidia-smi -L"
         )
-        assert same in refused(lab, "gpus=[2], wait=None")
+        said = refused(lab, "gpus=[2], wait=None")
+        assert said.startswith(
+            "NotEnoughGpusError asked for 1 GPU, but gpus= names 1, of which none can be claimed: "
+            f"{same} ("
+        )
+        said = refused(lab, "2, candidates=[0, 3]")
+        assert f"2 GPUs, but candidates= names 2, of which 1 can be claimed: {same} (" in said
         assert shown(lab, "2") == ["1,3 PCI_BUS_ID", "(1, 0) (3, 1)"]
 
     @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
@@ -431,6 +437,18 @@ class TestPinnedBefore:
     )
     def test_nothing_to_say(self, lab: Lab, claim: str, pin: bool) -> None:
         assert self.said(lab, claim, pin=pin) == ["", ""]
+
+    def test_bound_from_outside(self, lab: Lab) -> None:
+        """Under taskset it may not go near that GPU, whatever is called: so nothing is advised."""
+        lab.driver.set_cpus(0, node=[CPUS[0]])
+        lab.driver.set_cpus(1, node=[CPUS[1]])
+        code = f"""
+        os.sched_setaffinity(0, {{{CPUS[0]}}})
+        gpuaff.set_affinity(0, 1)
+        claim = gpuaff.claim_gpus(gpus=[1])
+        say([notice.code for notice in claim.warnings], *gpuaff.set_affinity(0, 1))
+        """
+        assert lab.one(code) == f"[] {CPUS[0]}"
 
     def test_pinned_again(self, lab: Lab) -> None:
         for gpu, cpu in enumerate((*CPUS[:2], *CPUS[:2])):

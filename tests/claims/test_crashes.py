@@ -203,13 +203,21 @@ class TestInterrupted:
     def test_at_many_steps(self, machine: FakeDriver, play: str, every: int) -> None:
         steps(machine, play, "interrupt", every=every, first=4)
 
+    @pytest.mark.slow
     def test_at_steps_under_the_lock_of_safe_gpu(self, machine: FakeDriver) -> None:
         steps(machine, "claim", "interrupt", every=120, first=9, safe_gpu=True)
 
 
 @pytest.mark.needs("two-cpus", "mount-namespaces")
-@pytest.mark.parametrize("how", ["kill", "interrupt"])
-@pytest.mark.parametrize("every", [60, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("how", "every"),
+    [
+        ("interrupt", 60),
+        pytest.param("kill", 60, marks=pytest.mark.slow),
+        pytest.param("interrupt", 9, marks=pytest.mark.slow),
+        pytest.param("kill", 9, marks=pytest.mark.slow),
+    ],
+)
 def test_a_claim_with_its_cpus(
     fake_driver: MakeDriver, tmp_path: Path, how: str, every: int
 ) -> None:

@@ -15,9 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from textwrap import dedent
 
 import pytest
@@ -739,20 +736,14 @@ class TestSharing:
             driver.share()
 
     @pytest.mark.needs("two-users")
-    def test_another_user(self) -> None:
-        folder = Path(mkdtemp(prefix="fakedriver-"))
-        try:
-            folder.chmod(0o755)
-            driver = FakeDriver(this_machine(1), folder / "driver")
-            driver.share()
-            library = driver.env()["LD_LIBRARY_PATH"].split(":")[0] + "/libcuda.so.1"
-            program = f"""{CALLS.replace("libcuda.so.1", library)}
+    def test_another_user(self, shared_driver: MakeDriver) -> None:
+        driver = shared_driver(this_machine(1))
+        library = driver.env()["LD_LIBRARY_PATH"].split(":")[0] + "/libcuda.so.1"
+        program = f"""{CALLS.replace("libcuda.so.1", library)}
 os.setuid(65534)
 print(cuda.cuInit(0), retain(0), flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
-            with stopped(program, env=driver.env()) as process:
-                assert process.heard() == "0 0"
-                assert driver.contexts(0) == {process.pid}
-        finally:
-            rmtree(folder)
+        with stopped(program, env=driver.env()) as process:
+            assert process.heard() == "0 0"
+            assert driver.contexts(0) == {process.pid}

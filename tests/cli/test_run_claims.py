@@ -179,6 +179,13 @@ class TestFailures:
             assert done.returncode == 4, words
             told(done)
 
+    def test_not_enough_is_told_as_it_was_spelled(self, machine: Machine) -> None:
+        done = machine.run("--candidates", "0", "-n", "2", "--", "true")
+        assert told(done) == "gpuaff: asked for 2 GPUs, but --candidates names 1"
+        machine.driver.state.gpus[0].uuid = b"x"
+        done = machine.run("--gpus", "0", "--dry-run", "--", "true")
+        assert "but --gpus names 1, of which none can be claimed: GPU 0 has a UUID" in told(done)
+
     @pytest.mark.parametrize(
         ("words", "option"),
         [

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from gpuaff.claims import board
+from gpuaff.claims.entries import Entry
 from gpuaff.records import replace
 from gpuaff.system import kernel
 from gpuaff.topology.model import MigInstance
@@ -24,7 +25,7 @@ from gpuaff.topology.model import MigInstance
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from fakedriver.state import NVML
-from processes import environment, unmeasured
+from processes import environment, printed, stopped, unmeasured
 
 pytestmark = pytest.mark.fake_driver
 
@@ -56,6 +57,23 @@ class Machine:
         done = self.told("--json")
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
+
+    def wait_until(self, waiting: int) -> None:
+        """Until so many stand on the board: what costs a process each time is asked afterwards."""
+        end = time.monotonic() + LIMIT
+        while sum(entry.waits for entry in self._entries()) != waiting:
+            assert time.monotonic() < end, self.status()
+            time.sleep(0.01)
+
+    def _entries(self) -> Sequence[Entry]:
+        try:
+            handle = os.open(self.locks / "board", os.O_RDONLY)
+        except FileNotFoundError:
+            return ()
+        try:
+            return board.read(handle)
+        finally:
+            os.close(handle)
 
     def soon(self, holds: Callable[[Any], bool]) -> Any:
         """The status, as soon as something holds for it."""
@@ -162,15 +180,35 @@ def test_arguments_that_are_no_text(machine: Machine) -> None:
         assert r"sh -c echo; read x \udcff\x1b[31m (pid" in machine.told().stdout
 
 
+# One process each, that looks or claims again and again: so neither is away to start.
+LOOKS = """
+import io, sys
+from contextlib import redirect_stdout
+from gpuaff.cli import main
+def look():
+    with redirect_stdout(io.StringIO()):
+        assert main(["status"]) == 0
+look()
+print("looks", flush=True)
+while True:
+    look()
+"""
+
+CLAIMS = """
+import gpuaff
+for _ in range(40):
+    gpuaff.claim_gpus(2, placeholder=None).release()
+print("had them")
+"""
+
+
 def test_no_lock_is_taken_to_look(machine: Machine) -> None:
     """While somebody looks all the time, others claim, and never find anything taken."""
-    looking = f"while :; do {' '.join(STATUS)} >/dev/null; done"
-    env = environment({**machine.driver.env(), **machine.env})
-    with subprocess.Popen(["sh", "-c", looking], env=env, start_new_session=True) as looker:
-        for _ in range(8):
-            done = subprocess.run([*RUN, "-n", "2", "--", "true"], env=env, check=False)
-            assert done.returncode == 0
-        os.killpg(looker.pid, signal.SIGKILL)
+    env = {**machine.driver.env(), **machine.env}
+    with stopped(LOOKS, env=env) as looker:
+        assert looker.heard() == "looks"
+        assert printed(CLAIMS, env=env) == "had them"
+        assert looker.process.poll() is None
 
 
 def test_a_claimer_that_has_ended(machine: Machine) -> None:
@@ -236,13 +274,11 @@ def test_a_compute_mode(machine: Machine) -> None:
 
 
 def test_who_waits(machine: Machine) -> None:
-    def waiting(count: int) -> Callable[[Any], bool]:
-        return lambda found: len(found["waiting"]) == count
-
     with machine.holding("-n", "1"), machine.running("-n", "2", "--wait", "--", "true") as first:
-        machine.soon(waiting(1))
+        machine.wait_until(waiting=1)
         with machine.running("--gpus", "1", "--wait", "--", "true") as second:
-            found = machine.soon(waiting(2))["waiting"]
+            machine.wait_until(waiting=2)
+            found = machine.status()["waiting"]
             assert [(who["position"], who["pid"]) for who in found] == [
                 (1, first.pid),
                 (2, second.pid),
@@ -255,8 +291,8 @@ def test_who_waits(machine: Machine) -> None:
             assert "2 of GPU 0-1" in shown[-2]
             first.send_signal(signal.SIGSTOP)
             second.wait()  # it passes the one that is stopped
-            found = machine.soon(waiting(1))["waiting"]
-            assert (found[0]["pid"], found[0]["well"]) == (first.pid, False)
+            (one,) = machine.status()["waiting"]
+            assert (one["pid"], one["well"]) == (first.pid, False)
             assert "(stopped or stuck: others pass)" in machine.told().stdout
             first.send_signal(signal.SIGINT)
             first.send_signal(signal.SIGCONT)
@@ -319,6 +355,19 @@ def test_a_lost_gpu(machine: Machine) -> None:
     assert "0" in done.stdout.split()
 
 
+def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
+    """Each is judged by its own processes, and it is said that no claim takes them."""
+    machine.driver.state.gpus[1].uuid = machine.driver.state.gpus[0].uuid
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        machine.driver.use(0, stranger.pid)
+        found = json.loads(machine.told("--json").stdout)
+        stranger.kill()
+    assert [gpu["free"] for gpu in found["gpus"]] == [False, True]
+    (warning,) = found["warnings"]
+    assert warning["code"] == "unclaimable"
+    assert warning["message"].startswith("GPU 0 and GPU 1 have the same UUID, ")
+
+
 def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
     machine.locks.mkdir()
     (machine.locks / "board").mkdir()
@@ -329,7 +378,7 @@ def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
 
 
 @pytest.mark.needs("two-users")
-def test_as_another_user() -> None:
+def test_as_another_user(shared_driver: MakeDriver) -> None:
     """Who holds is told to everyone; what other users' processes have open is not."""
     script = """
 import io, os, sys
@@ -340,14 +389,12 @@ with redirect_stdout(io.StringIO()):  # all is imported: that user may not read 
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.exit(main(["status", "--json"]))
 """
-    with TemporaryDirectory() as name:  # pytest's folders are closed to others
-        Path(name).chmod(0o755)
-        machine = Machine(FakeDriver(this_machine(2), Path(name) / "driver"), Path(name))
-        machine.driver.share()
-        with machine.holding("--gpus", "0") as one:
-            env = unmeasured(environment({**machine.driver.env(), **machine.env}))
-            command = [sys.executable, "-c", script]
-            done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    driver = shared_driver(this_machine(2))
+    machine = Machine(driver, driver.path.parents[1])
+    with machine.holding("--gpus", "0") as one:
+        env = unmeasured(environment({**driver.env(), **machine.env}))
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lease = json.loads(done.stdout)["gpus"][0]["lease"]
     assert (lease["pid"], lease["user"], lease["gone"]) == (one.pid, ME, False)

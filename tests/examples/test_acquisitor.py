@@ -72,7 +72,11 @@ def test_a_safe_gpu_user_waits_for_ours(driver: FakeDriver, env: dict[str, str])
     ("words", "error"),
     [
         (["--nb-gpus", "3"], "NotEnoughGpusError: asked for 3 GPUs"),
-        (["--backend", "cupy"], "PlaceholderError: placeholder='cupy'"),
+        pytest.param(
+            ["--backend", "cupy"],
+            "PlaceholderError: placeholder='cupy'",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_had_is_one_line(env: dict[str, str], words: list[str], error: str) -> None:
@@ -82,7 +86,12 @@ def test_what_cannot_be_had_is_one_line(env: dict[str, str], words: list[str], e
 
 @pytest.mark.parametrize(
     ("backend", "module"),
-    [("pytorch", "torch"), ("tf", "tensorflow"), ("pycuda", "pycuda"), ("cupy", "cupy")],
+    [
+        ("pytorch", "torch"),
+        pytest.param("tf", "tensorflow", marks=pytest.mark.slow),
+        pytest.param("pycuda", "pycuda", marks=pytest.mark.slow),
+        pytest.param("cupy", "cupy", marks=pytest.mark.slow),
+    ],
 )
 def test_backends_by_their_names(
     driver: FakeDriver, env: dict[str, str], backend: str, module: str

@@ -9,7 +9,7 @@ import pytest
 
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import CPUS, masks, printed, stopped, worker_cpus
+from processes import CPUS, masks, stopped, worker_cpus
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -44,23 +44,26 @@ def main():
             checked = gpuaff.check()
             return [os.getpid(), len(os.sched_getaffinity(0)), checked.ok]
 
-    def start(worker):
-        if "reapply" in sys.argv:
-            affinity.reapply()
-            affinity.reapply()
+    def reapply(worker):
+        affinity.reapply()
+        affinity.reapply()
 
-    loader = DataLoader(
-        Items(),
-        batch_size=None,
-        num_workers=2,
-        worker_init_fn=start,
-        multiprocessing_context="fork",
-        persistent_workers=True,
-        collate_fn=None,
-    )
-    found = [[int(number) for number in item] for item in loader]
-    print(json.dumps([len(os.sched_getaffinity(0)), found]))
-    sys.stdin.readline()
+    def found(start):
+        loader = DataLoader(
+            Items(),
+            batch_size=None,
+            num_workers=2,
+            worker_init_fn=start,
+            multiprocessing_context="fork",
+            persistent_workers=True,
+            collate_fn=None,
+        )
+        items = [[int(number) for number in item] for item in loader]
+        print(json.dumps([len(os.sched_getaffinity(0)), items]))
+        sys.stdin.readline()
+
+    found(None)
+    found(reapply)
 
 main()
 """
@@ -68,25 +71,21 @@ main()
 
 @pytest.mark.case("C1", "C8", "C10")
 def test_workers_that_reapply_keep_the_share(driver: FakeDriver) -> None:
+    """And those that do not are found out."""
     env = {**driver.env(), "GOMP_CPU_AFFINITY": str(CPUS[0])}
-    script = LOADER.replace('"reapply" in sys.argv', "True")
-    with stopped(script, env=env) as process:
+    with stopped(LOADER, env=env) as process:
         main, found = json.loads(process.heard())
         assert main == 1, "the import has narrowed the main thread"
+        assert {(cpus, ok) for _, cpus, ok in found} == {(1, False)}
+        process.go_on()
+        main, found = json.loads(process.heard())
+        assert main == 1
         assert {(cpus, ok) for _, cpus, ok in found} == {(len(CPUS), True)}
         workers = {pid for pid, _, _ in found}
         assert len(workers) == 2
         for pid in workers:
             seen = masks(pid)
             assert seen[pid] == frozenset(CPUS), "also after a parallel operation"
-
-
-@pytest.mark.case("C1")
-def test_workers_that_do_not_are_found_out(driver: FakeDriver) -> None:
-    env = {**driver.env(), "GOMP_CPU_AFFINITY": str(CPUS[0])}
-    with stopped(LOADER, env=env) as process:
-        _, found = json.loads(process.heard())
-        assert {(cpus, ok) for _, cpus, ok in found} == {(1, False)}
 
 
 # What is spawned imports its script again, so this one is a file.
@@ -129,6 +128,10 @@ if __name__ == "__main__":
     )
     print(json.dumps([cpus(), [json.loads(item) for item in loader]]), flush=True)
     sys.stdin.readline()
+    try:
+        worker_init_fn(0)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
 """
 
 
@@ -162,14 +165,7 @@ def test_workers_are_on_their_parts(
             if not narrowed:
                 assert ok
                 assert set(masks(pid).values()) == {parts[pid]}
-
-
-def test_outside_of_a_worker_it_is_an_error() -> None:
-    script = """
-from gpuaff.integrations.torch import worker_init_fn
-try:
-    worker_init_fn(0)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    assert printed(script).startswith("GPUAffinityError worker_init_fn was called outside of")
+        process.go_on()
+        assert process.heard().startswith(
+            "GPUAffinityError worker_init_fn was called outside of"
+        ), "in the main process it is an error"

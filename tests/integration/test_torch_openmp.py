@@ -33,7 +33,13 @@ def driver(fake_driver: MakeDriver) -> FakeDriver:
 
 
 @pytest.mark.case("C2", "C4", "C5")
-@pytest.mark.parametrize("env", [{"OMP_PROC_BIND": "close"}, {"GOMP_CPU_AFFINITY": "0-1023"}])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"OMP_PROC_BIND": "close"},
+        pytest.param({"GOMP_CPU_AFFINITY": "0-1023"}, marks=pytest.mark.slow),
+    ],
+)
 def test_torch_narrows_the_mask_and_that_was_said(driver: FakeDriver, env: dict[str, str]) -> None:
     said = printed(SCRIPT, env={**driver.env(), **env}).splitlines()
     assert said[0] == "['omp-binding']"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuaff.cpuset import parse_cpulist
+
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from processes import environment, masks
@@ -36,21 +38,6 @@ def shares(printed: str) -> dict[int, str]:
     }
 
 
-@pytest.mark.needs("torch", "torchrun")
-@pytest.mark.timeout(120)
-@pytest.mark.case("B1", "B5")
-def test_the_example_under_torchrun(driver: FakeDriver) -> None:
-    command = ["torchrun", "--nproc-per-node", "2", str(EXAMPLE)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(driver.env()), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = shares(done.stdout)
-    assert sorted(found) == [0, 1]
-    assert found[0] != found[1]
-    assert done.stderr.count("gpuaff: rank ") == 2, "the one line of each rank"
-
-
 # The example, and then the process stays until a file is there.
 STAYS = """
 import runpy, sys, time
@@ -66,25 +53,37 @@ while not (folder / "end").exists():
 
 @pytest.mark.needs("torch", "torchrun")
 @pytest.mark.timeout(120)
-def test_masks_under_torchrun_read_from_outside(driver: FakeDriver, tmp_path: Path) -> None:
+@pytest.mark.case("B1", "B5")
+def test_the_example_under_torchrun(driver: FakeDriver, tmp_path: Path) -> None:
     script = tmp_path / "stays.py"
     script.write_text(STAYS.format(example=str(EXAMPLE), folder=str(tmp_path)))
     command = ["torchrun", "--nproc-per-node", "2", str(script)]
-    with subprocess.Popen(command, env=environment(driver.env())) as process:
+    out, err = tmp_path / "out", tmp_path / "err"
+    with (
+        out.open("w") as stdout,
+        err.open("w") as stderr,
+        subprocess.Popen(
+            command, env=environment(driver.env()), stdout=stdout, stderr=stderr
+        ) as process,
+    ):
         try:
             pids = [tmp_path / f"pid{rank}" for rank in (0, 1)]
             while not all(path.exists() and path.read_text() for path in pids):
-                assert process.poll() is None, "torchrun ended"
+                assert process.poll() is None, err.read_text()
                 time.sleep(0.1)
-            first, second = (masks(int(path.read_text())) for path in pids)
+            seen = [masks(int(path.read_text())) for path in pids]  # read from outside
         finally:
             (tmp_path / "end").touch()
-    assert len(set(first.values())) == len(set(second.values())) == 1
-    one, two = first.popitem()[1], second.popitem()[1]
+    assert process.returncode == 0
+    first, second = (set(one.values()) for one in seen)
+    assert len(first) == len(second) == 1
+    one, two = first.pop(), second.pop()
     assert one
     assert two
     assert not one & two
-    assert process.returncode == 0
+    found = shares(out.read_text())
+    assert {rank: parse_cpulist(cpus) for rank, cpus in found.items()} == {0: one, 1: two}
+    assert err.read_text().count("gpuaff: rank ") == 2, "the one line of each rank"
 
 
 def test_the_example_without_torchrun(driver: FakeDriver) -> None:

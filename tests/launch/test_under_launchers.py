@@ -10,13 +10,15 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from environments import started
+from environments import Started, started
 from fakedriver.driver import FakeDriver
-from processes import CPUS, environment
+from fakedriver.play import this_machine
+from processes import CPUS, environment, printed_by_each
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -71,43 +73,57 @@ UNBOUND = [
 ]
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        pytest.param((), id="in the script"),
-        pytest.param(RUN, id="gpuaff run", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(("launcher", "name"), UNBOUND)
+def shown_no_gpus(rank: Started) -> dict[str, str]:
+    """A rank's environment; the GPUs that it was shown are those of the machine of its record."""
+    gone = {"CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"}
+    return {name: text for name, text in rank.environ.items() if name not in gone}
+
+
+def are_halves(cpus: Sequence[set[int]]) -> bool:
+    first, second = cpus
+    return bool(first and second) and not first & second and first | second <= set(CPUS)
+
+
+@pytest.fixture(scope="module")
+def in_the_script(
+    tmp_path_factory: pytest.TempPathFactory, driver_builds: Path
+) -> Mapping[tuple[str, str], list[dict[str, Any]]]:
+    """What the two ranks of each start say that pin themselves."""
+    folder = tmp_path_factory.mktemp("launchers")
+    driver = FakeDriver(this_machine(2), folder, builds=driver_builds)
+    ranks = [rank for start in UNBOUND for rank in started(*start)]
+    environments = [shown_no_gpus(rank) for rank in ranks]
+    found = [json.loads(text) for text in printed_by_each(PIN, environments, env=driver.env())]
+    assert len(found) == 2 * len(UNBOUND)
+    return {start: found[2 * place :][:2] for place, start in enumerate(UNBOUND)}
+
+
+@pytest.mark.parametrize("start", UNBOUND, ids="-".join)
 def test_each_rank_has_its_gpu_and_its_half(
-    driver: FakeDriver, launcher: str, name: str, prefix: Sequence[str]
+    in_the_script: Mapping[tuple[str, str], list[dict[str, Any]]], start: tuple[str, str]
 ) -> None:
     """Nobody passes a number."""
+    for one, rank in zip(in_the_script[start], started(*start), strict=True):
+        assert (one["rank"], one["gpu"]) == (rank.ranks.local_rank, rank.ranks.local_rank)
+        assert not {"no-rank", "ranks-beside", "masks-unknown"} & set(one["codes"])
+    assert are_halves([set(one["cpus"]) for one in in_the_script[start]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "name"), UNBOUND)
+def test_so_has_each_rank_under_run(driver: FakeDriver, launcher: str, name: str) -> None:
     found = []
     for rank in started(launcher, name):
-        # The GPUs that it was shown are those of the machine where it was recorded.
-        gone = {"CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"}
-        env = {k: v for k, v in rank.environ.items() if k not in gone}
-        if prefix:
-            done = subprocess.run(
-                [*prefix, sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"],
-                capture_output=True,
-                text=True,
-                env=environment({**driver.env(), **env}),
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            found.append({int(cpu) for cpu in done.stdout.split()})
-        else:
-            (one,) = said(driver, env)
-            assert (one["rank"], one["gpu"]) == (rank.ranks.local_rank, rank.ranks.local_rank)
-            assert not {"no-rank", "ranks-beside", "masks-unknown"} & set(one["codes"])
-            found.append(set(one["cpus"]))
-    first, second = found
-    assert first
-    assert second
-    assert first & second == set()
-    assert first | second <= set(CPUS)
+        done = subprocess.run(
+            [*RUN, sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"],
+            capture_output=True,
+            text=True,
+            env=environment({**driver.env(), **shown_no_gpus(rank)}),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found.append({int(cpu) for cpu in done.stdout.split()})
+    assert are_halves(found)
 
 
 @pytest.mark.case("D10")

@@ -238,6 +238,7 @@ class TestWithoutCompiler:
         assert "1 error" in output
         assert "in CI it must be there" in output
 
+    @pytest.mark.slow
     def test_a_compiler_that_does_not_build(
         self, outcome: Callable[..., str], tmp_path: Path
     ) -> None:

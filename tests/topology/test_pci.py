@@ -94,8 +94,8 @@ def test_a_described_machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.case("A9", "A10")
-def test_gpu_memory_that_is_a_numa_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = machine_trees.unpack("nvidiagpunumanodes", tmp_path)
+def test_gpu_memory_that_is_a_numa_node(real_trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = machine_trees.unpack("nvidiagpunumanodes", real_trees)
     monkeypatch.setenv("GPUAFF_FSROOT", str(root))
     gpus = Topology.observe().gpus
     # proc/driver/nvidia/gpus/0004:05:00.0/numa_status: Node: 255; local_cpus …0000ffff

@@ -17,8 +17,8 @@ from trees import write, write_cpus
 
 
 @pytest.fixture(scope="module", params=machine_trees.NAMES)
-def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return machine_trees.unpack(request.param, tmp_path_factory.mktemp("tree"))
+def root(request: pytest.FixtureRequest, real_trees: Path) -> Path:
+    return machine_trees.unpack(request.param, real_trees)
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def unpacked(name: str, tmp_path: Path) -> Cpus:
-    return read_cpus(Tree(str(machine_trees.unpack(name, tmp_path))))
+def unpacked(name: str, folder: Path) -> Cpus:
+    return read_cpus(Tree(str(machine_trees.unpack(name, folder))))
 
 
 @pytest.mark.needs("lstopo-no-graphics")
@@ -90,23 +90,23 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", machine_trees.NAMES)
-def test_counts_read_by_hand(name: str, tmp_path: Path) -> None:
-    seen = unpacked(name, tmp_path)
+def test_counts_read_by_hand(name: str, real_trees: Path) -> None:
+    seen = unpacked(name, real_trees)
     counted = tuple(len(x or ()) for x in (seen.cpus, seen.cores, seen.packages, seen.numa_nodes))
     assert counted == BY_HAND[name]
 
 
 @pytest.mark.case("A18")
-def test_possible_cpus_are_not_online_ones(tmp_path: Path) -> None:
-    seen = unpacked("32amd64-4s2n4c-cgroup2", tmp_path)
+def test_possible_cpus_are_not_online_ones(real_trees: Path) -> None:
+    seen = unpacked("32amd64-4s2n4c-cgroup2", real_trees)
     assert format_cpulist(seen.cpus) == "0-31"
     assert seen.highest == 47, "masks are sized by the highest possible id"
 
 
 @pytest.mark.case("G5")
-def test_efficiency_cores_of_an_intel_hybrid(tmp_path: Path) -> None:
+def test_efficiency_cores_of_an_intel_hybrid(real_trees: Path) -> None:
     assert (
-        format_cpulist(unpacked("20em64t-hybrid-1p6c2t+2ca4co1t", tmp_path).efficiency_cpus)
+        format_cpulist(unpacked("20em64t-hybrid-1p6c2t+2ca4co1t", real_trees).efficiency_cpus)
         == "12-19"
     )
 

@@ -83,10 +83,7 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
 def _whole(share: CpuSet | None) -> tuple[CpuSet, Process]:
     """The CPUs that are cut, and this process, whose border they are if it has none yet."""
     known, grant = remembered(), enclosing()[1]
-    if known is not None:
-        found = known.whole or known.share or known.original
-    else:
-        found = expected() or share or _own()
+    found = known.uncut if known is not None else expected() or share or _own()
     inside = found if grant is None else found & grant or grant
     return inside, this_process(border=inside)
 
@@ -120,7 +117,8 @@ def _granted(process: Process, cpus: CpuSet) -> CpuSet:
         return cpus
     move(cpus, kernel.thread_id(), own, process.moved)
     got = kernel.get_affinity()
-    put_again(kernel.thread_id(), own, {own, *process.set_here})
+    # Who moves the threads looks first where they are: who was bound goes back there at the end.
+    put_again(kernel.thread_id(), own, {own})
     return got & cpus or got
 
 

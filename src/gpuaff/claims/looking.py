@@ -148,8 +148,8 @@ class Looker:
             names=names,
             demand=self._demand,
         )
-        by_uuid = {usage.device.uuid: usage for usage in judged}
-        return tuple(by_uuid[device.uuid] for device in self._devices)
+        by_device = {usage.device: usage for usage in judged}  # two may tell the same UUID
+        return tuple(by_device[device] for device in self._devices)
 
 
 def _on_board(entries: Sequence[Entry]) -> dict[str, str]:

@@ -12,7 +12,8 @@ from gpuaff.notices import Notice
 def remarks(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     """What to say of the CPUs that this process was put on, and of the GPUs that it has claimed.
 
-    A process that was not pinned pays nothing: the machine is read only for one that was.
+    A process that was not pinned pays nothing: the machine is read only for one that was. Nothing
+    is said of a GPU whose near CPUs it may not use at all: then there is nothing that would help.
     """
     pinning = sys.modules.get("gpuaff.binding.process")
     process = None if pinning is None else pinning.remembered()
@@ -30,7 +31,8 @@ def remarks(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     far = []
     for index in sorted({gpu.index for gpu in gpus} & known.keys()):
         near = search.near(known[index], Scope.NODE)
-        if near.is_local and near.cpus.isdisjoint(process.share):
+        within_reach = near.is_local and not near.cpus.isdisjoint(process.original)
+        if within_reach and near.cpus.isdisjoint(process.share):
             far.append(f"GPU {index} ({format_cpulist(near.cpus)})")
     if not far:
         return ()

@@ -80,9 +80,13 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
     unnamed = {device: words for device, words in unclaimable(devices).items() if device in chosen}
     if unnamed:
         because = "; ".join(dict.fromkeys(unnamed.values()))
+        told = why
+        if request.gpus is not None or request.candidates is not None:
+            option = "candidates" if request.gpus is None else "gpus"
+            told = f"{option}= names {len(chosen)}"
         chosen = tuple(device for device in chosen if device not in unnamed)
         remedy = "see nvidia-smi -L, and how they are passed through to a VM"
-        why = f"{why}, of which {len(chosen)} can be claimed: {because} ({remedy})"
+        why = f"{told}, of which {len(chosen) or 'none'} can be claimed: {because} ({remedy})"
         if len(chosen) < count:
             raise NotEnoughGpusError(count, len(chosen), why)
     if request.count is None and bounds.sharers is not None:

@@ -11,6 +11,7 @@ from gpuaff.claims.looking import Looker
 from gpuaff.claims.model import Device, DeviceReading, Usage
 from gpuaff.claims.occupancy import listed
 from gpuaff.claims.people import people_on
+from gpuaff.claims.pool import unclaimable
 from gpuaff.errors import LockDirectoryError, NoDriverError
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass
@@ -105,7 +106,10 @@ def _devices(
         with usage_session() as session:
             looker = Looker(session, session.devices(), own_is_free=False)
             usages, readings = looker.usages(entries), session.look(utilization=True)
-            return usages, readings, tuple(Notice("nvml", note) for note in session.notes)
+            odd = dict.fromkeys(unclaimable(session.devices()).values())
+            notes = [Notice("nvml", note) for note in session.notes]
+            notes += [Notice("unclaimable", f"{words}; no claim takes such a one") for words in odd]
+            return usages, readings, tuple(notes)
     except NoDriverError as error:
         return (), (), (Notice("no-driver", str(error)),)
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 import argparse
 
 from gpuaff.cli import options, quantities
-from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
+from gpuaff.errors import (
+    ClaimTimeoutError,
+    GpusBusyError,
+    InvalidOptionError,
+    NotEnoughGpusError,
+)
 from gpuaff.system import program
 
 TYPE_CHECKING = False
@@ -143,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
     except InvalidOptionError as error:
         spelled = _SPELLED.get(error.option, error.option)
         raise InvalidOptionError(spelled, error.value, error.expected) from None
+    except NotEnoughGpusError as error:
+        raise NotEnoughGpusError(error.wanted, error.found, _in_options(error.reason)) from None
     except GpusBusyError as error:
         raise _spelled(error, _WAIT) from None
     except ClaimTimeoutError as error:
@@ -159,8 +166,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _spelled(error: GpusBusyError, remedy: str) -> GpusBusyError:
     """The same in the words of the command line."""
-    narrowed = error.narrowed.replace("candidates=", "--candidates")
+    narrowed = _in_options(error.narrowed)
     return GpusBusyError(error.wanted, error.free, error.reasons, narrowed, remedy)
+
+
+def _in_options(words: str) -> str:
+    return words.replace("candidates=", "--candidates").replace("gpus=", "--gpus")
 
 
 def _command(args: argparse.Namespace) -> list[str]:
