@@ -127,6 +127,8 @@ _HAS: dict[str, Callable[[], bool]] = {
     "protected-regular": powers.protected_regular,
     "root": lambda: os.geteuid() == 0,
     "safe_gpu": lambda: find_spec("safe_gpu") is not None,
+    "sklearn": lambda: find_spec("sklearn") is not None,
+    "matplotlib": lambda: find_spec("matplotlib") is not None,
     "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
     "two-users": powers.two_users,

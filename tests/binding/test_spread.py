@@ -160,6 +160,40 @@ print(thread() == first)
     assert printed(IN_THIS_PROCESS + script).splitlines() == ["True", "True"]
 
 
+@pytest.mark.needs("two-cpus")
+def test_a_bound_thread_that_calls_it_goes_back() -> None:
+    script = """
+first = {min(CPUS)}
+def work():
+    os.sched_setaffinity(0, first)
+    part = gpuaff.spread(0, 1)
+    print(os.sched_getaffinity(0) == part)
+    part.restore()
+    print(os.sched_getaffinity(0) == first)
+in_a_thread(work)
+"""
+    assert printed(IN_THIS_PROCESS + script).splitlines() == ["True", "True"]
+
+
+@pytest.mark.case("C4")
+@pytest.mark.needs("two-cpus")
+def test_heirs_of_a_narrowed_main_thread_go_back_to_the_ranks_share(driver: FakeDriver) -> None:
+    """An import has narrowed a worker; nobody has bound what it started since."""
+    script = """
+affinity = gpuaff.set_affinity(0, 1)
+if not os.fork():
+    os.sched_setaffinity(0, {min(CPUS)})
+    heir = bound_to(None)
+    part = gpuaff.spread(0, 1)
+    print(heir() == part == os.sched_getaffinity(0), flush=True)
+    print(part.restore() == affinity == heir(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
+    assert found == ["True", "True"]
+
+
 def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 1)

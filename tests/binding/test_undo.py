@@ -142,12 +142,61 @@ def test_a_forked_child_keeps_its_own_border(driver: FakeDriver) -> None:
 affinity = gpuaff.set_affinity(0, 2)
 child = os.fork()
 if child == 0:
+    thread = bound_to(None)
     gpuaff.set_affinity(0, 1)
-    affinity.restore()
-    os._exit(not gpuaff.set_affinity(0, 1) <= affinity)
+    fine = affinity.restore() == before == thread()
+    own = gpuaff.set_affinity(0, 1)
+    fine = fine and own <= affinity and thread() == own  # nobody has bound it
+    os._exit(not fine or own.restore() != affinity or thread() != affinity)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert said(driver, script) == ["0"]
+
+
+@pytest.mark.parametrize("own", ["spread(0, 1)", "spread(0, 3)", "set_affinity(0, 2)"])
+def test_a_child_that_has_set_something_undoes_its_parents_call(
+    driver: FakeDriver, own: str
+) -> None:
+    """All of its threads go, as they do where the later call was made in the same process."""
+    script = f"""
+affinity = gpuaff.set_affinity(0, 1)
+def child():
+    one = {{max(before)}}
+    thread, bound = bound_to(None), bound_to({{min(before)}})
+    part = gpuaff.{own}
+    fine = [thread() == part == os.sched_getaffinity(0)]
+    later = bound_to({{min(before)}} if part == one else one)
+    then = later()
+    fine += [affinity.restore() == before == thread(), bound() == {{min(before)}}]
+    fine += [later() == then, gpuaff.check().expected is None]
+    part = gpuaff.{own}  # all of them once more
+    fine += [thread() == part == os.sched_getaffinity(0), gpuaff.check().expected == part]
+    return all(fine) or print(fine)
+if not (pid := os.fork()):
+    os._exit(not child())
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), os.sched_getaffinity(0) == affinity)
+"""
+    assert said(driver, script) == ["0", "True"]
+
+
+@pytest.mark.parametrize("own", ["spread(0, 1)", "set_affinity(0, 2)"])
+def test_a_child_that_has_set_something_leaves_its_parents_blocks(
+    driver: FakeDriver, own: str
+) -> None:
+    """The inner block has the same share as the outer one."""
+    script = f"""
+with gpuaff.set_affinity(0, 1) as outer:
+    with gpuaff.set_affinity(0, 1):
+        if not (child := os.fork()):
+            thread = bound_to(None)
+            gpuaff.{own}
+    fine = child or thread() == outer == os.sched_getaffinity(0) == gpuaff.check().expected
+if not child:
+    fine = fine and thread() == before == os.sched_getaffinity(0)
+    os._exit(not fine or gpuaff.check().expected is not None)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.sched_getaffinity(0) == before)
+"""
+    assert said(driver, script) == ["0", "True"]
 
 
 def test_a_bound_caller_without_a_gpu_stays_bound(driver: FakeDriver) -> None:

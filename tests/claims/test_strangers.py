@@ -16,7 +16,7 @@ import pytest
 
 from gpuaff.claims.model import ComputeMode, Device, DeviceReading
 from gpuaff.claims.occupancy import People
-from gpuaff.claims.unlisted import Sight, sight, too_much, unlisted
+from gpuaff.claims.unlisted import View, too_much, unlisted, view
 from gpuaff.records import replace
 from gpuaff.topology.model import Topology
 
@@ -438,24 +438,24 @@ STRANGE = People(first_namespace=False)
 @pytest.mark.parametrize(
     ("reading", "new", "people", "seen"),
     [
-        (used_by(5), {5}, HOST, Sight.ALL),
-        (used_by(5, 6), {5, 6}, HOST, Sight.ALL),
-        (idle(compute={5: None}), {5}, HOST, Sight.ALL),
-        (idle(), set(), HOST, Sight.NONE),
-        (idle(compute=None), set(), HOST, Sight.NONE),
-        (used_by(5), {5}, CONTAINER, Sight.OURS),
-        (used_by(5), set(), CONTAINER, Sight.OURS),  # torch has kept it since an earlier claim
-        (idle(compute={5: None}), {5}, CONTAINER, Sight.NONE),
-        (used_by(77), {77}, STRANGE, Sight.OURS),
-        (used_by(77), set(), STRANGE, Sight.NONE),
-        (idle(), set(), STRANGE, Sight.NONE),
-        (idle(compute=None), set(), STRANGE, Sight.NONE),
+        (used_by(5), {5}, HOST, View.ALL),
+        (used_by(5, 6), {5, 6}, HOST, View.ALL),
+        (idle(compute={5: None}), {5}, HOST, View.ALL),
+        (idle(), set(), HOST, View.NONE),
+        (idle(compute=None), set(), HOST, View.NONE),
+        (used_by(5), {5}, CONTAINER, View.OURS),
+        (used_by(5), set(), CONTAINER, View.OURS),  # torch has kept it since an earlier claim
+        (idle(compute={5: None}), {5}, CONTAINER, View.NONE),
+        (used_by(77), {77}, STRANGE, View.OURS),
+        (used_by(77), set(), STRANGE, View.NONE),
+        (idle(), set(), STRANGE, View.NONE),
+        (idle(compute=None), set(), STRANGE, View.NONE),
     ],
 )
 def test_whom_the_driver_lists(
-    reading: DeviceReading, new: set[int], people: People, seen: Sight
+    reading: DeviceReading, new: set[int], people: People, seen: View
 ) -> None:
-    assert sight(reading, new, people) is seen
+    assert view(reading, new, people) is seen
 
 
 def test_what_no_listed_process_has() -> None:
@@ -478,11 +478,11 @@ def test_what_no_listed_process_has() -> None:
     }
 
 
-def test_two_instances_with_one_memory() -> None:
-    """Who is on the one has some of the memory that the other tells."""
-    one, other = instance(1, part=3), instance(2, part=3)
-    readings = (used_by(5, device=one), idle(other, used=IDLE + CONTEXT))
-    assert unlisted(readings, [one, other]) == {one: IDLE, other: IDLE}
+def test_instances_that_share_memory() -> None:
+    """The rightful claimer of the one may not be listed, and has some of what the other tells."""
+    one, other, apart = instance(1, part=3), instance(2, part=3), instance(3, part=4)
+    readings = (idle(one), idle(other, used=IDLE + CONTEXT), used_by(5, device=apart))
+    assert unlisted(readings, [one, other, apart]) == {apart: IDLE}
 
 
 def many(*grown: int, names: str = "") -> tuple[dict[Device, int], tuple[DeviceReading, ...]]:

@@ -33,15 +33,26 @@ def grid_engine() -> Iterator[dict[str, str]]:
 @pytest.fixture
 def stage(tmp_path: Path, driver_builds: Path) -> Stage:
     """This machine with four GPUs, for jobs that are on one node."""
+    return _stage(4, tmp_path, driver_builds)
+
+
+@pytest.fixture
+def stage_of_two(tmp_path: Path, driver_builds: Path) -> Stage:
+    """The same with two."""
+    return _stage(2, tmp_path, driver_builds)
+
+
+def _stage(gpus: int, tmp_path: Path, builds: Path) -> Stage:
     folder = tmp_path / "stage"
     folder.mkdir()
-    driver = FakeDriver(two_sides(4), tmp_path / "driver", builds=driver_builds)
+    driver = FakeDriver(two_sides(gpus), tmp_path / "driver", builds=builds)
     return Stage(folder, {**driver.env(), "GPUAFF_LOCK_DIR": str(tmp_path / "locks")})
 
 
 @pytest.fixture
 def on_slurm(slurm: dict[str, str], tmp_path: Path, driver_builds: Path) -> Stage:
-    """Both nodes of the Slurm, each with four GPUs and leases of its own."""
+    """Both nodes of the Slurm, idle, each with four GPUs and leases of its own."""
+    slurm_bed.wait_until_idle(slurm)
     nodes, folder = tmp_path / "nodes", tmp_path / "stage"
     nodes.mkdir()
     folder.mkdir()

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from schedulers.bed import Bed, free_ports
@@ -88,6 +91,16 @@ def start(bed: Bed) -> dict[str, str]:
         bed.daemon("/usr/sbin/slurmd", "-D", "-N", node, env=variables)
     bed.until(str(len(NODES)), "sinfo", "-h", "-t", "idle", "-o", "%D", env=variables)
     return variables
+
+
+def wait_until_idle(variables: Mapping[str, str]) -> None:
+    """Wait until no job of an earlier test is on a node, so that the next one goes to the first."""
+    ends = time.monotonic() + 30
+    command = ("sinfo", "-h", "-t", "idle", "-o", "%D")
+    env = {**os.environ, **variables}
+    while subprocess.check_output(command, env=env, text=True).strip() != str(len(NODES)):
+        assert time.monotonic() < ends, "the last job does not end"
+        time.sleep(0.1)
 
 
 def _start_munge(bed: Bed) -> None:

@@ -74,7 +74,8 @@ class Affinity(frozenset[int]):
         later call; those that somebody has bound elsewhere since stay. The main thread also goes
         back from a part of the share: a runtime or a cpuset has cut it. May be called again, and
         from any thread. In a forked child (a DataLoader worker) it moves the child's threads, if
-        they have what was set here.
+        they have what was set here, or what the child has set itself since, as by
+        :func:`gpuaff.spread`.
 
         A memory policy goes back in the calling thread only, as the kernel has it: the thread that
         has called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set

@@ -89,6 +89,8 @@ class Process:
         reserved: the CPUs that are kept out of the share for helpers.
         whole: what ``spread`` has cut, while its part is the share; else None.
         extras: what is set besides.
+        given: in a forked child, what an undoing of its parent's call has given it: more than its
+            own border, perhaps.
         moved: what each thread had that the call that is at work has moved, by id.
         taken: the grant that is in force; None when there is none.
         lock: held while one is at work.
@@ -102,6 +104,7 @@ class Process:
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None
     extras: Extras = NOTHING
+    given: CpuSet | None = None
     moved: dict[int, CpuSet] = field(default_factory=dict)
     taken: Taken | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -109,7 +112,8 @@ class Process:
     @property
     def set_here(self) -> tuple[CpuSet, ...]:
         """What threads have asked for that nobody else has bound, the likeliest first."""
-        return (self.original,) if self.share is None else (self.share, self.original)
+        masks = (self.share, self.original, self.given)
+        return tuple(mask for mask in masks if mask is not None)
 
     @property
     def in_force(self) -> CpuSet | None:

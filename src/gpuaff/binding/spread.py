@@ -117,7 +117,8 @@ def _granted(process: Process, cpus: CpuSet) -> CpuSet:
         return cpus
     move(cpus, kernel.thread_id(), own, process.moved)
     got = kernel.get_affinity()
-    put_again(kernel.thread_id(), own, {own, *process.set_here})
+    # Who moves the threads looks first where they are: who was bound goes back there at the end.
+    put_again(kernel.thread_id(), own, {own})
     return got & cpus or got
 
 

@@ -70,16 +70,16 @@ def _across_a_grant(process: Process, share: CpuSet | None, before: Before, now:
 
 
 def _in_a_child(process: Process | None, share: CpuSet | None, before: Before, now: Extras) -> None:
-    """In a forked child: its threads have the mask, whatever it has done itself."""
+    """In a forked child: its threads have the mask, or what it has set itself since."""
     if before.taken is not enclosing()[0]:
         return  # of a call outside of the grant that the child is in
-    if process is None or process.share != share:
-        process = Process(pid=kernel.process_id(), original=before.original, share=share)
-    child, to = process, replace(before, bound={}, apart={})  # by the ids of the parent's threads
+    child = process or Process(pid=kernel.process_id(), original=before.original, share=share)
+    to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
 
     def work() -> None:
-        if share != before.share:
+        if not share == child.share == before.share:
             _say(_rewound(child, share, to))
+            child.given = to.mask
         back = besides.put_back_in_a_child(now, before.extras, parent=before.pid)
         say(back, rank=None)
 

@@ -104,7 +104,7 @@ def memory_of_listed(
         readings: what the driver tells of all devices of the machine.
         device: which one.
     """
-    sharing = [r for r in readings if _same_memory(r.device, device)]
+    sharing = [r for r in readings if same_memory(r.device, device)]
     held = [part for reading in sharing for part in _memory_by_process(reading).items()]
     untold = frozenset(pid for pid, bytes_ in held if bytes_ is None)
     return sum(bytes_ or 0 for _, bytes_ in held), untold
@@ -263,7 +263,8 @@ def _memory_by_process(reading: DeviceReading) -> dict[int, int | None]:
     return held
 
 
-def _same_memory(one: Device, other: Device) -> bool:
+def same_memory(one: Device, other: Device) -> bool:
+    """Whether they are one, or parts of one GPU instance, whose memory they share."""
     if one.uuid == other.uuid:
         return True
     where = (other.parent, other.gpu_instance)

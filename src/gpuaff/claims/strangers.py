@@ -15,7 +15,7 @@ from gpuaff.claims.model import Device, DeviceReading
 from gpuaff.claims.occupancy import UNEXPLAINED, People
 from gpuaff.claims.people import people_on
 from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
-from gpuaff.claims.unlisted import Sight, sight, too_much, unlisted
+from gpuaff.claims.unlisted import View, too_much, unlisted, view
 from gpuaff.claims.words import size
 from gpuaff.errors import ClaimLostError, PlaceholderError
 from gpuaff.records import dataclass
@@ -107,8 +107,8 @@ class Strangers:
         self._are_there, self._taken = True, {}
         readings = self._steady()
         rests = unlisted(readings, self._devices)
-        sights = self._sights(readings)
-        blind = {device for device in rests if sights[device] is Sight.NONE}
+        views = self._views(readings)
+        blind = {device for device in rests if views[device] is View.NONE}
         if kind is Placeholder.CONTEXT:
             known = blind & self._rests.keys()
             grown = {device: rests[device] - self._rests[device] for device in known}
@@ -116,7 +116,7 @@ class Strangers:
                 self._make_sure(occupied, ordinals)
         # What one of ours allocates it has by now; a function may have started what goes on.
         self._taken = rests if isinstance(kind, Placeholder) else {}
-        if any(sights[one] is Sight.OURS for one in rests) or blind & self._taken.keys():
+        if any(views[one] is View.OURS for one in rests) or blind & self._taken.keys():
             time.sleep(_COMES)
             self._steady()
 
@@ -154,7 +154,7 @@ class Strangers:
                     f"{device} was lost while it was claimed: {why}", gpus=(device.uuid,)
                 )
             new = self._new(reading)
-            limit = self._limit(device, sight(reading, new, people))
+            limit = self._limit(device, view(reading, new, people))
             more = rests[device] - limit if limit is not None and device in rests else 0
             if pids := self._strangers(new, people):
                 found.append(_Stranger(device=device, pids=pids))
@@ -172,15 +172,15 @@ class Strangers:
             return new - {*people.own, people.me}
         return new if len(new) > self._are_there else frozenset()
 
-    def _limit(self, device: Device, seen: Sight) -> int | None:
+    def _limit(self, device: Device, seen: View) -> int | None:
         """How many bytes may be in use that no listed process has; None is any number."""
-        if not self._are_there or seen is Sight.NONE:
+        if not self._are_there or seen is View.NONE:
             return self._taken.get(device)
-        return self._rests.get(device) if seen is Sight.OURS else None
+        return self._rests.get(device) if seen is View.OURS else None
 
-    def _sights(self, readings: Sequence[DeviceReading]) -> dict[Device, Sight]:
+    def _views(self, readings: Sequence[DeviceReading]) -> dict[Device, View]:
         people = people_on(readings)
-        return {one.device: sight(one, self._new(one), people) for one in readings}
+        return {one.device: view(one, self._new(one), people) for one in readings}
 
 
 def _lost(found: Sequence[_Stranger]) -> ClaimLostError:

@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 from gpuaff.claims.model import Device, DeviceReading
-from gpuaff.claims.occupancy import EXCLUSIVE, UNEXPLAINED, People, memory_of_listed
+from gpuaff.claims.occupancy import EXCLUSIVE, UNEXPLAINED, People, memory_of_listed, same_memory
 
 CONTEXT = 524 << 20
 """Bytes by which a context makes the memory in use grow on an H100 and an H200, the most that was
 seen; it is less on smaller GPUs."""
 
 
-class Sight(Enum):
+class View(Enum):
     """Whom the driver lists on a device that we have occupied."""
 
     ALL = "all"
@@ -31,7 +31,7 @@ class Sight(Enum):
     """Not even us, or not what we have: what nobody who is listed has may be ours."""
 
 
-def sight(reading: DeviceReading, new: Collection[int], people: People) -> Sight:
+def view(reading: DeviceReading, new: Collection[int], people: People) -> View:
     """Whom the driver lists on a device.
 
     Args:
@@ -41,10 +41,10 @@ def sight(reading: DeviceReading, new: Collection[int], people: People) -> Sight
     """
     listed = reading.compute or {}
     if people.me in listed and people.first_namespace:
-        return Sight.ALL
+        return View.ALL
     if people.first_namespace or None in listed.values():
-        return Sight.NONE
-    return Sight.OURS if people.me in listed or len(new) == 1 else Sight.NONE
+        return View.NONE
+    return View.OURS if people.me in listed or len(new) == 1 else View.NONE
 
 
 def unlisted(
@@ -53,8 +53,9 @@ def unlisted(
     """The bytes in use on each device that no listed process has.
 
     Those are missing on which they would tell nothing: where it is not known how many are in use,
-    where a display is active (what a screen needs is listed only in part), and where the compute
-    mode lets one process in, as a stranger and we cannot both be there.
+    where a display is active (what a screen needs is listed only in part), where the compute mode
+    lets one process in, as a stranger and we cannot both be there, and where another part of the
+    same GPU instance (MIG) uses the memory too: a rightful neighbour may not be listed either.
 
     Args:
         readings: what the driver tells of all devices of the machine.
@@ -65,6 +66,10 @@ def unlisted(
         for one in readings
         if one.device in devices and one.used is not None
         if not (one.display or one.compute_mode in EXCLUSIVE)
+        if not any(
+            other.device != one.device and same_memory(other.device, one.device)
+            for other in readings
+        )
     }
 
 

@@ -203,7 +203,10 @@ def _check(folder: int, name: str, handle: int) -> None:
         if turn == 0:
             continue
         _pause()
-    raise UnusableError("it has another name elsewhere (a hard link), so it may be somebody's file")
+    raise UnusableError(
+        "it has another name elsewhere (a hard link), so it may be somebody's file; "
+        "remove the one of the two that should not be"
+    )
 
 
 def _pause() -> None:

@@ -7,11 +7,11 @@ import json
 import mmap
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from numa_machine.inside.workers import Workers, idle
 
 _PAGE = mmap.PAGESIZE
 
@@ -22,21 +22,22 @@ class Agent:
     def __init__(self) -> None:
         self._affinity: Any = None
         self._kept: list[mmap.mmap] = []
+        self._workers = Workers()
 
     def threads(self, count: int) -> None:
         """Start threads that only wait."""
-        for _ in range(count):
-            threading.Thread(target=time.sleep, args=(900,), daemon=True).start()
+        idle(count)
 
-    def pin(self, rank: int, of: int, **options: Any) -> dict[str, Any]:
-        """Call ``set_affinity``."""
+    def pin(self, rank: int | None = None, of: int | None = None, **options: Any) -> dict[str, Any]:
+        """Call ``set_affinity``; without numbers the launcher's variables tell them."""
         import gpuaff
         from gpuaff.cpuset import format_cpulist
 
         found: Any = gpuaff.set_affinity(rank, of, **options)
         self._affinity = found
-        share = found.plan.share_of(rank)
+        share = found.plan.share_of(found.rank)
         return {
+            "rank": found.rank,
             "cpus": format_cpulist(found),
             "gpu": found.gpu,
             "nodes": list(share.numa_nodes),
@@ -76,6 +77,22 @@ class Agent:
         from gpuaff.cpuset import format_cpulist
 
         return format_cpulist(self._affinity.restore())
+
+    def start_fork_server(self) -> None:
+        """Start multiprocessing's."""
+        self._workers.start_fork_server()
+
+    def start_workers(self, **what: Any) -> list[dict[str, Any]]:
+        """Start worker processes, each of which calls ``spread``; what they say."""
+        return self._workers.start(share=self._affinity, **what)
+
+    def tell_workers(self, what: str) -> list[str]:
+        """Let each do something; their CPUs afterwards."""
+        return self._workers.tell(what)
+
+    def end_workers(self) -> None:
+        """Let them end."""
+        self._workers.end()
 
     def touch(self, mib: int, on: list[int] | None = None) -> tuple[int, int]:
         """Write to each page of new memory; its address, and its size in bytes.

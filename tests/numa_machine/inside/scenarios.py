@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from numa_machine.inside.looking import threads
 from numa_machine.inside.world import (
     CPU,
     LAUNCHER,
+    Rank,
     World,
     all_online,
+    ask_all,
     display_devices,
     on,
     pin_all,
@@ -119,6 +122,112 @@ def pages(world: World) -> Any:
 def pages_without_pinning(world: World) -> Any:
     """A rank that ``taskset`` keeps on the other node than its GPU, and that is not pinned."""
     return world.rank(on("0-7")).touched()
+
+
+# Launchers, by their variables; nobody passes a number.
+
+
+def _srun(task: int, gpus: str) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(task),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "4",
+        "SLURM_TASKS_PER_NODE": "4",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_CPU_BIND_TYPE": "none",
+        "SLURM_CPU_BIND_LIST": "",
+        "SLURM_CPU_BIND": "quiet,none",
+        "SLURM_GPUS_ON_NODE": "4",
+        "SLURM_JOB_GPUS": "0,1,2,3",
+        "SLURM_STEP_GPUS": gpus,
+        "CUDA_VISIBLE_DEVICES": gpus,
+    }
+
+
+def _srun_map_gpu(task: int) -> dict[str, str]:
+    gpus = (1, 3, 0, 2)
+    return {**_srun(task, str(gpus[task])), "SLURM_GPU_BIND": "map_gpu:1,3,0,2"}
+
+
+def _mpirun(rank: int) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_NODE_RANK": str(rank),
+    }
+
+
+def _mpich(rank: int) -> dict[str, str]:
+    return {
+        "MPI_LOCALRANKID": str(rank),
+        "MPI_LOCALNRANKS": "4",
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": "4",
+    }
+
+
+@scenario
+def launchers(world: World) -> Any:
+    """Four ranks as started by each, bound by none."""
+    started: dict[str, Callable[[int], dict[str, str]]] = {
+        "srun": lambda task: _srun(task, "0,1,2,3"),
+        "srun map_gpu": _srun_map_gpu,
+        "mpirun": _mpirun,
+        "mpich": _mpich,
+    }
+    found = {}
+    for name, variables in started.items():
+        ranks = world.launched([variables(rank) for rank in range(4)])
+        said = ask_all(ranks, "pin")
+        found[name] = {"said": said, "threads": [rank.threads() for rank in ranks]}
+    return found
+
+
+# Worker processes.
+
+
+def _spread(ranks: list[Rank], method: str, workers: int, *then: str) -> Any:
+    """Each rank's workers on their parts, and what becomes of them by each further step."""
+    said = ask_all(ranks, "start_workers", method=method, workers=workers, threads=2)
+
+    def step(answers: Any) -> Any:
+        pids = [[worker["pid"] for worker in of_rank] for of_rank in said]
+        seen = [[threads(pid) for pid in of_rank] for of_rank in pids]
+        return {"said": answers, "threads": seen, "mains": [rank.threads() for rank in ranks]}
+
+    found = {"start": step([[worker["cpus"] for worker in of_rank] for of_rank in said])}
+    for what in then:
+        found[what] = step(ask_all(ranks, "tell_workers", what=what))
+    ask_all(ranks, "end_workers")
+    return {**found, "codes": [worker["codes"] for of_rank in said for worker in of_rank]}
+
+
+@scenario
+def workers(world: World) -> Any:
+    """Two ranks, on a node each, with three workers each; the fork server is older than the pin."""
+    ranks = world.ranks(2)
+    ask_all(ranks, "start_fork_server")
+    said = pin_all(ranks)
+    found = {
+        method: _spread(ranks, method, 3, "swap", "restore")
+        for method in ("fork", "spawn", "forkserver")
+    }
+    return {"said": said, **found, "restored": ask_all(ranks, "restore")}
+
+
+@scenario
+def workers_of_four_ranks(world: World) -> Any:
+    """Two ranks on each node, as srun starts them, with cores for one worker; and with two."""
+    ranks = world.launched([_srun(task, "0,1,2,3") for task in range(4)])
+    ask_all(ranks, "pin")
+    return [_spread(ranks, "fork", count, "restore rank") for count in (1, 2)]
 
 
 # Borders.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -135,9 +135,17 @@ class World:
 
     def each(self, prefixes: Sequence[Sequence[str]], **env: str) -> list[Rank]:
         """Start one with each of these commands before it."""
+        return self._started([(prefix, env) for prefix in prefixes])
+
+    def launched(self, envs: Sequence[Mapping[str, str]]) -> list[Rank]:
+        """Start one with each of these sets of variables, as a launcher does that binds nobody."""
+        return self._started([((), env) for env in envs])
+
+    def _started(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> list[Rank]:
         script = "from numa_machine.inside.agent import main; main()"
-        env = {**self.env(), **env}
-        started = [stopped(script, env=env, prefix=prefix) for prefix in prefixes]
+        started = [
+            stopped(script, env={**self.env(), **env}, prefix=prefix) for prefix, env in commands
+        ]
         processes = [self._stack.enter_context(one) for one in started]
         return [Rank(process) for process in processes]  # which waits until it is there
 
@@ -187,6 +195,13 @@ def pin_all(ranks: Sequence[Rank], **options: Any) -> list[Any]:
     """Let all ranks of a job pin themselves, at the same time."""
     for number, rank in enumerate(ranks):
         rank.tell("pin", rank=number, of=len(ranks), **options)
+    return [rank.answer() for rank in ranks]
+
+
+def ask_all(ranks: Sequence[Rank], do: str, **what: Any) -> list[Any]:
+    """Let all ranks do something, at the same time."""
+    for rank in ranks:
+        rank.tell(do, **what)
     return [rank.answer() for rank in ranks]
 
 

@@ -1,0 +1,105 @@
+"""DataParallel against DistributedDataParallel on the same GPUs: speed, memory, loss.
+
+    python compare.py                    on one free GPU, then on all free ones
+    python compare.py --gpus 2 4 --json found.json --csv found.csv
+
+Claims the GPUs that it measures on, so that nobody else gets them meanwhile. Where there is no
+GPU, processes on the CPU take their place. More options go on to train.py:
+``python compare.py -- --epochs 5``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gpuaff
+
+TRAIN = str(Path(__file__).with_name("train.py"))
+
+COLUMNS = {
+    "method": "method",
+    "visible": "visible GPUs",
+    "processes": "processes",
+    "cpus": "CPUs each",
+    "omp_threads": "OMP threads",
+    "samples_per_s": "samples/s",
+    "memory_mib": "MiB by GPU",
+    "epochs": "epochs",
+    "losses": "loss by epoch",
+}
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpus", type=int, nargs="+", help="how many (default: 1, and all)")
+    parser.add_argument("--json", type=Path, help="a file for all that was found")
+    parser.add_argument("--csv", type=Path, help="a file for the table")
+    parser.add_argument("train", nargs="*", help="what train.py is given, after --")
+    return parser.parse_args()
+
+
+@contextmanager
+def taken(gpus: int) -> Iterator[None]:
+    """So many GPUs that nobody else has, as the only ones that a child sees."""
+    try:
+        # No placeholder: it would be memory of this process on GPUs that are measured.
+        claim = gpuaff.claim_gpus(gpus, placeholder=None, pin=True)
+    except gpuaff.NoDriverError:
+        yield  # no GPU here: on the CPU
+        return
+    with claim:
+        yield
+
+
+def run(method: str, gpus: int, options: list[str]) -> dict[str, Any]:
+    """Train by one method; what train.py has found."""
+    command = [sys.executable]
+    if method == "ddp":
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        command += torchrun
+    command += [TRAIN, method, f"--parts={gpus}", *options]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return {"gpus": gpus, **found}
+
+
+def cell(value: object) -> str:
+    """A value as the table shows it."""
+    if isinstance(value, list):
+        return " ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in value) or "-"
+    return str(value) or "-"
+
+
+def main() -> None:
+    """Run both for each number of GPUs."""
+    args = arguments()
+    counts = args.gpus or sorted({1, max(1, len(gpuaff.Topology.observe(links=False).visible))})
+    runs = []
+    for gpus in counts:
+        with taken(gpus):
+            runs += [run(method, gpus, args.train) for method in ("dp", "ddp")]
+
+    table = [list(COLUMNS.values()), *([cell(one[key]) for key in COLUMNS] for one in runs)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    if args.json:
+        args.json.write_text(json.dumps(runs, indent=1) + "\n")
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            csv.writer(file).writerows(table)
+
+
+if __name__ == "__main__":
+    main()

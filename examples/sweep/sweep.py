@@ -1,0 +1,117 @@
+"""Loss and accuracy by epoch for several numbers of GPUs and of CPUs for each task.
+
+    python sweep.py --gpus 1 2 --cpus 1 4 --csv sweep.csv --plot sweep.png
+
+Trains ../ddp_mnist once for each pair, on free GPUs that it claims meanwhile. Where there is no
+GPU, so many processes train on the CPU. More options go on to ddp_mnist.py:
+``python sweep.py --gpus 1 2 -- --batch-size 32``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gpuaff
+
+TRAIN = str(Path(__file__).parents[1] / "ddp_mnist/ddp_mnist.py")
+
+Row = dict[str, float]
+"""One epoch of one run: its row of the CSV."""
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpus", type=int, nargs="+", help="how many (default: 1, and all)")
+    parser.add_argument("--cpus", type=int, nargs="+", default=[1, 4], help="cores for each GPU")
+    parser.add_argument("--csv", type=Path, default=Path("sweep.csv"), help="default: sweep.csv")
+    parser.add_argument("--plot", type=Path, help="a picture, by matplotlib: sweep.png")
+    parser.add_argument("train", nargs="*", help="what ddp_mnist.py is given, after --")
+    return parser.parse_args()
+
+
+@contextmanager
+def taken(gpus: int) -> Iterator[None]:
+    """So many GPUs that nobody else has, as the only ones that a child sees."""
+    try:
+        # The ranks occupy their GPUs themselves; this process needs no context there.
+        claim = gpuaff.claim_gpus(gpus, placeholder=None, pin=True)
+    except gpuaff.NoDriverError:
+        yield  # no GPU here: on the CPU
+        return
+    with claim:
+        yield
+
+
+def train(gpus: int, cpus: int, options: list[str]) -> list[Row]:
+    """Train with so many ranks and cores for each; one row an epoch."""
+    # Options of gpuaff can be set from outside: ddp_mnist.py need not know of this one.
+    environment = {**os.environ, "GPUAFF_MAX_PHYSICAL_CORES": str(cpus)}
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder, "epochs.csv")
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        command = [sys.executable, *torchrun, TRAIN, f"--csv={found}", *options]
+        subprocess.run(command, env=environment, check=True)
+        with found.open(newline="") as file:
+            epochs = list(csv.DictReader(file))
+    return [
+        {"gpus": gpus, "cpus_per_task": cpus}
+        | {name: int(cell) if cell.isdigit() else float(cell) for name, cell in row.items()}
+        for row in epochs
+    ]
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Loss, accuracy and time, a line for each run."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")  # no screen is needed
+    import matplotlib.pyplot as plt
+
+    shown = {"test_loss": "test loss", "accuracy": "test accuracy", "seconds": "seconds an epoch"}
+    figure, axes = plt.subplots(1, len(shown), figsize=(12, 3.6), layout="constrained")
+    runs = sorted({(row["gpus"], row["cpus_per_task"]) for row in rows})
+    for axis, (name, title) in zip(axes, shown.items(), strict=True):
+        for gpus, cpus in runs:
+            mine = [row for row in rows if (row["gpus"], row["cpus_per_task"]) == (gpus, cpus)]
+            axis.plot(
+                [row["epoch"] for row in mine],
+                [row[name] for row in mine],
+                marker="o",
+                label=f"{gpus} GPU(s), {cpus} CPU(s) each",
+            )
+        axis.set(xlabel="epoch", title=title)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Train with each pair, write the CSV after each, and draw."""
+    args = arguments()
+    visible = len(gpuaff.Topology.observe(links=False).visible)
+    rows: list[Row] = []
+    for gpus in args.gpus or sorted({1, max(1, visible)}):
+        with taken(gpus):
+            for cpus in args.cpus:
+                rows += train(gpus, cpus, args.train)
+                with args.csv.open("w", newline="") as file:
+                    writer = csv.DictWriter(file, rows[0])
+                    writer.writeheader()
+                    writer.writerows(rows)
+    if args.plot:
+        draw(rows, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The examples' jobs on a real Slurm of two nodes: only their size and the address are changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from example_runs import EXAMPLES, table
+from processes import environment
+from schedulers.jobs import FIRST, SECOND, Stage
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.fake_driver,
+    pytest.mark.needs("root", "slurmctld", "slurmd", "munged", "sbatch", "torch", "two-cpus"),
+    pytest.mark.timeout(240),
+]
+
+SMALL = ["--ntasks-per-node=2", "--gres=gpu:2", "--cpus-per-task=1", "--time=2", "--output=out"]
+
+
+def submit(stage: Stage, example: str, *arguments: str) -> str:
+    """Submit ``job.slurm`` of an example, and wait; what it printed."""
+    folder = stage.folder / example
+    shutil.copytree(EXAMPLES / example, folder)
+    job = folder / "job.slurm"
+    # The two nodes are this machine, and their names are Slurm's alone.
+    text, count = re.subn(
+        r"^MASTER_ADDR=.*$", "MASTER_ADDR=127.0.0.1", job.read_text(), flags=re.MULTILINE
+    )
+    assert count == 1
+    job.write_text(text)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["sbatch", "--wait", *SMALL, "job.slurm", *arguments],
+        cwd=folder,
+        env=environment({**stage.variables, "PATH": path}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    printed = (folder / "out").read_text()
+    assert done.returncode == 0, f"{done.stderr}\n{printed}"
+    return printed
+
+
+@pytest.mark.case("B1", "B5")
+def test_ddp_minimal(on_slurm: Stage) -> None:
+    printed = submit(on_slurm, "ddp_minimal")
+    assert "4 ranks on 2 node(s) by gloo; each node: 2 GPUs promised, 2 visible" in printed
+    rows = table(printed, "rank")
+    names = ("rank", "local rank", "host", "GPU", "CPUs")
+    (first,), (second,) = FIRST, SECOND
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("0", "0", "n1", "0", str(first)),
+        ("1", "1", "n1", "1", str(second)),
+        ("2", "0", "n2", "0", str(first)),
+        ("3", "1", "n2", "1", str(second)),
+    ]
+    assert "forward pass: the same on all ranks" in printed
+
+
+@pytest.mark.needs("sklearn")
+def test_ddp_mnist(on_slurm: Stage) -> None:
+    printed = submit(on_slurm, "ddp_mnist", "--batch-size", "32")
+    places = re.findall(
+        r"^rank (\d) of 4: cpu, GPU (\d), CPUs (\d+), 0 workers$", printed, re.MULTILINE
+    )
+    (first,), (second,) = FIRST, SECOND
+    assert sorted(places) == [
+        ("0", "0", str(first)),
+        ("1", "1", str(second)),
+        ("2", "0", str(first)),
+        ("3", "1", str(second)),
+    ]
+    right = re.findall(r"Accuracy: (\d+)/359 ", printed)
+    assert len(right) == 5, "rank 0 alone tells, once an epoch"
+    assert int(right[-1]) > 180, "chance is 36"
+    assert (on_slurm.folder / "ddp_mnist/mnist_cnn.pt").exists()
