@@ -91,7 +91,10 @@ def printed(script: str, *arguments: str, env: Mapping[str, str] | None = None) 
 
 _FORKS = """
 import json, os, sys
-import gpuaff.binding.affinity, gpuaff.launch.ranks, gpuaff.system.nvml, gpuaff.topology.live
+import pynvml
+import gpuaff.allocator.planner, gpuaff.binding.apply, gpuaff.binding.decide, gpuaff.launch.ranks
+import gpuaff.binding.affinity, gpuaff.binding.report, gpuaff.system.nvml_warmup
+import gpuaff.topology.live
 script, environments = json.load(sys.stdin)
 code = compile(script, "<script>", "exec")
 for env in environments:

@@ -417,7 +417,7 @@ def test_inside_a_claim(one: Crowd) -> None:
                 os.write(writer, b"h")
                 if name == "b":
                     print(time.process_time())
-                signal.pause()
+                os._exit(len(os.read(0, 1)))  # when the test ends, however that comes
             os.read(reader, 1)
         begun = os.times()
         time.sleep(1)

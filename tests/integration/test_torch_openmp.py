@@ -47,6 +47,7 @@ def test_torch_narrows_the_mask_and_that_was_said(driver: FakeDriver, env: dict[
     assert said[3] == "True", "a second call gets the share back"
 
 
+@pytest.mark.slow
 @pytest.mark.case("C8")
 def test_without_such_variables_the_share_stays(driver: FakeDriver) -> None:
     assert printed(SCRIPT, env=driver.env()).splitlines() == ["[]", "True", "True", "True"]
