@@ -90,6 +90,18 @@ def refused(*arguments, **options):
 def told(error):
     say(type(error).__name__, str(error))
 
+def occupant_that_waits():
+    # it makes its context, and then lets others act
+    from gpuaff.system import cuda
+    contexts = cuda.Contexts(1)
+    def occupant(number):
+        cuda.start()
+        contexts.retain(0)
+        say("now")
+        go_on()
+    occupant.release = lambda held: contexts.release()
+    return occupant
+
 def indices(claim):
     return [gpu.index for gpu in claim.gpus]
 """

@@ -63,15 +63,7 @@ class TestOfClaims:
     def test_a_listed_stranger(self, make_lab: Callable[[Topology], Lab]) -> None:
         lab = make_lab(this_machine(1))
         code = """
-        from gpuaff.system import cuda
-        contexts = cuda.Contexts(1)
-        def occupant(number):
-            cuda.start()
-            contexts.retain(0)
-            say("now")
-            go_on()
-        occupant.release = lambda held: contexts.release()
-        error = refused(1, placeholder=occupant)
+        error = refused(1, placeholder=occupant_that_waits())
         say(*error.gpus, *error.pids, error.cuda_started)
         """
         program = lab.start(code)

@@ -331,16 +331,8 @@ class TestBeforeCudaIsStarted:
 
 
 IN_A_CONTAINER = """
-from gpuaff.system import cuda
-contexts = cuda.Contexts(1)
-def occupant(number):
-    cuda.start()
-    contexts.retain(0)
-    say("now")
-    go_on()
-occupant.release = lambda held: contexts.release()
 try:
-    say(*indices(gpuaff.claim_gpus(placeholder=occupant)))
+    say(*indices(gpuaff.claim_gpus(placeholder=occupant_that_waits())))
 except ClaimLostError as error:
     told(error)
     say(error.pids)
