@@ -78,10 +78,14 @@ def ranks() -> Ranks:
     Never raises.
     """
     here = found(environ.get, host=kernel.host_name(), above=programs_above)
-    if here.is_told and inherited.is_child():
+    if here.is_told and inherited.is_child() and not _is_its_own(here):
         remark = inherited.remark(here.local_rank, here.local_size)
         here = replace(here, warnings=(*here.warnings, remark))
     return here
+
+
+def _is_its_own(here: Ranks) -> bool:
+    return inherited.has_set(here.sources[name] for name in ("local_rank", "local_size"))
 
 
 def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
