@@ -199,6 +199,21 @@ def test_numbers_of_a_launcher_that_is_not_known() -> None:
     assert (place({**ONE_TASK, **NUMBERS}), codes({**ONE_TASK, **NUMBERS})) == ((3, 4), [])
 
 
+def test_one_process_that_is_described_by_hand() -> None:
+    """``LOCAL_RANK=0 RANK=0 WORLD_SIZE=1``, so that a script for several starts without a launcher.
+
+    It is another thing where the job has more, or where a launcher tells more.
+    """
+    alone = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    here = found(alone.get)
+    assert (here.local_rank, here.local_size, here.rank, here.size) == (0, 1, 0, 1)
+    assert here.sources["local_size"] == "WORLD_SIZE"
+    assert codes(alone) == []
+    for wrong in ({**alone, "WORLD_SIZE": "2"}, {**alone, "LOCAL_RANK": "1"}):
+        assert codes(wrong) == ["bad-rank"]
+    assert found({**HYDRA, **alone}.get).launcher is Launcher.HYDRA
+
+
 def test_part_of_the_numbers_beside_a_launchers() -> None:
     for part in ({"LOCAL_RANK": "3"}, {"LOCAL_WORLD_SIZE": "4"}):
         assert (place({**STEP, **part}), codes({**STEP, **part})) == ((1, 4), [])
