@@ -118,6 +118,8 @@ def left_by_slurm(
         return Notice(
             "ranks-stale",
             f"{name}={nodes[:80]} does not name this machine, {host}, and no step of Slurm is "
-            "above this process: srun's variables are left over and do not count; unset them",
+            "above this process: srun's variables are left over and do not count; unset them, or "
+            "in a container that has another host name, call set_affinity(local_rank, "
+            "nproc_per_node)",
         )
     return None

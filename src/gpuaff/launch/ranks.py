@@ -215,7 +215,9 @@ def _why_nobody(get: Get, alone: Ranks, stale: Notice | None) -> str:
             f"{alone.sources['rank']}={alone.rank} is the rank in the whole job, and no variable "
             "tells the one on this node"
         )
-    if stale is None and get("SLURM_JOB_ID"):
+    if stale is not None:
+        return "srun's variables count as left over, and no other launcher's tell the rank"
+    if get("SLURM_JOB_ID"):
         tasks = number(get("SLURM_NTASKS")) or 1
         of_many = f", and this process is none of the job's {tasks} tasks" if tasks > 1 else ""
         return f"a batch script or a shell of Slurm is no task of srun{of_many}"
