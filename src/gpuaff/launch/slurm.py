@@ -92,7 +92,8 @@ def _listed(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | Non
         mask, count = read(one), number(times or "1")
         if not mask or not count:
             return None
-        masks += [mask] * min(count, tasks)
+        # No more than there are tasks: 128 KB of "0x1*65535," would name 850 million.
+        masks += [mask] * min(count, tasks - len(masks))
     return tuple(masks[task % len(masks)] for task in range(tasks))
 
 
