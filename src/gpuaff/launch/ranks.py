@@ -77,7 +77,7 @@ def ranks() -> Ranks:
     ``bad-rank`` where the launcher's variables name no rank; ``is_told`` is False in both cases.
     Never raises.
     """
-    here = found(environ.get, host=kernel.host_name(), above=programs_above)
+    here = found(environ.get, host=kernel.host_name(), above=programs_above, cgroup=_own_cgroup)
     if here.is_told and inherited.is_child() and not _is_its_own(here):
         remark = inherited.remark(here.local_rank, here.local_size)
         here = replace(here, warnings=(*here.warnings, remark))
@@ -99,16 +99,27 @@ def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
     return None if is_bad else here, here.warnings
 
 
-def found(get: Get, *, host: str | None = None, above: Names = tuple) -> Ranks:
+def _own_cgroup() -> str:
+    return kernel.Tree().read("proc/self/cgroup") or ""
+
+
+def found(
+    get: Get,
+    *,
+    host: str | None = None,
+    above: Names = tuple,
+    cgroup: Callable[[], str] = str,
+) -> Ranks:
     """:func:`ranks`, with an environment from anywhere. Pure.
 
     Args:
         get: the environment.
         host: this machine's name.
         above: asked only where variables contradict each other, or this machine.
+        cgroup: what ``/proc/self/cgroup`` holds; asked likewise.
     """
     told = all_said(get)
-    stale = contradictions.left_by_slurm(get, told, host, above)
+    stale = contradictions.left_by_slurm(get, told, host, above, cgroup)
     if stale is not None:
         told = [one for one in told if one.row.launcher is not Launcher.SLURM]
     said, remark = contradictions.settle(told, above)

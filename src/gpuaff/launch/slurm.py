@@ -63,6 +63,19 @@ def is_shell(get: Get) -> bool:
     return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
 
 
+def is_cgroup_of_step(get: Get, cgroup: str) -> bool:
+    """Whether a process is in the cgroup of the step that its variables name.
+
+    Args:
+        get: the environment.
+        cgroup: what ``/proc/self/cgroup`` holds. Paths end with ``slurm/uid_0/job_7/step_0/task_1``
+            (version 1) or ``slurmstepd.scope/job_7/step_0/user/task_1`` (version 2): Slurm's pages
+            about cgroups.
+    """
+    step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
+    return any(step in f"{line}/" for line in cgroup.splitlines())
+
+
 def binding(get: Get) -> str | None:
     """How this step's tasks were bound: ``none``, ``mask_cpu``, ``map_cpu``, …; None: not told.
 
