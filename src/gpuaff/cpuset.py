@@ -117,9 +117,5 @@ def format_mask(cpus: Iterable[int]) -> str:
 
 def from_bits(bits: int, *, base: int = 0) -> CpuSet:
     """The positions of the set bits of a number of any size, counted from ``base``."""
-    found: set[int] = set()
-    while bits:
-        lowest = bits & -bits
-        found.add(base + lowest.bit_length() - 1)
-        bits ^= lowest
-    return frozenset(found)
+    lowest_first = bin(bits)[:1:-1]  # a large number takes as long for each step as it is large
+    return frozenset(base + place for place, bit in enumerate(lowest_first) if bit == "1")

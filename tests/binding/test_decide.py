@@ -437,6 +437,18 @@ def test_a_claimed_gpu_is_nobody_elses(masks: Masks) -> None:
     assert plan.partition == "job"
 
 
+def test_the_remedy_is_for_who_has_shown_one_gpu() -> None:
+    """A launcher, or the rank's own claim, where its border is not known."""
+    seen = A100.with_visible_devices("2")
+    for own, remedy in (
+        (OwnGpus(on_node=2), "srun --gpus-per-node"),
+        (OwnGpus(claimed=True), "claim once for all ranks"),
+    ):
+        said = decide(seen, Options.of(2), ranks(1, 2), COMMON, own).warnings[-1]
+        assert said.code == "gpus-unknown"
+        assert remedy in said.message
+
+
 @pytest.mark.case("D10")
 def test_an_own_gpu_has_its_border() -> None:
     seen = A100.with_visible_devices("2")

@@ -258,6 +258,40 @@ def test_a_child_that_takes_its_parents_numbers(driver: FakeDriver, tmp_path: Pa
     assert all("rank-inherited" in codes for _, _, codes in json.loads(done.stdout)), done.stderr
 
 
+SETTER = """
+    import json, multiprocessing, os, sys
+    def work(rank):
+        os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        import gpuaff
+        here, affinity = gpuaff.ranks(), gpuaff.set_affinity()
+        notices = [*here.warnings, *affinity.warnings]
+        return here.local_rank, affinity.gpu, [notice.code for notice in notices]
+    if __name__ == "__main__":
+        with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+            print(json.dumps([pool.apply(work, (rank,)) for rank in (0, 1)]))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_that_sets_the_variables_itself(
+    driver: FakeDriver, tmp_path: Path, method: str
+) -> None:
+    """As functions do that ``torch.multiprocessing.spawn`` starts: the numbers are its own."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SETTER))
+    done = subprocess.run(
+        [sys.executable, script, method],
+        capture_output=True,
+        text=True,
+        env=environment(driver.env()),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(rank, gpu) for rank, gpu, _ in found] == [(0, 0), (1, 1)]
+    assert not any("rank-inherited" in codes for _, _, codes in found)
+
+
 CLAIMER = """
     import os, subprocess, sys
     import gpuaff

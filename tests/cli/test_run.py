@@ -447,6 +447,26 @@ class TestInsideOfALauncher:
             "gpuaff run -n 2 -- torchrun ..."
         )
 
+    @pytest.mark.parametrize(
+        ("variables", "said"),
+        [
+            ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 is set, and LOCAL_WORLD_SIZE does not tell"),
+            ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 is not below"),
+            ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_RANK=1 is the rank in the whole job"),
+            ({"PMI_RANK": "0", "PMI_SIZE": "1"}, ""),
+            ({}, ""),
+        ],
+    )
+    def test_a_rank_that_is_not_known_is_told_before_it_claims(
+        self, variables: dict[str, str], said: str, driver: FakeDriver
+    ) -> None:
+        """It may be one of many, and each of them claims."""
+        env = environment({**driver.env(), **variables})
+        done = started([*RUN, "--dry-run", "--", "true"], env=env)
+        assert done.returncode == 0
+        assert said in done.stderr.decode()
+        assert ("rank" in done.stderr.decode()) == bool(said)
+
     def test_what_is_not_as_hoped_is_said(self, driver: FakeDriver) -> None:
         driver.refuse(9)  # NVML_ERROR_DRIVER_NOT_LOADED
         env = environment({**driver.env(), **ranks_of("torchrun", "torchrun")[0]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -177,6 +178,22 @@ def test_any_list_is_read_or_refused(text: str, kind: str) -> None:
     variables = {"SLURM_CPU_BIND_TYPE": kind, "SLURM_CPU_BIND_LIST": text}
     masks = named_masks(variables.get, 4)
     assert masks is None or (len(masks) == 4 and all(masks))
+
+
+def test_a_list_that_repeats_itself_takes_little_memory() -> None:
+    """A variable holds up to 128 KB: written out, so many of these would be 850 million masks."""
+    variables = {
+        "SLURM_CPU_BIND_TYPE": "mask_cpu",
+        "SLURM_CPU_BIND_LIST": ",".join(["0x2*65535"] * 100),
+    }
+    tracemalloc.start()
+    try:
+        masks = named_masks(variables.get, 65_535)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert masks == (frozenset({1}),) * 65_535
+    assert peak < 5_000_000, "some 8 bytes a task"
 
 
 def test_a_list_that_cannot_be_read() -> None:

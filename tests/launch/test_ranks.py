@@ -165,6 +165,30 @@ NUMBERS = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
 ONE_TASK = {**STEP, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
 
 
+@pytest.mark.parametrize(
+    ("lines", "is_inside"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_1", True),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0", True),
+        ("9:cpuset:/\n4:memory:/slurm/uid_0/job_7/step_0/task_1\n0::/", True),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_extern/user", False),
+        ("0::/system.slice/slurmstepd.scope/job_77/step_0/user", False),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_01/user", False),
+        ("0::/user.slice/user-0.slice/session-1.scope", False),
+        ("0::/", False),
+        ("", False),
+    ],
+)
+def test_a_step_is_known_by_its_cgroup(lines: str, is_inside: bool) -> None:
+    """Where a node's name in Slurm is not its host's, and root's processes cannot be seen."""
+    step = {**STEP, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-5]"}
+    here = found(step.get, host="ip-10-0-0-1", cgroup=lambda: lines)
+    assert here.is_told == is_inside
+    assert [notice.code for notice in here.warnings] == (
+        [] if is_inside else ["ranks-stale", "no-rank"]
+    )
+
+
 def test_the_innermost_counts() -> None:
     rank, worker = started("openmpi", "oversubscribed")[0], started("torchrun", "torchrun")[0]
     assert place({**STEP, **rank.environ}) == (0, 3)
@@ -197,6 +221,21 @@ def test_numbers_of_a_launcher_that_is_not_known() -> None:
     copied = {**HYDRA, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert (place(copied), codes(copied)) == ((1, 2), [])
     assert (place({**ONE_TASK, **NUMBERS}), codes({**ONE_TASK, **NUMBERS})) == ((3, 4), [])
+
+
+def test_one_process_that_is_described_by_hand() -> None:
+    """``LOCAL_RANK=0 RANK=0 WORLD_SIZE=1``, so that a script for several starts without a launcher.
+
+    It is another thing where the job has more, or where a launcher tells more.
+    """
+    alone = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    here = found(alone.get)
+    assert (here.local_rank, here.local_size, here.rank, here.size) == (0, 1, 0, 1)
+    assert here.sources["local_size"] == "WORLD_SIZE"
+    assert codes(alone) == []
+    for wrong in ({**alone, "WORLD_SIZE": "2"}, {**alone, "LOCAL_RANK": "1"}):
+        assert codes(wrong) == ["bad-rank"]
+    assert found({**HYDRA, **alone}.get).launcher is Launcher.HYDRA
 
 
 def test_part_of_the_numbers_beside_a_launchers() -> None:

@@ -184,6 +184,23 @@ def test_torque_on_a_nameless_machine() -> None:
     assert told(TORQUE, gpu_file="node7-gpu0", host=None) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [
+        ({"PBS_GPUFILE": "/a\nb\x1b[2J"}, None),
+        ({"PBS_GPUFILE": "/" + "\x1b" * 200}, None),
+        ({"PBS_GPUFILE": "/" + "a" * 100_000}, None),
+        ({"SGE_HGR_gpu": " ".join(f"GPU{number}" for number in range(10_000))}, 10_000),
+        ({"SLURM_STEP_GPUS": ",".join(map(str, range(0, 60_000, 2)))}, 30_000),
+    ],
+)
+def test_what_is_quoted_is_one_short_line(variables: dict[str, str], count: int | None) -> None:
+    found = of(variables)
+    assert found.count == count
+    assert found.source.isprintable()
+    assert len(found.source) <= 300
+
+
 # Nobody, several, and whatever else there may be.
 
 
@@ -366,6 +383,7 @@ def test_qstat_is_asked(tmp_path: Path) -> None:
     [
         {"JOB_ID": ""},
         {"JOB_ID": "../4711"},
+        {"JOB_ID": "4" * 21},
         {"SGE_ROOT": "", "QUEUE": ""},
         {"SLURM_GPUS_ON_NODE": "1"},
         {"SGE_HGR_gpu": "3"},

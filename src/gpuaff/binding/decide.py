@@ -109,7 +109,7 @@ def _each_in_its_own(
         # Only the rank itself knows which GPU it has: nobody can plan for the others.
         plan = _alone(topology.with_allowed(own), options, ranks, gpus)
         if not all(own.isdisjoint(cpus) for place, cpus in enumerate(sets) if place != rank):
-            plan = _with(plan, own_gpu.not_told(plan.shares[0]))
+            plan = _with(plan, own_gpu.not_told(plan.shares[0], gpus))
     beyond = options.rank_allowed is not None and sets[rank] & topology.cpus - own
     return _with(plan, _cut(rank, own, beyond)) if beyond else plan
 
@@ -125,7 +125,7 @@ def _by_own_gpu(
     found = own_gpu.among_those_of_the_job(topology, gpus, on_the_bus)
     if found is None:
         plan = _alone(topology, options, ranks, gpus)
-        return _with(plan, own_gpu.not_told(plan.shares[0]))
+        return _with(plan, own_gpu.not_told(plan.shares[0], gpus))
     machine, place = found
     plan = plan_with(machine, replace(options, nproc=len(machine.visible)))
     plan = _only(plan, place, ranks.local_rank, gpu=topology.visible[0])

@@ -61,14 +61,19 @@ def _index_of(gpu: Gpu | None, machine: Sequence[Gpu]) -> int | None:
     return next((one.index for one in machine if one.pci_bus_id == address), None)
 
 
-def not_told(share: Share) -> Notice:
+def not_told(share: Share, gpus: OwnGpus) -> Notice:
     """The rank keeps what is near its GPU."""
+    remedy = (
+        "claim once for all ranks, before the launcher (gpuaff run -n 2 -- torchrun ...)"
+        if gpus.claimed
+        else "show every rank all GPUs of the job (srun --gpus-per-node instead of "
+        "--gpus-per-task), or let srun bind the ranks to CPUs"
+    )
     return Notice(
         "gpus-unknown",
         f"GPU {share.gpu} is this rank's own, and which GPUs the other ranks have is not told: it "
         f"keeps all of the CPUs near it that it may use, {format_cpulist(share.cpus)}, and others "
-        "may get them too; show every rank all GPUs of the job (srun --gpus-per-node instead of "
-        "--gpus-per-task), or let srun bind the ranks to CPUs",
+        f"may get them too; {remedy}",
         rank=share.rank,
     )
 

@@ -128,11 +128,11 @@ def run(args: argparse.Namespace) -> int:
         GpuaffError: something of it cannot be done; then nothing was.
     """
     from gpuaff.cli.job import settle
-    from gpuaff.launch.ranks import Launcher, ranks
+    from gpuaff.launch.ranks import ranks
 
     words = _command(args)
     here = ranks()
-    if here.launcher is not Launcher.UNKNOWN and not here.is_told:
+    if not here.is_told and _tells_of_others(here):
         from gpuaff.binding.report import say
 
         say(here.warnings, rank=None)  # it may be one of many, and each of them claims
@@ -162,6 +162,12 @@ def run(args: argparse.Namespace) -> int:
         if claim is not None:
             claim.release()
         raise
+
+
+def _tells_of_others(here: Ranks) -> bool:
+    """Whether variables tell of ranks, though not which one of this node this is."""
+    is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
+    return is_bad or (here.rank is not None and here.size != 1)
 
 
 def _spelled(error: GpusBusyError, remedy: str) -> GpusBusyError:

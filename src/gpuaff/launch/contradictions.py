@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gpuaff.launch import slurm
 from gpuaff.launch.launchers import BY_PROGRAM, Launcher
 from gpuaff.launch.said import Said
 from gpuaff.launch.variables import Get
@@ -98,12 +99,14 @@ def left_by_slurm(
     told: Sequence[Said],
     host: str | None,
     above: Callable[[], tuple[str, ...]],
+    cgroup: Callable[[], str] = str,
 ) -> Notice | None:
     """What to say where srun's variables are those of a step on other machines.
 
     A shell that was opened from a step (ssh with the environment, tmux, a container) keeps them. A
     node's name in Slurm need not be its host's, so a step's daemon above this process proves that
-    they are right.
+    they are right. So does the step's cgroup, where the daemon cannot be seen: /proc may hide
+    root's processes (``hidepid``), as a container may.
     """
     if host is None or all(one.row.launcher is not Launcher.SLURM for one in told):
         return None
@@ -115,9 +118,13 @@ def left_by_slurm(
             continue
         if slurm_nodes.holds(nodes, host) is not False or "slurmstepd" in above():
             return None
+        if slurm.is_cgroup_of_step(get, cgroup()):
+            return None
         return Notice(
             "ranks-stale",
             f"{name}={nodes[:80]} does not name this machine, {host}, and no step of Slurm is "
-            "above this process: srun's variables are left over and do not count; unset them",
+            "above this process: srun's variables are left over and do not count; unset them, or "
+            "in a container that has another host name, call set_affinity(local_rank, "
+            "nproc_per_node)",
         )
     return None

@@ -6,8 +6,10 @@ DataLoader workers and those of ``torch.multiprocessing`` are such children.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 from gpuaff.notices import Notice
+from gpuaff.system import environ, kernel
 
 
 def is_child() -> bool:
@@ -17,6 +19,17 @@ def is_child() -> bool:
     """
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
+
+
+def has_set(names: Iterable[str]) -> bool:
+    """Whether one of these variables is not as this process's program was started with it.
+
+    Then it was set since, as functions do that ``torch.multiprocessing.spawn`` starts: the numbers
+    are the child's own. A forked child has its parent's program, and may have got from that what
+    the parent has set since; that it looks the same as its own work costs no more than a remark.
+    """
+    began = kernel.variables_of(kernel.process_id())
+    return bool(began) and any(environ.get(name) != began.get(name) for name in names)
 
 
 def remark(rank: int, size: int) -> Notice:

@@ -164,7 +164,7 @@ def _of_slurm(get: Get, ranks: Ranks, seen: Seen) -> Masks:
     if kind == "none":
         return _of_unbound_task(seen)
     if kind not in ("mask_cpu", "map_cpu"):
-        return _unknown(f"srun has bound the ranks by {kind}", bound=True)
+        return _unknown(f"srun has bound the ranks by {kind[:40]}", bound=True)
     if number(get("SLURM_LOCALID")) != ranks.local_rank:
         return _unknown("srun counts the ranks otherwise (SLURM_LOCALID)", bound=True)
     named = slurm.named_masks(get, ranks.local_size)

@@ -77,11 +77,15 @@ def ranks() -> Ranks:
     ``bad-rank`` where the launcher's variables name no rank; ``is_told`` is False in both cases.
     Never raises.
     """
-    here = found(environ.get, host=kernel.host_name(), above=programs_above)
-    if here.is_told and inherited.is_child():
+    here = found(environ.get, host=kernel.host_name(), above=programs_above, cgroup=_own_cgroup)
+    if here.is_told and inherited.is_child() and not _is_its_own(here):
         remark = inherited.remark(here.local_rank, here.local_size)
         here = replace(here, warnings=(*here.warnings, remark))
     return here
+
+
+def _is_its_own(here: Ranks) -> bool:
+    return inherited.has_set(here.sources[name] for name in ("local_rank", "local_size"))
 
 
 def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
@@ -95,16 +99,27 @@ def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
     return None if is_bad else here, here.warnings
 
 
-def found(get: Get, *, host: str | None = None, above: Names = tuple) -> Ranks:
+def _own_cgroup() -> str:
+    return kernel.Tree().read("proc/self/cgroup") or ""
+
+
+def found(
+    get: Get,
+    *,
+    host: str | None = None,
+    above: Names = tuple,
+    cgroup: Callable[[], str] = str,
+) -> Ranks:
     """:func:`ranks`, with an environment from anywhere. Pure.
 
     Args:
         get: the environment.
         host: this machine's name.
         above: asked only where variables contradict each other, or this machine.
+        cgroup: what ``/proc/self/cgroup`` holds; asked likewise.
     """
     told = all_said(get)
-    stale = contradictions.left_by_slurm(get, told, host, above)
+    stale = contradictions.left_by_slurm(get, told, host, above, cgroup)
     if stale is not None:
         told = [one for one in told if one.row.launcher is not Launcher.SLURM]
     said, remark = contradictions.settle(told, above)
@@ -211,7 +226,9 @@ def _why_nobody(get: Get, alone: Ranks, stale: Notice | None) -> str:
             f"{alone.sources['rank']}={alone.rank} is the rank in the whole job, and no variable "
             "tells the one on this node"
         )
-    if stale is None and get("SLURM_JOB_ID"):
+    if stale is not None:
+        return "srun's variables count as left over, and no other launcher's tell the rank"
+    if get("SLURM_JOB_ID"):
         tasks = number(get("SLURM_NTASKS")) or 1
         of_many = f", and this process is none of the job's {tasks} tasks" if tasks > 1 else ""
         return f"a batch script or a shell of Slurm is no task of srun{of_many}"

@@ -81,9 +81,21 @@ def _is_srun(row: Row) -> bool:
 
 
 def _without_size(get: Get, row: Row, rank: int) -> Said:
-    """Flux tells how many processes and nodes the job has, and spreads them evenly."""
-    name = row.local_size or row.size or ""
-    size, nodes = number(get(row.size or "")), number(get(row.nodes or ""))
+    """A job of one process has one here.
+
+    Flux tells how many processes and nodes the job has, and spreads them evenly.
+    """
+    name = row.size or ""
+    size, nodes = number(get(name)), number(get(row.nodes or ""))
+    if (rank, size) == (0, 1):
+        return Said(
+            row=row,
+            local_rank=0,
+            local_size=1,
+            told_rank=0,
+            rank_from=row.local_rank,
+            size_from=name,
+        )
     if row.local_size is not None or not size or not nodes:
         lacks = row.local_size or f"{row.size} or {row.nodes}"
         why = f"{row.local_rank}={rank} is set, and {lacks} does not tell how many there are here"

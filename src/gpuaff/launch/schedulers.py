@@ -33,6 +33,7 @@ from collections.abc import Iterable
 from gpuaff.cpuset import format_cpulist
 from gpuaff.launch import slurm
 from gpuaff.launch.variables import Get, number
+from gpuaff.notices import printable
 from gpuaff.records import dataclass, replace
 from gpuaff.system import environ, kernel
 
@@ -123,8 +124,17 @@ def _told(source: str, count: int | None = None, indices: Iterable[int] | None =
     return Granted(
         count=len(listed) if count is None and listed is not None else count,
         indices=listed,
-        source=source,
+        source=_shown(source),
     )
+
+
+def _shown(source: str) -> str:
+    """On one line, and cut: errors quote it, and a variable may hold 128 KB of anything."""
+    line = printable(source[: _LONGEST + 1])
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+_LONGEST = 300
 
 
 # Slurm.
@@ -229,4 +239,9 @@ def _grid_engine_job(get: Get) -> str | None:
     """The id of the job of a Grid Engine that this is; other programs have a JOB_ID too."""
     job = get("JOB_ID") or ""
     is_grid_engine = get("SGE_ROOT") or get("QUEUE")
-    return job if is_grid_engine and job.isascii() and job.isdecimal() else None
+    is_number = job.isascii() and job.isdecimal() and len(job) <= _DIGITS
+    return job if is_grid_engine and is_number else None
+
+
+_DIGITS = 20
+"""No job has a longer number; it becomes an argument of ``qstat``."""

@@ -63,6 +63,19 @@ def is_shell(get: Get) -> bool:
     return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
 
 
+def is_cgroup_of_step(get: Get, cgroup: str) -> bool:
+    """Whether a process is in the cgroup of the step that its variables name.
+
+    Args:
+        get: the environment.
+        cgroup: what ``/proc/self/cgroup`` holds. Paths end with ``slurm/uid_0/job_7/step_0/task_1``
+            (version 1) or ``slurmstepd.scope/job_7/step_0/user/task_1`` (version 2): Slurm's pages
+            about cgroups.
+    """
+    step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
+    return any(step in f"{line}/" for line in cgroup.splitlines())
+
+
 def binding(get: Get) -> str | None:
     """How this step's tasks were bound: ``none``, ``mask_cpu``, ``map_cpu``, …; None: not told.
 
@@ -92,7 +105,8 @@ def _listed(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | Non
         mask, count = read(one), number(times or "1")
         if not mask or not count:
             return None
-        masks += [mask] * min(count, tasks)
+        # No more than there are tasks: 128 KB of "0x1*65535," would name 850 million.
+        masks += [mask] * min(count, tasks - len(masks))
     return tuple(masks[task % len(masks)] for task in range(tasks))
 
 
