@@ -71,7 +71,9 @@ def run(method: str, gpus: int, options: list[str]) -> dict[str, Any]:
         command += ["-m", "torch.distributed.run", *here, f"--nproc-per-node={gpus}"]
     command += [TRAIN, method, f"--parts={gpus}", *options]
     printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    # Libraries may talk on the same pipe (NCCL_DEBUG=VERSION does).
+    line = next(line for line in reversed(printed.splitlines()) if line.startswith("{"))
+    found: dict[str, Any] = json.loads(line)
     return {"gpus": gpus, **found}
 
 

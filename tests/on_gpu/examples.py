@@ -1,6 +1,6 @@
 """The examples on a machine with GPUs; run by hand there, since CI has none.
 
-PYTHONPATH=src python tests/on_gpu/examples.py OUTDIR [--seconds 190] [--only compare,sweep,…]
+python tests/on_gpu/examples.py OUTDIR [--seconds 190] [--only compare,sweep,…]
 
 Runs dp_vs_ddp on 1 GPU and on all, sweep, ddp_minimal, three epochs of ddp_mnist and one step of it
 without a launcher, and fails on what is not as their READMEs say. OUTDIR gets ``compare.txt`` (the
@@ -28,6 +28,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from gpuaff import Topology
 
@@ -223,6 +225,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ["PYTHONUNBUFFERED"] = "1"  # or what is cut off has printed nothing
     machine = Topology.observe(links=False)
+    assert machine.visible, "no GPU is visible here"
     found = [str(gpu.name) for gpu in machine.gpus] if args.cpu else cards()
     on = Machine(out, gpus=len(machine.visible), seconds=args.seconds, cuda=not args.cpu)
     failed: list[str] = []
