@@ -140,13 +140,20 @@ def meet(*, cuda: bool) -> torch.device:
     return torch.device("cuda", local_rank) if cuda else torch.device("cpu")
 
 
+def cores() -> int:
+    """How many physical cores this rank has; where nothing was pinned, CPUs."""
+    if not affinity.pinned or affinity.plan is None or affinity.rank is None:
+        return len(affinity)
+    return affinity.plan.share_of(affinity.rank).cores
+
+
 def learn(args: argparse.Namespace, device: torch.device) -> None:
     """Train, test after each epoch, and let rank 0 write what is left of it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
 
-    # One CPU of the share is for the training itself, on the others workers load images.
-    workers = min(8, len(affinity) - 1)
+    # One core of the share is for the training itself, on each of the others a worker loads images.
+    workers = min(8, cores() - 1)
     options = {
         "num_workers": workers,
         "worker_init_fn": worker_init_fn,

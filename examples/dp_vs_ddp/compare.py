@@ -1,6 +1,6 @@
 """DataParallel against DistributedDataParallel on the same GPUs: speed, memory, loss.
 
-    python compare.py                    on one free GPU, then on all free ones
+    python compare.py                    on one GPU, then on all of them
     python compare.py --gpus 2 4 --json found.json --csv found.csv
 
 Claims the GPUs that it measures on, so that nobody else gets them meanwhile. Where there is no
@@ -54,7 +54,8 @@ def taken(gpus: int) -> Iterator[None]:
     """So many GPUs that nobody else has, as the only ones that a child sees."""
     try:
         # No placeholder: it would be memory of this process on GPUs that are measured.
-        claim = gpuaff.claim_gpus(gpus, placeholder=None, pin=True)
+        # What has just ended may hold its GPU for a moment longer, so wait for it.
+        claim = gpuaff.claim_gpus(gpus, wait=60, placeholder=None, pin=True)
     except gpuaff.NoDriverError:
         yield  # no GPU here: on the CPU
         return
@@ -66,11 +67,13 @@ def run(method: str, gpus: int, options: list[str]) -> dict[str, Any]:
     """Train by one method; what train.py has found."""
     command = [sys.executable]
     if method == "ddp":
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        command += torchrun
+        here = ["--standalone", "--local-addr=127.0.0.1"]  # whatever the host's name leads to
+        command += ["-m", "torch.distributed.run", *here, f"--nproc-per-node={gpus}"]
     command += [TRAIN, method, f"--parts={gpus}", *options]
     printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    # Libraries may talk on the same pipe (NCCL_DEBUG=VERSION does).
+    line = next(line for line in reversed(printed.splitlines()) if line.startswith("{"))
+    found: dict[str, Any] = json.loads(line)
     return {"gpus": gpus, **found}
 
 
@@ -81,24 +84,34 @@ def cell(value: object) -> str:
     return str(value) or "-"
 
 
-def main() -> None:
-    """Run both for each number of GPUs."""
-    args = arguments()
-    counts = args.gpus or sorted({1, max(1, len(gpuaff.Topology.observe(links=False).visible))})
-    runs = []
-    for gpus in counts:
-        with taken(gpus):
-            runs += [run(method, gpus, args.train) for method in ("dp", "ddp")]
+def table_of(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """The header, and a row for each run."""
+    return [list(COLUMNS.values()), *([cell(one[key]) for key in COLUMNS] for one in runs)]
 
-    table = [list(COLUMNS.values()), *([cell(one[key]) for key in COLUMNS] for one in runs)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+
+def keep(runs: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Write what there is so far."""
     if args.json:
         args.json.write_text(json.dumps(runs, indent=1) + "\n")
     if args.csv:
         with args.csv.open("w", newline="") as file:
-            csv.writer(file).writerows(table)
+            csv.writer(file).writerows(table_of(runs))
+
+
+def main() -> None:
+    """Run both for each number of GPUs, and write the files after each."""
+    args = arguments()
+    counts = args.gpus or sorted({1, max(1, len(gpuaff.Topology.observe(links=False).visible))})
+    runs: list[dict[str, Any]] = []
+    for gpus in counts:
+        with taken(gpus):
+            for method in ("dp", "ddp"):
+                runs.append(run(method, gpus, args.train))
+                keep(runs, args)
+    table = table_of(runs)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 if __name__ == "__main__":

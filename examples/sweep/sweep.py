@@ -45,7 +45,8 @@ def taken(gpus: int) -> Iterator[None]:
     """So many GPUs that nobody else has, as the only ones that a child sees."""
     try:
         # The ranks occupy their GPUs themselves; this process needs no context there.
-        claim = gpuaff.claim_gpus(gpus, placeholder=None, pin=True)
+        # What has just ended may hold its GPU for a moment longer, so wait for it.
+        claim = gpuaff.claim_gpus(gpus, wait=60, placeholder=None, pin=True)
     except gpuaff.NoDriverError:
         yield  # no GPU here: on the CPU
         return
@@ -59,7 +60,8 @@ def train(gpus: int, cpus: int, options: list[str]) -> list[Row]:
     environment = {**os.environ, "GPUAFF_MAX_PHYSICAL_CORES": str(cpus)}
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "epochs.csv")
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        here = ["--standalone", "--local-addr=127.0.0.1"]  # whatever the host's name leads to
+        torchrun = ["-m", "torch.distributed.run", *here, f"--nproc-per-node={gpus}"]
         command = [sys.executable, *torchrun, TRAIN, f"--csv={found}", *options]
         subprocess.run(command, env=environment, check=True)
         with found.open(newline="") as file:

@@ -76,6 +76,14 @@ def test_one_process_needs_no_launcher(driver: FakeDriver, tmp_path: Path) -> No
         assert "CPUs 0-1, 1 workers" in done.stdout
 
 
+def test_the_rate_of_learning(driver: FakeDriver) -> None:
+    """``--gamma`` 0 ends it with the first epoch, so the second test finds what the first found."""
+    done = run_example(SCRIPT, "--gamma=0", "--epochs=2", "--batch-size=16", env=driver.env())
+    first, second = re.findall(r"^Test set: .*$", done.stdout, re.MULTILINE)
+    assert first == second
+    assert accuracies(done.stdout)[0] > 0.6, "chance is 0.1"
+
+
 def test_claimed_gpus_are_the_ranks_gpus(driver: FakeDriver, lock_folder: Path) -> None:
     """Inside ``gpuaff run``, as the script's first lines have it."""
     command = [

@@ -1,12 +1,14 @@
 """The examples on a machine with GPUs; run by hand there, since CI has none.
 
-PYTHONPATH=src python tests/on_gpu/examples.py OUTDIR [--only minimal,mnist,compare,sweep]
+python tests/on_gpu/examples.py OUTDIR [--seconds 190] [--only compare,sweep,…]
 
-Runs ddp_minimal, three epochs of ddp_mnist, dp_vs_ddp on 1 GPU and on all, and sweep, and fails on
-what is not as their READMEs say. OUTDIR gets ``compare.txt`` (the table), ``compare.json`` and
-``.csv``, ``sweep.csv`` and ``.png``, and ``examples.json`` with the cards, the versions and the
-rest. What they show goes into ``docs/examples.md``. Needs torch and scikit-learn, and matplotlib
-for the picture.
+Runs dp_vs_ddp on 1 GPU and on all, sweep, ddp_minimal, three epochs of ddp_mnist and one step of it
+without a launcher, and fails on what is not as their READMEs say. OUTDIR gets ``compare.txt`` (the
+table), ``compare.json`` and ``.csv``, ``sweep.csv`` and ``.png``, ``examples.json`` with the cards,
+the versions and the rest, and ``errors.txt`` with all that was said on stderr. Each is written as
+soon as there is something to write, the most wanted first: what comes late and fails, or is cut
+off, costs only itself. What they show goes into ``docs/examples.md``. Needs torch and
+scikit-learn, and matplotlib for the picture.
 """
 
 from __future__ import annotations
@@ -16,97 +18,172 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from gpuaff import Topology
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PYTHON = sys.executable
+BEGIN = time.monotonic()
 
 
-def output(command: list[str], *, errors: Path, timeout: float = 150) -> str:
-    """What a command that must succeed prints; what it says on stderr goes into a file."""
-    print("$", " ".join(command), flush=True)
-    with errors.open("w") as file:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=file, text=True, check=False, timeout=timeout
-        )
-    assert done.returncode == 0, f"{done.stdout}\n{errors.read_text()[-4000:]}"
-    print(done.stdout, flush=True)
-    return done.stdout
+class Machine:
+    """Where all of it runs, and what was found so far.
+
+    Args:
+        out: the folder for what was found.
+        gpus: how many there are.
+        seconds: when all of it is to be over, counted from the start of this program.
+        cuda: the GPUs can compute; False over the fake driver, where torch trains on the CPU.
+    """
+
+    def __init__(self, out: Path, *, gpus: int, seconds: float, cuda: bool) -> None:
+        self.out, self.gpus, self.cuda, self._seconds = out, gpus, cuda, seconds
+        self.report: dict[str, Any] = {}
+        self._errors = out / "errors.txt"
+        self._errors.write_text("")
+
+    def keep(self, **found: Any) -> None:
+        """Write it down at once."""
+        self.report.update(found)
+        (self.out / "examples.json").write_text(json.dumps(self.report, indent=1) + "\n")
+
+    def output(self, command: list[str], *, seconds: float) -> str:
+        """What a command that must succeed prints, in the time that it may take."""
+        print(f"[{time.monotonic() - BEGIN:.0f} s] $", " ".join(command), flush=True)
+        left = min(seconds, self._seconds - (time.monotonic() - BEGIN))
+        assert left > 0, "no time is left for it"
+        with tempfile.TemporaryFile("w+") as said, self._errors.open("a+") as errors:
+            print("$", " ".join(command), file=errors, flush=True)
+            began = errors.tell()
+            process = subprocess.Popen(command, stdout=said, stderr=errors, start_new_session=True)
+            try:
+                code: int | str = process.wait(left)
+            except subprocess.TimeoutExpired:
+                code = f"none after {left:.0f} s"
+                end(process)
+            said.seek(0)
+            printed = said.read()
+            print(printed, flush=True)
+            errors.seek(began)
+            complaint = errors.read()[-3000:]
+        assert code == 0, f"exit code {code}\n{printed}\n{complaint}"
+        return printed
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and its children.
+
+    torchrun ends its ranks, which are in sessions of their own, when it is told to.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+            for _ in range(50):
+                time.sleep(0.1)
+                process.poll()  # or it stays in its group, dead
+                os.killpg(process.pid, 0)
 
 
 def torchrun(ranks: int, script: str, *options: str) -> list[str]:
-    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    here = ["--standalone", "--local-addr=127.0.0.1"]  # the host's name may lead nowhere
+    by = ["-m", "torch.distributed.run", *here, f"--nproc-per-node={ranks}"]
     return [PYTHON, *by, str(EXAMPLES / script), *options]
 
 
-def check_minimal(out: Path, gpus: int, report: dict[str, Any]) -> None:
-    printed = output(torchrun(gpus, "ddp_minimal/ddp_minimal.py"), errors=out / "minimal.stderr")
-    assert f"by nccl; each node: {gpus} GPUs promised, {gpus} visible" in printed
+def check_places(printed: str, ranks: int, *, cuda: bool) -> None:
+    """Ranks of ddp_mnist, each on a device, a GPU and CPUs of its own."""
+    pattern = rf"^rank (\d+) of {ranks}: (\S+), GPU (\d+), CPUs (\S+),"
+    placed = re.findall(pattern, printed, re.MULTILINE)
+    devices = [(rank, f"cuda:{rank}" if cuda else "cpu") for rank in range(ranks)]
+    assert sorted({(int(rank), device) for rank, device, _, _ in placed}) == devices, placed
+    assert len({gpu for _, _, gpu, _ in placed}) == ranks, placed
+
+
+def check_minimal(on: Machine) -> None:
+    printed = on.output(torchrun(on.gpus, "ddp_minimal/ddp_minimal.py"), seconds=60)
+    on.keep(minimal=printed.splitlines())
+    by = "nccl" if on.cuda else "gloo"
+    assert f"by {by}; each node: {on.gpus} GPUs promised, {on.gpus} visible" in printed
     assert "the same on all ranks" in printed
-    report["minimal"] = printed.splitlines()
-    one = [PYTHON, str(EXAMPLES / "ddp_minimal/one_process.py")]
-    report["one process"] = output(one, errors=out / "one.stderr").splitlines()
+    printed = on.output([PYTHON, str(EXAMPLES / "ddp_minimal/one_process.py")], seconds=30)
+    on.keep(one_process=printed.splitlines())
+    losses = re.search(r"loss (\S+), after one step (\S+)", printed)
+    assert losses is not None, printed
+    assert float(losses[2]) < float(losses[1]), printed
 
 
-def check_mnist(out: Path, gpus: int, report: dict[str, Any]) -> None:
+def check_mnist(on: Machine) -> None:
     """As its first lines have it: on GPUs that ``gpuaff run`` claims."""
-    run = [PYTHON, "-m", "gpuaff", "run", "-n", str(gpus), "--"]
-    script = torchrun(gpus, "ddp_mnist/ddp_mnist.py", "--epochs", "3", "--batch-size", "32")
-    printed = output([*run, *script], errors=out / "mnist.stderr")
-    placed = re.findall(r"^rank (\d+) of \d+: (\S+), GPU (\d+), CPUs (\S+),", printed, re.MULTILINE)
-    assert sorted((int(r), device) for r, device, _, _ in placed) == [
-        (rank, f"cuda:{rank}") for rank in range(gpus)
-    ], placed
-    assert len({gpu for _, _, gpu, _ in placed}) == gpus, placed
-    assert len({cpus for _, _, _, cpus in placed}) == gpus, placed
+    run = [PYTHON, "-m", "gpuaff", "run", "-n", str(on.gpus), "--wait", "60", "--"]
+    script = torchrun(on.gpus, "ddp_mnist/ddp_mnist.py", "--epochs", "3", "--batch-size", "32")
+    printed = on.output([*run, *script], seconds=60)
+    on.keep(mnist=printed.splitlines())
+    check_places(printed, on.gpus, cuda=on.cuda)
+    cpus = re.findall(r"^rank .* CPUs (\S+),", printed, re.MULTILINE)
+    assert len(set(cpus)) == on.gpus, cpus
     accuracies = [int(a) / int(b) for a, b in re.findall(r"Accuracy: (\d+)/(\d+)", printed)]
     assert accuracies[-1] > 0.5, accuracies
-    report["mnist"] = printed.splitlines()
 
 
-def check_compare(out: Path, gpus: int, report: dict[str, Any]) -> None:
-    found = out / "compare.json"
-    files = ["--json", str(found), "--csv", str(out / "compare.csv")]
-    printed = output(
-        [PYTHON, str(EXAMPLES / "dp_vs_ddp/compare.py"), *files], errors=out / "compare.stderr"
-    )
-    (out / "compare.txt").write_text(printed)
+def check_alone(on: Machine) -> None:
+    """Without a launcher, and so without an address to meet at."""
+    script = str(EXAMPLES / "ddp_mnist/ddp_mnist.py")
+    printed = on.output([PYTHON, script, "--dry-run"], seconds=40)
+    on.keep(alone=printed.splitlines())
+    check_places(printed, 1, cuda=on.cuda)
+
+
+def check_compare(on: Machine) -> None:
+    found = on.out / "compare.json"
+    files = ["--json", str(found), "--csv", str(on.out / "compare.csv")]
+    # A CPU in the place of GPUs would be long about what is little for them.
+    size = [] if on.cuda else ["--", "--samples=4096", "--width=64", "--batch-size=64"]
+    command = [PYTHON, str(EXAMPLES / "dp_vs_ddp/compare.py"), *files, *size]
+    printed = on.output(command, seconds=100)
+    (on.out / "compare.txt").write_text(printed)
+    on.keep(compare=printed.splitlines())
     runs = json.loads(found.read_text())
-    counts = sorted({1, gpus})
+    counts = sorted({1, on.gpus})
     assert [(run["gpus"], run["method"]) for run in runs] == [
         (count, method) for count in counts for method in ("dp", "ddp")
     ]
     for run in runs:
-        assert len(run["visible"].split(",")) == len(run["memory_mib"]) == run["gpus"], run
+        assert len(run["visible"].split(",")) == run["gpus"], run
         assert run["losses"][-1] < run["losses"][0], run
-    if gpus > 1:
-        by = {run["method"]: run["memory_mib"] for run in runs if run["gpus"] == gpus}
+        assert len(run["memory_mib"]) == (run["gpus"] if on.cuda else 0), run
+    if on.gpus > 1 and on.cuda:
+        by = {run["method"]: run["memory_mib"] for run in runs if run["gpus"] == on.gpus}
         assert by["dp"][0] > 1.2 * max(by["dp"][1:]), "DataParallel gathers on its first GPU"
         assert max(by["ddp"]) < 1.1 * min(by["ddp"]), "DDP's GPUs have the same"
-    report["compare"] = printed.splitlines()
 
 
-def check_sweep(out: Path, gpus: int, report: dict[str, Any]) -> None:
-    table = out / "sweep.csv"
+def check_sweep(on: Machine) -> None:
+    table = on.out / "sweep.csv"
     command = [PYTHON, str(EXAMPLES / "sweep/sweep.py"), "--csv", str(table), "--cpus", "1", "4"]
     if find_spec("matplotlib"):
-        command += ["--plot", str(out / "sweep.png")]
-    options = ["--", "--epochs", "6", "--batch-size", "32"]
-    output([*command, *options], errors=out / "sweep.stderr")
+        command += ["--plot", str(on.out / "sweep.png")]
+    printed = on.output([*command, "--", "--epochs", "6", "--batch-size", "32"], seconds=120)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    runs = {(int(r["gpus"]), int(r["cpus_per_task"])) for r in rows}
-    assert runs == {(count, cpus) for count in (1, gpus) for cpus in (1, 4)}, runs
     last = [float(row["accuracy"]) for row in rows if row["epoch"] == "6"]
+    on.keep(sweep=last)
+    runs = {(int(r["gpus"]), int(r["cpus_per_task"])) for r in rows}
+    assert runs == {(count, cpus) for count in (1, on.gpus) for cpus in (1, 4)}, runs
     assert min(last) > 0.5, last
-    report["sweep, last accuracies"] = last
+    check_places(printed, on.gpus, cuda=on.cuda)
 
 
 def version_of(package: str) -> str | None:
@@ -125,41 +202,49 @@ def cards() -> list[str]:
     return subprocess.check_output(command, text=True).splitlines()
 
 
+PARTS = {
+    "compare": check_compare,
+    "sweep": check_sweep,
+    "minimal": check_minimal,
+    "mnist": check_mnist,
+    "alone": check_alone,
+}
+"""In the order in which they are wanted."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", default="minimal,mnist,compare,sweep")
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--seconds", type=float, default=600, help="when it is to be over")
+    parser.add_argument("--cpu", action="store_true", help="a rehearsal over the fake driver")
     args = parser.parse_args()
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    found = cards()
-    gpus = len(found)
-    report: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "cards": found,
-        "CPUs": len(os.sched_getaffinity(0)),
-        "versions": {name: version_of(name) for name in ("torch", "scikit-learn", "matplotlib")},
-    }
-    parts = {
-        "minimal": check_minimal,
-        "mnist": check_mnist,
-        "compare": check_compare,
-        "sweep": check_sweep,
-    }
-    failed = []
+    os.environ["PYTHONUNBUFFERED"] = "1"  # or what is cut off has printed nothing
+    machine = Topology.observe(links=False)
+    assert machine.visible, "no GPU is visible here"
+    found = [str(gpu.name) for gpu in machine.gpus] if args.cpu else cards()
+    on = Machine(out, gpus=len(machine.visible), seconds=args.seconds, cuda=not args.cpu)
+    failed: list[str] = []
+    on.keep(
+        date=time.strftime("%Y-%m-%d"),
+        cards=found,
+        cpus=len(os.sched_getaffinity(0)),
+        versions={name: version_of(name) for name in ("torch", "scikit-learn", "matplotlib")},
+        failed=failed,
+    )
     for name in args.only.split(","):
         begin = time.monotonic()
         try:
-            parts[name](out, gpus, report)
+            PARTS[name](on)
         except Exception as error:  # noqa: BLE001 - the other parts are to be seen as well
             failed.append(f"{name}: {type(error).__name__}: {error}")
             print(failed[-1], flush=True)
-        report[f"({name})"] = f"{time.monotonic() - begin:.0f} s"
-    report["failed"] = failed
-    (out / "examples.json").write_text(json.dumps(report, indent=1))
-    print(json.dumps(report, indent=1))
+        on.keep(**{f"seconds of {name}": round(time.monotonic() - begin)})
+    print(json.dumps(on.report, indent=1))
     sys.exit(bool(failed))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,11 @@ pytestmark = [
 SMALL = ["--ntasks-per-node=2", "--gres=gpu:2", "--cpus-per-task=1", "--time=2", "--output=out"]
 
 
-def submit(stage: Stage, example: str, *arguments: str) -> str:
+ALONE = ["--ntasks=1", "--gres=gpu:2", "--cpus-per-task=2", "--time=2", "--output=out"]
+"""For jobs that start their ranks themselves."""
+
+
+def submit(stage: Stage, example: str, *arguments: str, size: Sequence[str] = SMALL) -> str:
     """Submit ``job.slurm`` of an example, and wait; what it printed."""
     folder = stage.folder / example
     shutil.copytree(EXAMPLES / example, folder)
@@ -34,11 +40,11 @@ def submit(stage: Stage, example: str, *arguments: str) -> str:
     text, count = re.subn(
         r"^MASTER_ADDR=.*$", "MASTER_ADDR=127.0.0.1", job.read_text(), flags=re.MULTILINE
     )
-    assert count == 1
+    assert count == (size is SMALL)
     job.write_text(text)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        ["sbatch", "--wait", *SMALL, "job.slurm", *arguments],
+        ["sbatch", "--wait", *size, "job.slurm", *arguments],
         cwd=folder,
         env=environment({**stage.variables, "PATH": path}),
         capture_output=True,
@@ -84,3 +90,27 @@ def test_ddp_mnist(on_slurm: Stage) -> None:
     assert len(right) == 5, "rank 0 alone tells, once an epoch"
     assert int(right[-1]) > 180, "chance is 36"
     assert (on_slurm.folder / "ddp_mnist/mnist_cnn.pt").exists()
+
+
+def test_dp_vs_ddp(on_slurm: Stage) -> None:
+    small = ["--", "--samples=2048", "--width=64", "--batch-size=64", "--epochs=2"]
+    printed = submit(on_slurm, "dp_vs_ddp", "--gpus", "2", *small, size=ALONE)
+    rows = table(printed, "method")
+    kinds = [(row["method"], row["visible GPUs"], row["processes"]) for row in rows]
+    assert kinds == [("dp", "0,1", "1"), ("ddp", "0,1", "2")]
+    assert [row["CPUs each"] for row in rows] == ["2", "1 1"]
+    for row in rows:
+        first, last = map(float, row["loss by epoch"].split())
+        assert last < first
+
+
+@pytest.mark.needs("sklearn", "matplotlib")
+def test_sweep(on_slurm: Stage) -> None:
+    shutil.copytree(EXAMPLES / "ddp_mnist", on_slurm.folder / "ddp_mnist")
+    printed = submit(on_slurm, "sweep", "--epochs=1", "--batch-size=32", size=ALONE)
+    places = re.findall(r"^rank \d of (\d): cpu, GPU (\d), ", printed, re.MULTILINE)
+    assert sorted(places) == sorted(2 * [("1", "0"), ("2", "0"), ("2", "1")])
+    with (on_slurm.folder / "sweep/sweep.csv").open(newline="") as file:
+        runs = [(row["gpus"], row["cpus_per_task"]) for row in csv.DictReader(file)]
+    assert runs == [("1", "1"), ("1", "4"), ("2", "1"), ("2", "4")]
+    assert (on_slurm.folder / "sweep/sweep.png").exists()
