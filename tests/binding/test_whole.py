@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 START = f"""
-import logging, os, queue, signal, sys, threading
+import logging, os, queue, signal, sys, threading, time
 import gpuaff
 sys.path.append({str(Path(mempolicies.__file__).parent)!r})
 import mempolicies, seccomp
@@ -45,6 +45,12 @@ class Helper(threading.Thread):
 def masks():
     # Those that wake the driver may take a moment to end.
     return {{tid: os.sched_getaffinity(tid) for tid in (os.getpid(), helper.native_id)}}
+
+def settled():
+    # Only then does check() see no thread of those, which has the mask that was in force meanwhile.
+    while len(os.listdir("/proc/self/task")) > 2:
+        time.sleep(0.001)
+    return True
 
 def own():
     return mempolicies.of("self", threading.get_native_id()), os.environ.get("OMP_NUM_THREADS")
@@ -220,7 +226,7 @@ def interrupted(*arguments, **options):
 apply.{spot} = interrupted
 signal.signal(signal.SIGUSR1, lambda *_: {what}())
 then = masks()
-print(raised(lambda: gpuaff.set_affinity(1, 2)), masks() == then, gpuaff.check().ok)
+print(raised(lambda: gpuaff.set_affinity(1, 2)), masks() == then, settled() and gpuaff.check().ok)
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(gpuaff.check().expected))
 seen = []
 second = gpuaff.set_affinity(1, 2)
