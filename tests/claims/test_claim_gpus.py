@@ -403,6 +403,23 @@ def test_pinned_beside_it(lab: Lab) -> None:
     assert lab.one(code) == "['grant-unpinned'] True"
 
 
+def test_no_launcher_and_a_claim_of_its_own(lab: Lab) -> None:
+    """Who has claimed its GPUs is alone on them; a child of it may be one of many."""
+    code = """
+    import os
+    codes = lambda: {notice.code for notice in gpuaff.set_affinity().warnings}
+    gpuaff.claim_gpus()
+    own = "no-rank" in codes()
+    reading, writing = os.pipe()
+    if not os.fork():
+        os.write(writing, str("no-rank" in codes()).encode())
+        os._exit(0)
+    os.wait()
+    say(own, os.read(reading, 9).decode())
+    """
+    assert lab.one(code) == "False True"
+
+
 @pytest.mark.needs("two-cpus")
 class TestPinnedBefore:
     """A process that was pinned and then claims may get a GPU of another part of the machine."""

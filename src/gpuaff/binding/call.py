@@ -70,6 +70,9 @@ def bind(
         let_rest=let_rest,
         in_claim=claim is not None,
     )
+    if claim is not None and claim.pid == kernel.process_id():
+        # Alone on its GPUs: whoever else is on this node has others.
+        remarks = tuple(notice for notice in remarks if notice.code != "no-rank")
     said = () if said_of_claim is None else (said_of_claim,)
     if not any(notice.code in _ABOUT_RANKS for notice in remarks):
         said = (*beside.observe(ranks), *said)
