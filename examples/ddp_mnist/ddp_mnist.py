@@ -129,15 +129,18 @@ def test(model: nn.Module, loader: DataLoader) -> tuple[float, int]:
 def meet(*, cuda: bool) -> torch.device:
     """Join the process group; this rank's device."""
     ranks = gpuaff.ranks()  # what torchrun, srun or mpirun has put into the environment
-    rank, local_rank, world_size = ranks.rank or 0, ranks.local_rank, ranks.size or 1
+    rank, world_size = ranks.rank or 0, ranks.size or 1
+    device = torch.device("cpu")
     if cuda:
-        torch.cuda.set_device(local_rank)
+        # Where each rank sees one GPU alone (srun --gpus-per-task=1), that is CUDA's device 0.
+        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     # Who is alone has nobody to meet, and needs no MASTER_ADDR and MASTER_PORT.
     store = dist.HashStore() if world_size == 1 else None
     dist.init_process_group(
         "nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size
     )
-    return torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    return device
 
 
 def cores() -> int:
