@@ -135,7 +135,7 @@ def main() -> int:
     finally:
         for peer in peers:
             peer.wait()
-    return 0
+    return int(any(peer.returncode for peer in peers))
 
 
 if __name__ == "__main__":
