@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 import gpuaff
 
@@ -88,8 +89,14 @@ def main() -> None:
             print("".join(f"{cell!s:>12}" for cell in one.values()))
         same = len({one["forward"] for one in everybody}) == 1
         print(f"\nforward pass: {'the same on all ranks' if same else 'THE RANKS DIFFER'}")
-    dist.barrier()  # a thread of gloo's that is not done with tensors would abort Python's end
+    backend = dist.get_backend()
+    dist.barrier()
     dist.destroy_process_group()
+    if backend == "gloo":
+        # A thread of gloo's may be busy with tensors still, and abort Python's own end
+        # (PyTorch's issue 190489).
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -210,8 +211,14 @@ def main() -> None:
     args = arguments()
     device = meet(cuda=torch.cuda.is_available() and not args.no_cuda)
     learn(args, device)
-    dist.barrier()  # a thread of gloo's that is not done with tensors would abort Python's end
+    backend = dist.get_backend()
+    dist.barrier()
     dist.destroy_process_group()
+    if backend == "gloo":
+        # A thread of gloo's may be busy with tensors still, and abort Python's own end
+        # (PyTorch's issue 190489).
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 
 import gpuaff
@@ -144,8 +145,14 @@ def main() -> None:
     if args.method == "dp" or dist.get_rank() == 0:
         print(json.dumps(found))
     if args.method == "ddp":
-        dist.barrier()  # a thread of gloo's that is not done with tensors would abort Python's end
+        backend = dist.get_backend()
+        dist.barrier()
         dist.destroy_process_group()
+        if backend == "gloo":
+            # A thread of gloo's may be busy with tensors still, and abort Python's own end
+            # (PyTorch's issue 190489).
+            sys.stdout.flush()
+            os._exit(0)
 
 
 if __name__ == "__main__":
