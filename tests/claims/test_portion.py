@@ -35,7 +35,7 @@ def test_blocks_by_rank(count: int, size: int, expected: list[list[int]]) -> Non
 @given(st.integers(1, 64), st.integers(0, 64))
 def test_everything_once_and_as_even_as_can_be(size: int, more: int) -> None:
     found = blocks(size + more, size)
-    assert sum(found, []) == [*range(size + more)]  # noqa: RUF017
+    assert sum(found, []) == [*range(size + more)]  # noqa: RUF017 - they are few
     lengths = [len(block) for block in found]
     assert max(lengths) - min(lengths) <= 1
     assert lengths == sorted(lengths, reverse=True)

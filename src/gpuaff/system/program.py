@@ -111,7 +111,7 @@ def _exec(path: str, words: list[str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        os.execv(_SHELL, [_SHELL, path, *words[1:]])  # noqa: S606
+        os.execv(_SHELL, [_SHELL, path, *words[1:]])  # noqa: S606 - likewise: execvp(3) does so
 
 
 def _put_back_signals() -> list[signal.Signals]:
