@@ -85,6 +85,9 @@ class TopologyError(GpuaffError, ValueError):
 class ClaimError(GpuaffError, RuntimeError):
     """GPUs could not be claimed. Everything is then as it was before."""
 
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # the rest is data
+
 
 class NotEnoughGpusError(ClaimError):
     """More GPUs were asked for than there are, or than may be had here; waiting would not help.
@@ -167,9 +170,6 @@ class CudaInitializedError(ClaimError):
         self.problem = problem
         self.gpus = gpus
 
-    def __str__(self) -> str:
-        return self.problem
-
 
 class ClaimLostError(ClaimError):
     """A stranger has come onto a GPU between the look and the claim; the claim was undone.
@@ -196,9 +196,6 @@ class ClaimLostError(ClaimError):
         self.pids = pids
         self.cuda_started = cuda_started
 
-    def __str__(self) -> str:
-        return self.problem
-
 
 class AlreadyClaimedError(ClaimError):
     """This process holds a claim already, and one process can have only one.
@@ -212,9 +209,6 @@ class AlreadyClaimedError(ClaimError):
         super().__init__(problem, gpus)
         self.problem = problem
         self.gpus = gpus
-
-    def __str__(self) -> str:
-        return self.problem
 
 
 class PlaceholderError(ClaimError):
@@ -241,9 +235,6 @@ class PlaceholderError(ClaimError):
         self.placeholder = placeholder
         self.gpus = gpus
         self.code = code
-
-    def __str__(self) -> str:
-        return self.problem
 
 
 class LockDirectoryError(GpuaffError, OSError):
