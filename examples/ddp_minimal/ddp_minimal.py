@@ -48,14 +48,13 @@ def check_gpus() -> str:
     return f"each node: {promised} GPUs promised, {visible} visible"
 
 
-def forward(rank: int, local_rank: int) -> float:
+def forward(rank: int, device: torch.device) -> float:
     """Send the same numbers through the model on each rank; the sum of what comes out."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     torch.manual_seed(rank)  # each rank begins with weights of its own …
     model = nn.Linear(20, 10).to(device)
     # … until DDP gives all of them those of rank 0.
-    model = DistributedDataParallel(model, device_ids=[local_rank] if cuda else None)
+    on_gpu = device.type == "cuda"
+    model = DistributedDataParallel(model, device_ids=[device.index] if on_gpu else None)
     with torch.no_grad():
         return float(model(torch.ones(5, 20, device=device)).sum())
 
@@ -66,10 +65,16 @@ def main() -> None:
     rank, local_rank, world_size = ranks.rank or 0, ranks.local_rank, ranks.size or 1
     gpus = check_gpus()
     cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(device)
     # The ranks meet at MASTER_ADDR:MASTER_PORT; torchrun sets both, job.slurm too.
-    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        rank=rank,
+        world_size=world_size,
+        device_id=device if cuda else None,  # or NCCL has to guess it
+    )
 
     found: dict[str, object] = {
         "rank": rank,
@@ -77,7 +82,7 @@ def main() -> None:
         "host": host(),
         "GPU": "-" if affinity.gpu is None else affinity.gpu,
         "CPUs": format_cpulist(os.sched_getaffinity(0)),  # as the kernel has it by now
-        "forward": f"{forward(rank, local_rank):.4f}",
+        "forward": f"{forward(rank, device):.4f}",
     }
     everybody: list[dict[str, object]] = [{} for _ in range(world_size)]
     dist.all_gather_object(everybody, found)

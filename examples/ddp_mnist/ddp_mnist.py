@@ -139,7 +139,11 @@ def meet(*, cuda: bool) -> torch.device:
     # Who is alone has nobody to meet, and needs no MASTER_ADDR and MASTER_PORT.
     store = dist.HashStore() if world_size == 1 else None
     dist.init_process_group(
-        "nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size
+        "nccl" if cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        device_id=device if cuda else None,  # or NCCL has to guess it
     )
     return device
 

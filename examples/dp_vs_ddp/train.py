@@ -89,7 +89,7 @@ def train(args: argparse.Namespace) -> dict[str, object]:
         model = DataParallel(model)
     else:
         # Weights stay on every GPU; gradients are averaged while they are computed.
-        dist.init_process_group("nccl" if cuda else "gloo")
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
         sampler, size = DistributedSampler(data), args.batch_size
         model = DistributedDataParallel(model, device_ids=[local_rank] if cuda else None)
     batches = BatchSampler(sampler, size, drop_last=True)
