@@ -73,6 +73,11 @@ def train(gpus: int, cpus: int, options: list[str]) -> list[Row]:
     ]
 
 
+def counted(number: float, what: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{number:.0f} {what}{'s' if number > 1 else ''}"
+
+
 def draw(rows: list[Row], path: Path) -> None:
     """Loss, accuracy and time, a line for each run."""
     import matplotlib as mpl
@@ -83,14 +88,21 @@ def draw(rows: list[Row], path: Path) -> None:
     shown = {"test_loss": "test loss", "accuracy": "test accuracy", "seconds": "seconds an epoch"}
     figure, axes = plt.subplots(1, len(shown), figsize=(12, 3.6), layout="constrained")
     runs = sorted({(row["gpus"], row["cpus_per_task"]) for row in rows})
+    # A colour for each number of GPUs, a style for each of CPUs: lines may lie on each other.
+    colors, styles = (
+        {n: i for i, n in enumerate(sorted(set(of)))} for of in zip(*runs, strict=True)
+    )
     for axis, (name, title) in zip(axes, shown.items(), strict=True):
         for gpus, cpus in runs:
             mine = [row for row in rows if (row["gpus"], row["cpus_per_task"]) == (gpus, cpus)]
             axis.plot(
                 [row["epoch"] for row in mine],
                 [row[name] for row in mine],
-                marker="o",
-                label=f"{gpus} GPU(s), {cpus} CPU(s) each",
+                color=f"C{colors[gpus] % 10}",
+                linestyle=("-", "--", ":", "-.")[styles[cpus] % 4],
+                marker="os^vD"[styles[cpus] % 5],
+                fillstyle="none",
+                label=f"{counted(gpus, 'GPU')}, {counted(cpus, 'CPU')} each",
             )
         axis.set(xlabel="epoch", title=title)
         axis.grid(alpha=0.3)
