@@ -69,11 +69,23 @@ def test_two_ranks_learn(driver: FakeDriver, tmp_path: Path) -> None:
 
 
 def test_one_process_needs_no_launcher(driver: FakeDriver, tmp_path: Path) -> None:
-    done = run_example(SCRIPT, "--dry-run", "--no-cuda", "--seed=7", env=driver.env(), cwd=tmp_path)
-    assert done.stdout.count("Train Epoch: ") == done.stdout.count("Test set: ") == 1
+    def start(*options: str) -> str:
+        command = [SCRIPT, "--dry-run", "--no-cuda", *options]
+        return run_example(*command, env=driver.env(), cwd=tmp_path).stdout
+
+    with ThreadPoolExecutor() as runs:
+        options = ["--seed=7"], ["--seed=7", "--lr=0"], ["--seed=8", "--lr=0"]
+        printed = list(runs.map(lambda those: start(*those), options))
+    for one in printed:
+        assert one.count("Train Epoch: ") == one.count("Test set: ") == 1
     assert [path for path in tmp_path.iterdir() if path.suffix == ".pt"] == []
     if len(CPUS) == 2:  # one trains, the other loads
-        assert "CPUs 0-1, 1 workers" in done.stdout
+        assert "CPUs 0-1, 1 workers" in printed[0]
+    # The loss before the only step comes from the seed, the test after it from the rate as well.
+    before = [re.findall(r"Loss: .*", one) for one in printed]
+    after = [re.findall(r"Test set: .*", one) for one in printed]
+    assert before[0] == before[1] != before[2]
+    assert after[0] != after[1]
 
 
 def test_the_rate_of_learning(driver: FakeDriver) -> None:
