@@ -29,6 +29,11 @@ from gpuaff.errors import *
 def go_on():
     return sys.stdin.readline()
 
+def hang():
+    # Not in one long sleep: a signal that comes just before that call would not end it.
+    while True:
+        time.sleep(0.05)
+
 def say(*what):
     sys.stdout.write(" ".join(map(str, what)) + chr(10))  # at once: children may print as well
     sys.stdout.flush()

@@ -182,7 +182,7 @@ class TestOnAMachine:
         code = """
         def occupant(number):
             say("hangs")
-            time.sleep(600)
+            hang()
         told(refused(2, placeholder=occupant))
         """
         program = lab.start(code)
