@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import sys
 
 import gpuaff
@@ -31,8 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuda-first", action="store_true", help="the wrong order")
     args = parser.parse_args()
-    names = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK")
-    local_rank = next((os.environ[name] for name in names if name in os.environ), "0")
+    local_rank = gpuaff.ranks().local_rank  # by whatever launcher
 
     if args.cuda_first:
         start_cuda()
