@@ -3,12 +3,14 @@
 python tests/on_gpu/examples.py OUTDIR [--seconds 190] [--only compare,sweep,…] [--data MNIST]
 
 Runs dp_vs_ddp on 1 GPU and on all, sweep, ddp_minimal, three epochs of ddp_mnist and one step of it
-without a launcher, and fails on what is not as their READMEs say. OUTDIR gets ``compare.txt`` (the
+without a launcher, acquisitor, dataloader, and mpi and horovod_style where there are mpiexec and
+mpi4py; and fails on what is not as their READMEs say. OUTDIR gets ``compare.txt`` (the
 table), ``compare.json`` and ``.csv``, ``sweep.csv`` and ``.png``, ``examples.json`` with the cards,
 the versions and the rest, and ``errors.txt`` with all that was said on stderr. Each is written as
 soon as there is something to write, the most wanted first: what comes late and fails, or is cut
 off, costs only itself. What they show goes into ``docs/examples.md``. Needs torch and
-scikit-learn, and matplotlib for the picture.
+scikit-learn, and matplotlib for the picture; acquisitor occupies GPUs by CuPy, too, and meets
+safe_gpu, where these can be imported.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from gpuaff import Topology
+from gpuaff.cpuset import parse_cpulist
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -141,6 +145,73 @@ def check_mnist(on: Machine) -> None:
     assert accuracies[-1] > 0.5, accuracies
 
 
+def check_acquisitor(on: Machine) -> None:
+    """Two at once, with time to collide; then each backend that is here."""
+    script = [PYTHON, str(EXAMPLES / "acquisitor/acquisitor.py")]
+    once = " ".join([*script, "--delay=1", "--sleep=4"])
+    two = f"{once} --id=A & first=$!; {once} --id=B --explicit-owner-object && wait $first"
+    printed = [on.output(["bash", "-c", two], seconds=30)]
+    on.keep(acquisitor=printed)
+    gpus = re.findall(r"^[AB]: has GPU (\d+);", printed[0], re.MULTILINE)
+    assert len(gpus) == len(set(gpus)) == 2, "each has another one"
+    backends = {"context": "ctypes"}
+    if on.cuda:
+        backends |= {"pytorch": "torch", "cupy": "cupy"}
+    for backend in [name for name, package in backends.items() if find_spec(package)]:
+        options = ["--backend", backend, f"--nb-gpus={on.gpus}", "--sleep=1"]
+        printed.append(on.output([*script, *options, "--explicit-owner-object"], seconds=40))
+        on.keep(acquisitor=printed)
+        assert printed[-1].endswith("A: gave it back\n"), printed
+    if find_spec("safe_gpu"):
+        peer = [*script, "--id=ours", "--delay=3", "--sleep=2", "--peer=safe_gpu"]
+        printed.append(on.output(peer, seconds=60))
+        on.keep(acquisitor=printed)
+        gpus = re.findall(r"^\w+: has GPU (\d+)", printed[-1], re.MULTILINE)
+        assert len(gpus) == len(set(gpus)) == 2, "each has another one"
+
+
+def check_dataloader(on: Machine) -> None:
+    """The main process of each rank keeps a core; its workers share the rest."""
+    command = torchrun(on.gpus, "dataloader/dataloader.py", "--workers=3")
+    printed = on.output(command, seconds=60)
+    on.keep(dataloader=printed.splitlines())
+    lines = re.findall(r"^rank (\d+): (main|worker).*: cpus (\S+)$", printed, re.MULTILINE)
+    assert len(lines) == 4 * on.gpus, lines
+    shares = {rank: parse_cpulist(cpus) for rank, who, cpus in lines if who == "main"}
+    workers = [(rank, parse_cpulist(cpus)) for rank, who, cpus in lines if who == "worker"]
+    if min(map(len, shares.values())) <= 3:
+        return  # so few CPUs cannot be parted
+    for rank, part in workers:
+        assert part < shares[rank], "less than the rank's CPUs"
+    together = sum(len(part) for _, part in workers)
+    assert len(frozenset().union(*(part for _, part in workers))) == together, "nobody shares"
+
+
+def check_mpi(on: Machine) -> None:
+    """One rank a GPU, by MPI; and a claim of each rank, in the right order and in the wrong one."""
+    if which("mpiexec") is None or find_spec("mpi4py") is None:
+        on.keep(mpi="no mpiexec or no mpi4py here")
+        return
+    mpiexec = ["mpiexec", "-n", str(on.gpus), PYTHON]
+    printed = [on.output([*mpiexec, str(EXAMPLES / "mpi/one_gpu_per_rank.py")], seconds=40)]
+    on.keep(mpi=printed)
+    rows = [line.split() for line in printed[0].splitlines()[1 : on.gpus + 1]]
+    ranks = [str(rank) for rank in range(on.gpus)]
+    assert [row[3] for row in rows] == ranks, rows
+    assert len({row[4] for row in rows}) == on.gpus, rows
+    script = str(EXAMPLES / "horovod_style/horovod_style.py")
+    printed.append(on.output([*mpiexec, script], seconds=60))
+    on.keep(mpi=printed)
+    claimed = re.findall(r"^local rank (\d+): GPU (\d+), device 0 of 1$", printed[1], re.MULTILINE)
+    assert sorted(rank for rank, _ in claimed) == sorted(gpu for _, gpu in claimed) == ranks
+    wrong = subprocess.run(
+        [*mpiexec, script, "--cuda-first"], capture_output=True, text=True, timeout=60, check=False
+    )
+    on.keep(mpi=[*printed, wrong.stdout])
+    assert wrong.returncode, wrong
+    assert "CudaInitializedError: " in wrong.stdout, wrong
+
+
 def check_alone(on: Machine) -> None:
     """Without a launcher, and so without an address to meet at."""
     script = str(EXAMPLES / "ddp_mnist/ddp_mnist.py")
@@ -215,6 +286,9 @@ PARTS = {
     "minimal": check_minimal,
     "mnist": check_mnist,
     "alone": check_alone,
+    "acquisitor": check_acquisitor,
+    "dataloader": check_dataloader,
+    "mpi": check_mpi,
 }
 """In the order in which they are wanted."""
 
