@@ -11,6 +11,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -64,11 +65,42 @@ struct fake_state *fake_open(void)
     return mapped;
 }
 
+/* One thread of a process at a time, also of both libraries: who stops the process has this, so
+ * that no other thread of it has the state's lock then, which all others would wait for. */
+static int alone(int file, short kind)
+{
+    static uint64_t space;
+    struct flock byte = {.l_type = kind, .l_whence = SEEK_SET, .l_len = 1};
+
+    if (!space) /* no process of the tests goes from one namespace to another */
+        space = fake_namespace();
+    byte.l_start = FAKE_PROCESS_BYTE(space, getpid());
+    while (fcntl(file, F_OFD_SETLKW, &byte))
+        if (errno != EINTR)
+            return -1;
+    return 0;
+}
+
+static int open_alone(void)
+{
+    int file = open(path(), O_RDWR | O_CLOEXEC);
+
+    if (file >= 0 && alone(file, F_WRLCK))
+        perror("fake driver: the lock of a process");
+    return file;
+}
+
+static void close_alone(int file)
+{
+    alone(file, F_UNLCK); /* a child that is forked meanwhile has the file, too */
+    close(file);
+}
+
 /* A descriptor of its own for each lock: so flock keeps out threads and forked children, too,
  * and the kernel frees it when the holder dies. */
 int fake_lock(void)
 {
-    int file = open(path(), O_RDWR | O_CLOEXEC);
+    int file = open_alone();
 
     while (file >= 0 && flock(file, LOCK_EX) && errno == EINTR)
         ;
@@ -80,7 +112,17 @@ void fake_unlock(int lock)
     if (lock < 0)
         return;
     flock(lock, LOCK_UN);
-    close(lock);
+    close_alone(lock);
+}
+
+/* This very thread is the one to get the signal, and so does not come back before it goes on. */
+static void stop(void)
+{
+    int file = open_alone();
+
+    syscall(SYS_tgkill, getpid(), gettid(), SIGSTOP);
+    if (file >= 0)
+        close_alone(file);
 }
 
 /* ---- faults ---------------------------------------------------------------------------- */
@@ -139,7 +181,7 @@ static int act(const struct fake_fault *fault)
         for (;;)
             pause();
     case FAKE_STOP:
-        kill(getpid(), SIGSTOP);
+        stop();
         break;
     }
     return fault->code;

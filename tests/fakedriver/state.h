@@ -171,6 +171,10 @@ void fake_unlock(int lock);
 /* The byte whose lock tells that a context's device is still open. */
 #define FAKE_BYTE(number) ((off_t)(((uint64_t)1 << 40) + (number)))
 
+/* The byte whose lock tells that a thread of this process is at work on the state, or stops it. */
+#define FAKE_PROCESS_BYTE(space, pid) \
+    ((off_t)(((uint64_t)1 << 62) + (((space) & 0xffffffff) << 24) + (uint64_t)(pid)))
+
 /* Count this call, let come of it what is set (not under the lock), and tell what it is to
  * return: 0, or the code of a fault. */
 int fake_fault(const char *function, int gpu);
