@@ -43,7 +43,9 @@ def main() -> None:
             losses.append(loss.item())
         gpu = "-" if affinity.gpu is None else affinity.gpu
         cpus = format_cpulist(os.sched_getaffinity(0))
-        print(f"rank {dist.get_rank()} of {dist.get_world_size()}  GPU {gpu}  CPUs {cpus}")
+        print(
+            f"rank {dist.get_rank()} of {dist.get_world_size()}  {device}  GPU {gpu}  CPUs {cpus}"
+        )
         print(f"loss {losses[0]:.4f}, after one step {losses[1]:.4f}")
         dist.destroy_process_group()
 

@@ -6,7 +6,7 @@
     python ddp_mnist.py                            one process
 
 The digits are MNIST's where ``--data`` names the folder of its four idx files, else the small ones
-that come with scikit-learn. Without a GPU it trains on the CPU.
+that come with scikit-learn. Where there is no GPU it trains on the CPU.
 """
 
 from __future__ import annotations
@@ -82,17 +82,18 @@ def train(
     epoch: int,
     optimizer: torch.optim.Optimizer,
 ) -> float:
-    """One epoch; the mean loss of this rank's images."""
+    """One epoch; the mean loss over the images of all ranks."""
     model.train()
     device = next(model.parameters()).device
-    losses = []
+    total = torch.zeros(2, device=device)  # loss, images
     for step, (images, labels) in enumerate(loader):
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(images), labels)
         loss.backward()  # here DDP takes the mean of all ranks' gradients
         optimizer.step()
-        losses.append(loss.detach())
+        total[0] += loss.detach() * len(labels)
+        total[1] += len(labels)
         if dist.get_rank() == 0 and step % args.log_interval == 0:
             # Every rank has come as far as this one, with other images.
             done = step * args.batch_size * dist.get_world_size()
@@ -102,7 +103,8 @@ def train(
             )
         if args.dry_run:
             break
-    return float(torch.stack(losses).mean())
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
 
 
 def test(model: nn.Module, loader: DataLoader) -> tuple[float, int]:
@@ -127,10 +129,36 @@ def test(model: nn.Module, loader: DataLoader) -> tuple[float, int]:
     return loss / count, int(right)
 
 
+def world(ranks: gpuaff.Ranks) -> tuple[int, int]:
+    """This rank of all nodes, and how many there are; an error where that is not known."""
+    if ranks.rank is not None and ranks.size is not None:
+        return ranks.rank, ranks.size
+    bad = [one.message for one in ranks.warnings if one.code in ("bad-rank", "world-unknown")]
+    if bad or ranks.local_size > 1:  # each would train alone, and write over the others' files
+        why = bad or ["RANK and WORLD_SIZE are not set"]
+        raise SystemExit(f"which rank this is, and of how many, is not known: {why[0]}")
+    return 0, 1
+
+
+def can_use_cuda() -> bool:
+    """Whether there are GPUs; an error where torch cannot use them, instead of days on the CPU."""
+    if torch.cuda.is_available():
+        return True
+    visible = len(gpuaff.Topology.observe(links=False).visible)
+    promised = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    if visible or promised != "0":
+        raise SystemExit(
+            f"torch {torch.__version__} cannot use a GPU here ({visible} visible, {promised} "
+            "promised by Slurm): install a build of it for CUDA that this driver is new enough for "
+            "(https://pytorch.org/get-started), or train on the CPU with --no-cuda"
+        )
+    return False
+
+
 def meet(*, cuda: bool) -> torch.device:
     """Join the process group; this rank's device."""
-    ranks = gpuaff.ranks()  # what torchrun, srun or mpirun has put into the environment
-    rank, world_size = ranks.rank or 0, ranks.size or 1
+    ranks = gpuaff.ranks()  # what torchrun or srun has put into the environment
+    rank, world_size = world(ranks)
     device = torch.device("cpu")
     if cuda:
         # Where each rank sees one GPU alone (srun --gpus-per-task=1), that is CUDA's device 0.
@@ -149,10 +177,9 @@ def meet(*, cuda: bool) -> torch.device:
 
 
 def cores() -> int:
-    """How many physical cores this rank has; where nothing was pinned, CPUs."""
-    if not affinity.pinned or affinity.plan is None or affinity.rank is None:
-        return len(affinity)
-    return affinity.plan.share_of(affinity.rank).cores
+    """How many physical cores this rank has; CPUs, where the machine does not tell its cores."""
+    known = gpuaff.Topology.observe(links=False).cores
+    return sum(not core.isdisjoint(affinity) for core in known) if known else len(affinity)
 
 
 def learn(args: argparse.Namespace, device: torch.device) -> None:
@@ -161,7 +188,8 @@ def learn(args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(args.seed)
 
     # One core of the share is for the training itself, on each of the others a worker loads images.
-    workers = min(8, cores() - 1)
+    mine = cores()
+    workers = min(8, mine - 1)
     options = {
         "num_workers": workers,
         "worker_init_fn": worker_init_fn,
@@ -188,6 +216,9 @@ def learn(args: argparse.Namespace, device: torch.device) -> None:
     # One write, so that lines of several ranks don't run into each other.
     print(f"rank {rank} of {world_size}: {place}\n", end="", flush=True)
 
+    least = torch.tensor(mine, device=device)
+    dist.all_reduce(least, dist.ReduceOp.MIN)  # ranks mostly have equally many
+
     rows: list[tuple[object, ...]] = []
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
@@ -196,7 +227,8 @@ def learn(args: argparse.Namespace, device: torch.device) -> None:
         seconds = time.perf_counter() - start
         test_loss, right = test(model, test_loader)
         scheduler.step()
-        rows.append((epoch, train_loss, test_loss, right / len(to_test), seconds))
+        accuracy = right / len(to_test)
+        rows.append((int(least), epoch, train_loss, test_loss, accuracy, seconds))
         if args.dry_run:
             break
 
@@ -206,14 +238,15 @@ def learn(args: argparse.Namespace, device: torch.device) -> None:
         if args.csv:
             with args.csv.open("w", newline="") as file:
                 writer = csv.writer(file)
-                writer.writerow(["epoch", "train_loss", "test_loss", "accuracy", "seconds"])
+                names = ["cores", "epoch", "train_loss", "test_loss", "accuracy", "seconds"]
+                writer.writerow(names)
                 writer.writerows(rows)
 
 
 def main() -> None:
     """Meet the other ranks, and learn with them."""
     args = arguments()
-    device = meet(cuda=torch.cuda.is_available() and not args.no_cuda)
+    device = meet(cuda=not args.no_cuda and can_use_cuda())
     learn(args, device)
     backend = dist.get_backend()
     dist.barrier()

@@ -4,7 +4,7 @@
     python compare.py --gpus 2 4 --json found.json --csv found.csv
 
 Claims the GPUs that it measures on, so that nobody else gets them meanwhile. Where there is no
-GPU, processes on the CPU take their place. More options go on to train.py:
+GPU, or with ``--no-cuda``, processes on the CPU take their place. More options go on to train.py:
 ``python compare.py -- --epochs 5``.
 """
 
@@ -45,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, nargs="+", help="how many (default: 1, and all)")
     parser.add_argument("--json", type=Path, help="a file for all that was found")
     parser.add_argument("--csv", type=Path, help="a file for the table")
+    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU, GPUs or not")
     parser.add_argument("train", nargs="*", help="what train.py is given, after --")
     return parser.parse_args()
 
@@ -98,20 +99,28 @@ def keep(runs: list[dict[str, Any]], args: argparse.Namespace) -> None:
             csv.writer(file).writerows(table_of(runs))
 
 
-def main() -> None:
-    """Run both for each number of GPUs, and write the files after each."""
-    args = arguments()
-    counts = args.gpus or sorted({1, max(1, len(gpuaff.Topology.observe(links=False).visible))})
-    runs: list[dict[str, Any]] = []
-    for gpus in counts:
-        with taken(gpus):
-            for method in ("dp", "ddp"):
-                runs.append(run(method, gpus, args.train))
-                keep(runs, args)
+def show(runs: list[dict[str, Any]]) -> None:
+    """Print the table."""
     table = table_of(runs)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
+
+
+def main() -> None:
+    """Run both for each number of GPUs, and write the files after each."""
+    args = arguments()
+    options = [*args.train, *(["--no-cuda"] if args.no_cuda else [])]
+    counts = args.gpus or sorted({1, max(1, len(gpuaff.Topology.observe(links=False).visible))})
+    runs: list[dict[str, Any]] = []
+    try:
+        for gpus in counts:
+            with taken(gpus):
+                for method in ("dp", "ddp"):
+                    runs.append(run(method, gpus, options))
+                    keep(runs, args)
+    finally:  # also where others have the next GPUs: what was measured is not lost
+        show(runs)
 
 
 if __name__ == "__main__":

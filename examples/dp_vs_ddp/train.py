@@ -16,7 +16,7 @@ import time
 
 import gpuaff
 
-if "LOCAL_RANK" in os.environ:  # one rank of ddp: its part of the CPUs
+if "ddp" in sys.argv[1:]:  # this rank's part of the CPUs
     gpuaff.set_affinity()
 # DataParallel's one process keeps the CPUs of all its GPUs, which the claim of compare.py brought.
 
@@ -45,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=4096, help="of the hidden layers")
     parser.add_argument("--epochs", type=int, default=4, help="the first one is not timed")
     parser.add_argument("--parts", type=int, help="into how many a step is cut: one a GPU")
+    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU")
     return parser.parse_args()
 
 
@@ -69,11 +70,28 @@ def network(width: int) -> nn.Module:
     )
 
 
+def can_use_cuda() -> bool:
+    """Whether there are GPUs; an error where torch cannot use them, instead of a slow run."""
+    if torch.cuda.is_available():
+        return True
+    visible = len(gpuaff.Topology.observe(links=False).visible)
+    promised = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    if visible or promised != "0":
+        raise SystemExit(
+            f"torch {torch.__version__} cannot use a GPU here ({visible} visible, {promised} "
+            "promised by Slurm): install a build of it for CUDA that this driver is new enough for "
+            "(https://pytorch.org/get-started), or train on the CPU with --no-cuda"
+        )
+    return False
+
+
 def train(args: argparse.Namespace) -> dict[str, object]:
     """Train; what it took."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    cuda = torch.cuda.is_available()
+    # DataParallel is one process, whatever a launcher around it has set.
+    place = os.environ if args.method == "ddp" else {}
+    local_rank = int(place.get("LOCAL_RANK", "0"))
+    world_size = int(place.get("WORLD_SIZE", "1"))
+    cuda = not args.no_cuda and can_use_cuda()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)

@@ -1,6 +1,6 @@
 """Ranks that each claim a GPU for themselves, as Horovod's processes may; their device is then 0.
 
-mpirun -n 2 python horovod_style.py          (or horovodrun -np 2, srun -n 2)
+mpirun -n 2 python horovod_style.py          (or srun --mpi=pmix -n 2: all ranks in one MPI world)
 mpirun -n 2 python horovod_style.py --cuda-first
 """
 

@@ -1,10 +1,10 @@
-"""Loss and accuracy by epoch for several numbers of GPUs and of CPUs for each task.
+"""Loss and accuracy by epoch for several numbers of GPUs and of cores for each.
 
     python sweep.py --gpus 1 2 --cpus 1 4 --csv sweep.csv --plot sweep.png
 
 Trains ../ddp_mnist once for each pair, on free GPUs that it claims meanwhile. Where there is no
 GPU, so many processes train on the CPU. More options go on to ddp_mnist.py:
-``python sweep.py --gpus 1 2 -- --batch-size 32``.
+``python sweep.py --gpus 1 2 -- --batch-size 32`` (``--no-cuda``: on the CPU, GPUs or not).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gpus", type=int, nargs="+", help="how many (default: 1, and all)")
-    parser.add_argument("--cpus", type=int, nargs="+", default=[1, 4], help="cores for each GPU")
+    text = "physical cores for each GPU, at most (default: 1, and 4)"
+    parser.add_argument("--cores", "--cpus", type=int, nargs="+", default=[1, 4], help=text)
     parser.add_argument("--csv", type=Path, default=Path("sweep.csv"), help="default: sweep.csv")
     parser.add_argument("--plot", type=Path, help="a picture, by matplotlib: sweep.png")
     parser.add_argument("train", nargs="*", help="what ddp_mnist.py is given, after --")
@@ -54,10 +55,10 @@ def taken(gpus: int) -> Iterator[None]:
         yield
 
 
-def train(gpus: int, cpus: int, options: list[str]) -> list[Row]:
-    """Train with so many ranks and cores for each; one row an epoch."""
+def train(gpus: int, cores: int, options: list[str]) -> list[Row]:
+    """Train with so many ranks, and at most so many cores for each; one row an epoch."""
     # Options of gpuaff can be set from outside: ddp_mnist.py need not know of this one.
-    environment = {**os.environ, "GPUAFF_MAX_PHYSICAL_CORES": str(cpus)}
+    environment = {**os.environ, "GPUAFF_MAX_PHYSICAL_CORES": str(cores)}
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "epochs.csv")
         here = ["--standalone", "--local-addr=127.0.0.1"]  # whatever the host's name leads to
@@ -66,8 +67,9 @@ def train(gpus: int, cpus: int, options: list[str]) -> list[Row]:
         subprocess.run(command, env=environment, check=True)
         with found.open(newline="") as file:
             epochs = list(csv.DictReader(file))
+    # That is a limit. How many cores a rank had, the script itself tells: its column "cores".
     return [
-        {"gpus": gpus, "cpus_per_task": cpus}
+        {"gpus": gpus, "cores_asked": cores}
         | {name: int(cell) if cell.isdigit() else float(cell) for name, cell in row.items()}
         for row in epochs
     ]
@@ -87,22 +89,24 @@ def draw(rows: list[Row], path: Path) -> None:
 
     shown = {"test_loss": "test loss", "accuracy": "test accuracy", "seconds": "seconds an epoch"}
     figure, axes = plt.subplots(1, len(shown), figsize=(12, 3.6), layout="constrained")
-    runs = sorted({(row["gpus"], row["cpus_per_task"]) for row in rows})
-    # A colour for each number of GPUs, a style for each of CPUs: lines may lie on each other.
+    runs = sorted({(row["gpus"], row["cores_asked"]) for row in rows})
+    # A colour for each number of GPUs, a style for each of cores: lines may lie on each other.
     colors, styles = (
         {n: i for i, n in enumerate(sorted(set(of)))} for of in zip(*runs, strict=True)
     )
     for axis, (name, title) in zip(axes, shown.items(), strict=True):
-        for gpus, cpus in runs:
-            mine = [row for row in rows if (row["gpus"], row["cpus_per_task"]) == (gpus, cpus)]
+        for gpus, asked in runs:
+            mine = [row for row in rows if (row["gpus"], row["cores_asked"]) == (gpus, asked)]
+            had = mine[0]["cores"]
+            less = "" if had == asked else f" ({asked:.0f} asked for)"
             axis.plot(
                 [row["epoch"] for row in mine],
                 [row[name] for row in mine],
                 color=f"C{colors[gpus] % 10}",
-                linestyle=("-", "--", ":", "-.")[styles[cpus] % 4],
-                marker="os^vD"[styles[cpus] % 5],
+                linestyle=("-", "--", ":", "-.")[styles[asked] % 4],
+                marker="os^vD"[styles[asked] % 5],
                 fillstyle="none",
-                label=f"{counted(gpus, 'GPU')}, {counted(cpus, 'CPU')} each",
+                label=f"{counted(gpus, 'GPU')}, {counted(had, 'core')} each{less}",
             )
         axis.set(xlabel="epoch", title=title)
         axis.grid(alpha=0.3)
@@ -117,8 +121,8 @@ def main() -> None:
     rows: list[Row] = []
     for gpus in args.gpus or sorted({1, max(1, visible)}):
         with taken(gpus):
-            for cpus in args.cpus:
-                rows += train(gpus, cpus, args.train)
+            for cores in args.cores:
+                rows += train(gpus, cores, args.train)
                 with args.csv.open("w", newline="") as file:
                     writer = csv.DictWriter(file, rows[0])
                     writer.writeheader()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from example_runs import node, run_example, table
-from fakedriver.driver import FakeDriver
-from processes import CPUS
+from example_runs import EXAMPLES, node, run_example, table
+from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
+from processes import CPUS, environment
 
 SCRIPT = "ddp_minimal/ddp_minimal.py"
 
@@ -21,9 +26,11 @@ pytestmark = [
 
 @pytest.mark.slow
 @pytest.mark.needs("torchrun")
-def test_two_ranks_find_their_gpus_and_cpus(driver: FakeDriver) -> None:
-    done = run_example(SCRIPT, env=driver.env(), torchrun=node(2))
-    assert "2 ranks on 1 node(s) by gloo; each node: 2 GPUs promised, 2 visible" in done.stdout
+def test_two_ranks_find_their_gpus_and_cpus(fake_driver: MakeDriver) -> None:
+    """On a machine with one GPU more, which is no fault."""
+    env = fake_driver(this_machine(3)).env()
+    done = run_example(SCRIPT, "--no-cuda", env=env, torchrun=node(2))
+    assert "2 ranks on 1 node(s) by gloo; on the first node 2 ranks, 3 GPUs visible" in done.stdout
     first, second = table(done.stdout, "rank")
     assert [first["rank"], second["rank"]] == ["0", "1"]
     assert [first["GPU"], second["GPU"]] == ["0", "1"]
@@ -34,20 +41,85 @@ def test_two_ranks_find_their_gpus_and_cpus(driver: FakeDriver) -> None:
     assert "forward pass: the same on all ranks" in done.stdout
 
 
+TASK = {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_GPUS_ON_NODE": "2",
+}
+"""What srun tells the first of two tasks on a node with two GPUs for the job."""
+
+REFUSED = [
+    # As with --gpus-per-task=1.
+    (
+        {**TASK, "CUDA_VISIBLE_DEVICES": "0"},
+        ["has 2 GPUs for this job", "sees 1 (CUDA_VISIBLE_DEVICES=0): ask for GPUs per node"],
+    ),
+    ({**TASK, "CUDA_VISIBLE_DEVICES": ""}, ["has 2 GPUs for this job", "sees 0 (CUDA"]),
+    # GPUs of other jobs.
+    (
+        {**TASK, "SLURM_GPUS_ON_NODE": "1"},
+        ["has 1 GPUs for this job", "sees 2 (CUDA_VISIBLE_DEVICES=(unset))"],
+    ),
+    (
+        {**TASK, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"},
+        ["has 4 processes, and this one sees 2 GPUs", "as many processes on a node as it has GPUs"],
+    ),
+    ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ["is not known: RANK and WORLD_SIZE are not"]),
+    ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ["is not known: LOCAL_RANK=2 is not below"]),
+]
+"""Variables of a rank, and what it is told."""
+
+
 @pytest.mark.slow
-def test_a_task_that_does_not_see_all_gpus_of_its_node_is_told(driver: FakeDriver) -> None:
-    """As with ``--gpus-per-task=1``."""
-    slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_GPUS_ON_NODE": "2"}
-    env = {**driver.env(), **slurm, "CUDA_VISIBLE_DEVICES": "0"}
-    done = run_example(SCRIPT, env=env, fails=True)
-    assert (
-        "has 2 GPUs for this job, and this process sees 1 (CUDA_VISIBLE_DEVICES=0)" in done.stderr
+def test_what_does_not_fit_is_told(driver: FakeDriver) -> None:
+    def told(variables: dict[str, str]) -> str:
+        env = {**driver.env(), **variables}
+        return run_example(SCRIPT, "--no-cuda", env=env, fails=True).stderr
+
+    with ThreadPoolExecutor(len(CPUS)) as runs:
+        found = list(runs.map(told, [variables for variables, _ in REFUSED]))
+    for said, (_, parts) in zip(found, REFUSED, strict=True):
+        last = said.splitlines()[-1]
+        assert all(part in last for part in parts), said
+
+
+@pytest.mark.slow
+def test_gpus_that_torch_cannot_use_are_told(driver: FakeDriver) -> None:
+    """GPUs of the fake driver are visible, and no CUDA starts there."""
+    done = run_example(SCRIPT, env={**driver.env(), **TASK}, fails=True)
+    assert "cannot use the 2 GPUs that are visible: install a build of it for CUDA" in done.stderr
+    assert "--no-cuda" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torchrun")
+def test_ranks_that_differ_fail(driver: FakeDriver, tmp_path: Path) -> None:
+    """Where DDP does not hand the weights of rank 0 round, as it is told here."""
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "import functools, runpy, torch.nn.parallel as parallel\n"
+        "DDP = parallel.DistributedDataParallel\n"
+        "parallel.DistributedDataParallel = functools.partial(DDP, init_sync=False)\n"
+        f"runpy.run_path({str(EXAMPLES / SCRIPT)!r}, run_name='__main__')\n"
     )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *node(2), str(broken), "--no-cuda"],
+        capture_output=True,
+        text=True,
+        env=environment(driver.env()),
+        timeout=100,
+        check=False,
+    )
+    assert "forward pass: THE RANKS DIFFER" in done.stdout
+    assert done.returncode == 1
 
 
 def test_one_process_meets_itself_in_a_file(driver: FakeDriver) -> None:
     done = run_example("ddp_minimal/one_process.py", env=driver.env())
-    assert re.match(r"rank 0 of 1  GPU 0  CPUs [\d,-]+\n", done.stdout)
+    assert re.match(r"rank 0 of 1  cpu  GPU 0  CPUs [\d,-]+\n", done.stdout)
     found = re.search(r"loss (\S+), after one step (\S+)", done.stdout)
     assert found is not None
     before, after = map(float, found.groups())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import random
 import re
@@ -48,7 +49,7 @@ def shares(printed: str) -> dict[int, tuple[str, str]]:
 
 def test_two_ranks_learn(driver: FakeDriver, tmp_path: Path) -> None:
     done = run_example(
-        SCRIPT, "--epochs=4", "--batch-size=32", "--save-model", "--log-interval=5",
+        SCRIPT, "--no-cuda", "--epochs=4", "--batch-size=32", "--save-model", "--log-interval=5",
         env=driver.env(), torchrun=node(2), cwd=tmp_path,
     )  # fmt: skip
     found = shares(done.stdout)
@@ -90,7 +91,8 @@ def test_one_process_needs_no_launcher(driver: FakeDriver, tmp_path: Path) -> No
 
 def test_the_rate_of_learning(driver: FakeDriver) -> None:
     """``--gamma`` 0 ends it with the first epoch, so the second test finds what the first found."""
-    done = run_example(SCRIPT, "--gamma=0", "--epochs=2", "--batch-size=16", env=driver.env())
+    options = ["--no-cuda", "--gamma=0", "--epochs=2", "--batch-size=16"]
+    done = run_example(SCRIPT, *options, env=driver.env())
     first, second = re.findall(r"^Test set: .*$", done.stdout, re.MULTILINE)
     assert first == second
     assert accuracies(done.stdout)[0] > 0.6, "chance is 0.1"
@@ -101,7 +103,7 @@ def test_claimed_gpus_are_the_ranks_gpus(driver: FakeDriver, lock_folder: Path) 
     command = [
         sys.executable, "-m", "gpuaff", "run", "-n", "1", "--",
         sys.executable, "-m", "torch.distributed.run", *node(1),
-        str(EXAMPLES / SCRIPT), "--dry-run",
+        str(EXAMPLES / SCRIPT), "--dry-run", "--no-cuda",
     ]  # fmt: skip
     env = environment({**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)})
     with subprocess.Popen(["sleep", "100"]) as somebody:
@@ -117,13 +119,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_two_nodes_meet_at_an_address(driver: FakeDriver) -> None:
+def test_two_nodes_meet_at_an_address(driver: FakeDriver, tmp_path: Path) -> None:
     """The README's lines for two nodes, both on this machine."""
     meeting = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
 
     def start(rank: int) -> str:
         torchrun = [*meeting, "--nproc-per-node=1", f"--node-rank={rank}"]
-        return run_example(SCRIPT, "--dry-run", env=driver.env(), torchrun=torchrun).stdout
+        options = ["--dry-run", "--no-cuda", f"--csv={tmp_path}/epochs.csv"]
+        return run_example(SCRIPT, *options, env=driver.env(), torchrun=torchrun).stdout
 
     with ThreadPoolExecutor() as nodes:
         first, second = nodes.map(start, (0, 1))
@@ -132,6 +135,39 @@ def test_two_nodes_meet_at_an_address(driver: FakeDriver) -> None:
     assert shares(second)[1][0] == "0"
     assert len(accuracies(first)) == 1
     assert accuracies(second) == [], "only rank 0 tells"
+    # The CSV has the mean over both ranks' images; printed is what rank 0 found for its own.
+    (own,) = re.findall(r"Loss: (\S+)", first)
+    with (tmp_path / "epochs.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert f"{float(row['train_loss']):.6f}" != own
+    assert float(row["train_loss"]) == pytest.approx(float(own), abs=0.3)
+
+
+REFUSED = [
+    ({"SLURM_GPUS_ON_NODE": "2"}, [], "cannot use a GPU here (2 visible, 2 promised by Slurm)"),
+    ({"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "2"}, [], "(0 visible, 2 promised by"),
+    ({}, [], "cannot use a GPU here (2 visible, 0 promised by Slurm)"),
+    ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, ["--no-cuda"], "RANK and WORLD_SIZE are not"),
+    # A rank of a job that is smaller: each of them would train alone.
+    (
+        {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RANK": "3", "WORLD_SIZE": "2"},
+        ["--no-cuda"],
+        "is not known: RANK='3', WORLD_SIZE='2' cannot be",
+    ),
+]
+"""Variables of a process, its options, and what it is told."""
+
+
+def test_what_would_train_elsewhere_than_meant_is_refused(driver: FakeDriver) -> None:
+    def told(case: tuple[dict[str, str], list[str], str]) -> str:
+        variables, options, _ = case
+        env = {**driver.env(), **variables}
+        return run_example(SCRIPT, "--dry-run", *options, env=env, fails=True).stderr
+
+    with ThreadPoolExecutor(len(CPUS)) as runs:
+        found = list(runs.map(told, REFUSED))
+    for said, (_, _, part) in zip(found, REFUSED, strict=True):
+        assert part in said.splitlines()[-1], said
 
 
 def write_idx(path: Path, sizes: tuple[int, ...], content: bytes, *, packed: bool) -> None:
@@ -160,12 +196,12 @@ def test_mnist_from_a_folder(driver: FakeDriver, tmp_path: Path) -> None:
         write_idx(tmp_path / f"{part}-images-idx3-ubyte", (count, 28, 28), images, packed=packed)
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte", (count,), labels, packed=packed)
     done = run_example(
-        SCRIPT, f"--data={tmp_path}", "--epochs=2", "--batch-size=32", "--test-batch-size=33",
-        env=driver.env(),
+        SCRIPT, f"--data={tmp_path}", "--no-cuda", "--epochs=2", "--batch-size=32",
+        "--test-batch-size=33", env=driver.env(),
     )  # fmt: skip
     assert "/640 (" in done.stdout
     assert accuracies(done.stdout)[-1] > 0.5, "chance is 0.1"
     assert "/100 (" in done.stdout
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"<html>")
-    done = run_example(SCRIPT, f"--data={tmp_path}", env=driver.env(), fails=True)
+    done = run_example(SCRIPT, "--no-cuda", f"--data={tmp_path}", env=driver.env(), fails=True)
     assert "t10k-labels-idx1-ubyte does not begin as an idx file of bytes does" in done.stderr

@@ -13,7 +13,7 @@ from fakedriver.driver import FakeDriver
 from processes import CPUS
 
 SCRIPT = "dp_vs_ddp/compare.py"
-TINY = ["--", "--samples=4096", "--width=64", "--batch-size=64"]
+TINY = ["--no-cuda", "--", "--samples=4096", "--width=64", "--batch-size=64"]
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -57,12 +57,24 @@ def test_one_and_two_gpus(driver: FakeDriver, lock_folder: Path, tmp_path: Path)
 
 
 def test_without_a_gpu_it_trains_on_the_cpu() -> None:
-    done = run_example(SCRIPT, "--gpus=1", *TINY, timeout=250)
+    """Also inside a rank of some launcher: DataParallel stays one process."""
+    around = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "3", "WORLD_SIZE": "4"}
+    done = run_example(SCRIPT, "--gpus=1", *TINY[1:], env=around, timeout=250)
     rows = table(done.stdout, "method")
-    assert [(row["visible GPUs"], row["MiB by GPU"]) for row in rows] == [("-", "-")] * 2
+    found = [(row["visible GPUs"], row["processes"], row["MiB by GPU"]) for row in rows]
+    assert found == [("-", "1", "-")] * 2
 
 
-def test_gpus_that_others_have_are_not_measured_on(driver: FakeDriver, lock_folder: Path) -> None:
+def test_what_was_measured_is_shown_where_the_next_claim_fails(
+    driver: FakeDriver, lock_folder: Path
+) -> None:
     env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)}
-    done = run_example(SCRIPT, "--gpus=3", *TINY, env=env, fails=True)
+    done = run_example(SCRIPT, "--gpus", "1", "3", *TINY, "--epochs=1", env=env, fails=True)
     assert "NotEnoughGpusError" in done.stderr
+    assert [row["visible GPUs"] for row in table(done.stdout, "method")] == ["0", "0"]
+
+
+def test_gpus_that_torch_cannot_use_are_told(driver: FakeDriver, lock_folder: Path) -> None:
+    env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)}
+    done = run_example(SCRIPT, "--gpus=1", *TINY[1:], env=env, fails=True)
+    assert "cannot use a GPU here (1 visible, 0 promised by Slurm)" in done.stderr

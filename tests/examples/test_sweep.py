@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import struct
+import re
 from pathlib import Path
 
 import pytest
 
 from example_runs import run_example
 from fakedriver.driver import FakeDriver
+from processes import CPUS
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -22,14 +23,14 @@ pytestmark = [
 def test_two_numbers_of_gpus(driver: FakeDriver, lock_folder: Path, tmp_path: Path) -> None:
     env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)}
     done = run_example(
-        "sweep/sweep.py", "--cpus", "1", "2", "--plot=sweep.png",
-        "--", "--epochs=3", "--batch-size=32",
+        "sweep/sweep.py", "--cores", "1", "2", "--plot=sweep.svg",
+        "--", "--no-cuda", "--epochs=3", "--batch-size=32",
         env=env, cwd=tmp_path, timeout=250,
     )  # fmt: skip
     with (tmp_path / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     runs = [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
-    assert [(row["gpus"], row["cpus_per_task"], row["epoch"]) for row in rows] == [
+    assert [(row["gpus"], row["cores_asked"], row["epoch"]) for row in rows] == [
         (*run, str(epoch)) for run in runs for epoch in (1, 2, 3)
     ]
     last = [row for row in rows if row["epoch"] == "3"]
@@ -40,7 +41,9 @@ def test_two_numbers_of_gpus(driver: FakeDriver, lock_folder: Path, tmp_path: Pa
     # The first run's share was cut to one core, the second's was not.
     assert "rank 0 of 1: cpu, GPU 0, CPUs 0, 0 workers" in done.stdout
     assert done.stdout.count("rank 1 of 2: cpu, GPU 1, ") == 2
-    # A PNG's first chunk tells its width and height.
-    head = (tmp_path / "sweep.png").read_bytes()[:24]
-    assert head.startswith(b"\x89PNG\r\n")
-    assert struct.unpack(">II", head[16:]) == (1440, 432)
+    # matplotlib writes what it draws as a comment, too. Two GPUs on two cores have one each.
+    drawn = re.findall(r"<!-- (.* each.*) -->", (tmp_path / "sweep.svg").read_text())
+    assert drawn[:2] == ["1 GPU, 1 core each", "1 GPU, 2 cores each"]
+    if len(CPUS) == 2:
+        assert [row["cores"] for row in last] == ["1", "2", "1", "1"]
+        assert drawn[2:] == ["2 GPUs, 1 core each", "2 GPUs, 1 core each (2 asked for)"]

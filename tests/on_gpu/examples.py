@@ -59,6 +59,8 @@ class Machine:
     ) -> None:
         self.out, self.gpus, self.cuda, self.data, self._seconds = out, gpus, cuda, data, seconds
         self.report: dict[str, Any] = {}
+        self.device = [] if cuda else ["--no-cuda"]
+        """What the DDP scripts are told: over the fake driver there are GPUs, and no CUDA."""
         self._errors = out / "errors.txt"
         self._errors.write_text("")
 
@@ -120,10 +122,11 @@ def check_places(printed: str, ranks: int, *, cuda: bool) -> None:
 
 
 def check_minimal(on: Machine) -> None:
-    printed = on.output(torchrun(on.gpus, "ddp_minimal/ddp_minimal.py"), seconds=60)
+    command = torchrun(on.gpus, "ddp_minimal/ddp_minimal.py", *on.device)
+    printed = on.output(command, seconds=60)
     on.keep(minimal=printed.splitlines())
     by = "nccl" if on.cuda else "gloo"
-    assert f"by {by}; each node: {on.gpus} GPUs promised, {on.gpus} visible" in printed
+    assert f"by {by}; on the first node {on.gpus} ranks, {on.gpus} GPUs visible" in printed
     assert "the same on all ranks" in printed
     printed = on.output([PYTHON, str(EXAMPLES / "ddp_minimal/one_process.py")], seconds=30)
     on.keep(one_process=printed.splitlines())
@@ -135,7 +138,8 @@ def check_minimal(on: Machine) -> None:
 def check_mnist(on: Machine) -> None:
     """As its first lines have it: on GPUs that ``gpuaff run`` claims."""
     run = [PYTHON, "-m", "gpuaff", "run", "-n", str(on.gpus), "--wait", "60", "--"]
-    script = torchrun(on.gpus, "ddp_mnist/ddp_mnist.py", "--epochs", "3", "--batch-size", "32")
+    options = ["--epochs", "3", "--batch-size", "32", *on.device]
+    script = torchrun(on.gpus, "ddp_mnist/ddp_mnist.py", *options)
     printed = on.output([*run, *script], seconds=60)
     on.keep(mnist=printed.splitlines())
     check_places(printed, on.gpus, cuda=on.cuda)
@@ -215,7 +219,7 @@ def check_mpi(on: Machine) -> None:
 def check_alone(on: Machine) -> None:
     """Without a launcher, and so without an address to meet at."""
     script = str(EXAMPLES / "ddp_mnist/ddp_mnist.py")
-    printed = on.output([PYTHON, script, "--dry-run"], seconds=40)
+    printed = on.output([PYTHON, script, "--dry-run", *on.device], seconds=40)
     on.keep(alone=printed.splitlines())
     check_places(printed, 1, cuda=on.cuda)
 
@@ -225,7 +229,7 @@ def check_compare(on: Machine) -> None:
     files = ["--json", str(found), "--csv", str(on.out / "compare.csv")]
     # A CPU in the place of GPUs would be long about what is little for them.
     size = [] if on.cuda else ["--", "--samples=4096", "--width=64", "--batch-size=64"]
-    command = [PYTHON, str(EXAMPLES / "dp_vs_ddp/compare.py"), *files, *size]
+    command = [PYTHON, str(EXAMPLES / "dp_vs_ddp/compare.py"), *files, *on.device, *size]
     printed = on.output(command, seconds=100)
     (on.out / "compare.txt").write_text(printed)
     on.keep(compare=printed.splitlines())
@@ -246,20 +250,21 @@ def check_compare(on: Machine) -> None:
 
 def check_sweep(on: Machine) -> None:
     table = on.out / "sweep.csv"
-    cpus = [1, 4, 8] if on.data else [1, 4]
-    command = [PYTHON, str(EXAMPLES / "sweep/sweep.py"), "--csv", str(table), "--cpus"]
-    command += map(str, cpus)
+    asked = [1, 4, 8] if on.data else [1, 4]
+    command = [PYTHON, str(EXAMPLES / "sweep/sweep.py"), "--csv", str(table), "--cores"]
+    command += map(str, asked)
     if find_spec("matplotlib"):
         command += ["--plot", str(on.out / "sweep.png")]
     size = ["--data", str(on.data)] if on.data else ["--batch-size", "32"]
     seconds = 400 if on.data else 120
-    printed = on.output([*command, "--", "--epochs", "6", *size], seconds=seconds)
+    printed = on.output([*command, "--", "--epochs", "6", *size, *on.device], seconds=seconds)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     last = [float(row["accuracy"]) for row in rows if row["epoch"] == "6"]
     on.keep(sweep=last)
-    runs = {(int(r["gpus"]), int(r["cpus_per_task"])) for r in rows}
-    assert runs == {(count, cores) for count in (1, on.gpus) for cores in cpus}, runs
+    runs = {(int(r["gpus"]), int(r["cores_asked"])) for r in rows}
+    assert runs == {(count, cores) for count in (1, on.gpus) for cores in asked}, runs
+    assert all(int(r["cores"]) <= int(r["cores_asked"]) for r in rows), rows
     assert min(last) > (0.98 if on.data else 0.5), last
     check_places(printed, on.gpus, cuda=on.cuda)
 

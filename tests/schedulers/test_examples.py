@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,10 @@ ALONE = ["--ntasks=1", "--gres=gpu:2", "--cpus-per-task=2", "--time=2", "--outpu
 
 
 def submit(stage: Stage, example: str, *arguments: str, size: Sequence[str] = SMALL) -> str:
-    """Submit ``job.slurm`` of an example, and wait; what it printed."""
+    """Submit ``job.slurm`` of an example, and wait; what it printed.
+
+    ``--no-cuda`` is among its arguments: the nodes' GPUs can be counted, and not used.
+    """
     folder = stage.folder / example
     shutil.copytree(EXAMPLES / example, folder)
     job = folder / "job.slurm"
@@ -59,8 +63,11 @@ def submit(stage: Stage, example: str, *arguments: str, size: Sequence[str] = SM
 
 @pytest.mark.case("B1", "B5")
 def test_ddp_minimal(on_slurm: Stage) -> None:
-    printed = submit(on_slurm, "ddp_minimal")
-    assert "4 ranks on 2 node(s) by gloo; each node: 2 GPUs promised, 2 visible" in printed
+    printed = submit(on_slurm, "ddp_minimal", "--no-cuda")
+    assert (
+        "4 ranks on 2 node(s) by gloo; on the first node 2 ranks, 2 GPUs visible of 2 promised"
+        in printed
+    )
     rows = table(printed, "rank")
     names = ("rank", "local rank", "host", "GPU", "CPUs")
     (first,), (second,) = FIRST, SECOND
@@ -75,7 +82,7 @@ def test_ddp_minimal(on_slurm: Stage) -> None:
 
 @pytest.mark.needs("sklearn")
 def test_ddp_mnist(on_slurm: Stage) -> None:
-    printed = submit(on_slurm, "ddp_mnist", "--batch-size", "32")
+    printed = submit(on_slurm, "ddp_mnist", "--batch-size", "32", "--no-cuda")
     places = re.findall(
         r"^rank (\d) of 4: cpu, GPU (\d), CPUs (\d+), 0 workers$", printed, re.MULTILINE
     )
@@ -94,7 +101,7 @@ def test_ddp_mnist(on_slurm: Stage) -> None:
 
 def test_dp_vs_ddp(on_slurm: Stage) -> None:
     small = ["--", "--samples=2048", "--width=64", "--batch-size=64", "--epochs=2"]
-    printed = submit(on_slurm, "dp_vs_ddp", "--gpus", "2", *small, size=ALONE)
+    printed = submit(on_slurm, "dp_vs_ddp", "--no-cuda", "--gpus", "2", *small, size=ALONE)
     rows = table(printed, "method")
     kinds = [(row["method"], row["visible GPUs"], row["processes"]) for row in rows]
     assert kinds == [("dp", "0,1", "1"), ("ddp", "0,1", "2")]
@@ -107,12 +114,15 @@ def test_dp_vs_ddp(on_slurm: Stage) -> None:
 @pytest.mark.needs("sklearn", "matplotlib")
 def test_sweep(on_slurm: Stage) -> None:
     shutil.copytree(EXAMPLES / "ddp_mnist", on_slurm.folder / "ddp_mnist")
-    small = ["--gpus", "2", "--cpus", "1", "--", "--dry-run"]
+    small = ["--gpus", "2", "--cores", "1", "--", "--dry-run", "--no-cuda"]
     printed = submit(on_slurm, "sweep", *small, size=ALONE)
     places = re.findall(r"^rank \d of 2: cpu, GPU (\d), CPUs (\d+), ", printed, re.MULTILINE)
     (first,), (second,) = FIRST, SECOND
     assert sorted(places) == [("0", str(first)), ("1", str(second))]
     with (on_slurm.folder / "sweep/sweep.csv").open(newline="") as file:
-        runs = [(row["gpus"], row["cpus_per_task"]) for row in csv.DictReader(file)]
-    assert runs == [("2", "1")]
-    assert (on_slurm.folder / "sweep/sweep.png").exists()
+        runs = [(row["gpus"], row["cores_asked"], row["cores"]) for row in csv.DictReader(file)]
+    assert runs == [("2", "1", "1")]
+    # A PNG's first chunk tells its width and height.
+    head = (on_slurm.folder / "sweep/sweep.png").read_bytes()[:24]
+    assert head.startswith(b"\x89PNG\r\n")
+    assert struct.unpack(">II", head[16:]) == (1440, 432)
