@@ -74,8 +74,8 @@ def check_gpus(ranks: gpuaff.Ranks) -> str:
             f"{host()} has {ranks.local_size} processes, and this one sees {visible} GPUs ({shown})"
             ": start as many processes on a node as it has GPUs, and let each see all of them"
         )
-    of = f" of {promised} promised" if promised else ""
-    return f"on the first node {ranks.local_size} ranks, {visible} GPUs visible{of}"
+    gpus = f"{promised} GPUs promised, {visible}" if promised else f"{visible} GPUs"
+    return f"on the first node {ranks.local_size} ranks, {gpus} visible"
 
 
 def check_torch() -> bool:
