@@ -17,6 +17,7 @@ import pytest
 from example_runs import EXAMPLES, table
 from processes import environment
 from schedulers.jobs import FIRST, SECOND, Stage
+from schedulers.slurm_bed import NODE_FILES
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,8 +33,10 @@ ALONE = ["--ntasks=1", "--gres=gpu:2", "--cpus-per-task=2", "--time=2", "--outpu
 """For jobs that start their ranks themselves."""
 
 
-def submit(stage: Stage, example: str, *arguments: str, size: Sequence[str] = SMALL) -> str:
-    """Submit ``job.slurm`` of an example, and wait; what it printed.
+def submit(
+    stage: Stage, example: str, *arguments: str, size: Sequence[str] = SMALL, fails: bool = False
+) -> str:
+    """Submit ``job.slurm`` of an example, and wait for its end; what it printed.
 
     ``--no-cuda`` is among its arguments: the nodes' GPUs can be counted, and not used.
     """
@@ -57,7 +60,7 @@ def submit(stage: Stage, example: str, *arguments: str, size: Sequence[str] = SM
         timeout=200,
     )
     printed = (folder / "out").read_text()
-    assert done.returncode == 0, f"{done.stderr}\n{printed}"
+    assert (done.returncode != 0) == fails, f"{done.stderr}\n{printed}"
     return printed
 
 
@@ -76,6 +79,16 @@ def test_ddp_minimal(on_slurm: Stage) -> None:
         ("3", "1", "n2", "1", str(second)),
     ]
     assert "forward pass: the same on all ranks" in printed
+
+
+def test_the_job_ends_with_the_first_rank_that_fails(on_slurm: Stage) -> None:
+    """The second node sees fewer GPUs than it was promised; the first would wait for its ranks."""
+    with (Path(on_slurm.variables[NODE_FILES]) / "n2").open("a") as file:
+        file.write("export CUDA_VISIBLE_DEVICES=0\n")
+    printed = submit(on_slurm, "ddp_minimal", "--no-cuda", fails=True)
+    assert "n2 has 2 GPUs for this job, and this process sees 1" in printed
+    assert "n1 has" not in printed
+    assert "DUE TO TIME LIMIT" not in printed
 
 
 @pytest.mark.needs("sklearn")
