@@ -20,10 +20,10 @@ class AdoptedClaim(Claim):
     It is the maker's alone to release, and ends with the maker; the child has no descriptors of it.
     """
 
-    def __init__(self, gpus: tuple[ClaimedGpu, ...], cpus: CpuSet | None) -> None:
+    def __init__(self, gpus: tuple[ClaimedGpu, ...]) -> None:
         """Only :func:`gpuaff.claim_gpus` makes them."""
         self.gpus, self.warnings, self.placeholders = gpus, (), ()
-        self._cpus, self._is_abandoned = cpus, False
+        self._is_abandoned = False
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -32,8 +32,8 @@ class AdoptedClaim(Claim):
 
     @property
     def cpus(self) -> CpuSet | None:
-        """The CPUs that came with the claim, as far as this process was started on them."""
-        return self._cpus
+        """None: which of those that this process was started on came with it is not known here."""
+        return None
 
     @property
     def is_inherited(self) -> bool:
@@ -67,13 +67,12 @@ def makers_claim() -> Claimed | None:
     return None if found is None or found.pid not in makers else nested.enclosing()
 
 
-def adopt(theirs: Claimed, devices: Sequence[Device], *, pin: bool) -> Claim:
+def adopt(theirs: Claimed, devices: Sequence[Device]) -> Claim:
     """Take it over, as a forked child would have it.
 
     Args:
         theirs: the claim.
         devices: those that CUDA shows here, in its order.
-        pin: whether the CPUs came with it.
     """
     gpus = tuple(
         ClaimedGpu(
@@ -86,9 +85,6 @@ def adopt(theirs: Claimed, devices: Sequence[Device], *, pin: bool) -> Claim:
         for local, device in enumerate(devices)
         if device.uuid in theirs.uuids
     )
-    claim = AdoptedClaim(
-        tuple(sorted(gpus, key=lambda gpu: theirs.uuids.index(gpu.uuid))),
-        kernel.get_affinity() if pin else None,
-    )
+    claim = AdoptedClaim(tuple(sorted(gpus, key=lambda gpu: theirs.uuids.index(gpu.uuid))))
     held.remember(claim)
     return claim

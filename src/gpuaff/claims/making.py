@@ -88,7 +88,7 @@ def make(
             if theirs is not None:
                 shown = session.devices()
                 seen = in_order(shown, visible(shown, _bounds(None, may_ask=False)))
-                return adopt(theirs, seen, pin=making.pin)
+                return adopt(theirs, seen)
             return making.claim(session, undo)
 
 
