@@ -59,6 +59,39 @@ def test_the_child_keeps_what_it_has_inherited(
     assert "too-few-cores" not in done.stderr, "nobody planned again inside the share"
 
 
+DROP_INS = """
+import multiprocessing, os, sys
+from gpuaff.compat import gpu_affinity, safe_gpu
+
+safe_gpu.claim_gpus(1, placeholder_fn=lambda number: None)
+cpus = gpu_affinity.set_affinity(0, 1)
+
+def work(_):
+    return os.environ["CUDA_VISIBLE_DEVICES"], safe_gpu.gpu_owner.devices_taken, cpus
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        print(*pool.map(work, [0])[0], sep=";")
+        print(*work(0), sep=";")
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_drop_ins_in_a_claim(
+    driver: FakeDriver, tmp_path: Path, lock_folder: Path, method: str
+) -> None:
+    """In ``gpuaff run``, too: the script's own claim is inside that."""
+    path = tmp_path / "script.py"
+    path.write_text(DROP_INS)
+    run = ["-m", "gpuaff", "run", "-n", "2", "--", sys.executable, str(path), method]
+    env = {"GPUAFF_LOCK_DIR": str(lock_folder), "GPUAFF_SAFE_GPU": "off"}
+    done = driver.run([sys.executable, *run], env=env, timeout=60)
+    childs, parents = done.stdout.splitlines()
+    assert childs == parents
+    assert parents.startswith("0;")
+    assert driver.double_holdings() == []
+
+
 def test_a_module_of_that_name_is_not_asked(driver: FakeDriver) -> None:
     """Only multiprocessing's own mark counts: a guarded script's children are as ever."""
     code = """
