@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from gpuaff.claims import held, lost, nested, pinned_far
+from gpuaff.claims.adopted import adopt, makers_claim
 from gpuaff.claims.claim import Claim
 from gpuaff.claims.connections import observe_connections
 from gpuaff.claims.contexts import numbers_of
@@ -77,12 +78,17 @@ def make(
         on_wait=on_wait,
     )
     with held.claiming(undo):
-        if held.latched() is None:
+        theirs = makers_claim()
+        if held.latched() is None and theirs is None:
             why = too_late()
             if why is not None:
                 raise CudaInitializedError(why)
         with usage_session() as session:
             let_rest()
+            if theirs is not None:
+                shown = session.devices()
+                seen = in_order(shown, visible(shown, _bounds(None, may_ask=False)))
+                return adopt(theirs, seen)
             return making.claim(session, undo)
 
 
