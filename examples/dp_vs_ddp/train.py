@@ -75,7 +75,7 @@ def can_use_cuda() -> bool:
     if torch.cuda.is_available():
         return True
     visible = len(gpuaff.Topology.observe(links=False).visible)
-    promised = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    promised = os.environ.get("SLURM_GPUS_ON_NODE") or "0"
     if visible or promised != "0":
         raise SystemExit(
             f"torch {torch.__version__} cannot use a GPU here ({visible} visible, {promised} "
