@@ -244,6 +244,14 @@ class TestMig:
         assert said == [f"{MIG.format(20)} PCI_BUS_ID", "(2, 0)"]
         assert shown(cut, "", CUDA_VISIBLE_DEVICES=MIG.format(11))[1] == "(1, 0)"
 
+    def test_an_instance_that_cuda_does_not_show_by_itself(self, cut: Lab) -> None:
+        """Without variables it shows the whole GPU: there is no ordinal to tell."""
+        call = f"gpus='{MIG.format(20)}', visible=None, placeholder=None"
+        said = refused(cut, call)
+        assert said.startswith(
+            "InvalidOptionError visible=None: expected index or uuid: as it is, "
+        )
+
     def test_one_for_each_claim(self, cut: Lab) -> None:
         """CUDA shows a process no more than one."""
         both = f"gpus=['{MIG.format(10)}', '{MIG.format(11)}']"

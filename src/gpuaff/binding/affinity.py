@@ -182,9 +182,6 @@ def set_affinity(
     Call it at the top of the script, before CUDA, OpenMP and the first large allocation: memory
     goes to the NUMA node of the thread that first touches it (case A11).
 
-    A spawned child imports the script again: there the call changes nothing, and returns the CPUs
-    that the child has inherited.
-
     Best effort: where the near CPUs, the GPU or the system are not known, the process keeps what
     it has, or gets its share of all its CPUs, and one warning says why. It never leaves the CPUs
     that the process was allowed before. A second call plans anew from the CPUs that the process
@@ -237,13 +234,12 @@ def set_affinity(
             then as they were.
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
-    from gpuaff.launch.imported_again import is_imported_again
     from gpuaff.system.environ import wants_driver
     from gpuaff.system.nvml_warmup import waking_driver
 
     made = None
     try:
-        with waking_driver(wanted=wants_driver() and not is_imported_again()) as let_rest:
+        with waking_driver(wanted=wants_driver()) as let_rest:
             from gpuaff.binding.call import bind
 
             made = bind(

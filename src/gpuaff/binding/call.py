@@ -16,7 +16,6 @@ from gpuaff.binding.undo import current, refused
 from gpuaff.binding.unpinnable import reason
 from gpuaff.binding.whole import whole
 from gpuaff.launch import beside, claimed
-from gpuaff.launch.imported_again import is_imported_again
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment
 from gpuaff.notices import Notice
 from gpuaff.records import replace
@@ -49,9 +48,6 @@ def bind(
     ranks, remarks = _ranks(local_rank, nproc_per_node)
     options = plan_options((ranks or ALONE).local_size, arguments)
     asked = Asked.of(memory, openmp)
-    if is_imported_again():
-        # What the script's top has set in the process that has made this one, this one has.
-        return Affinity(current(), rank=None if ranks is None else ranks.local_rank)
     why = reason()
     if why is not None and (ranks is not None or why.code == "off"):
         return _unpinned(ranks, (why,), strict=strict)

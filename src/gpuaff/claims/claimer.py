@@ -47,8 +47,7 @@ def claim_gpus(
 
     A claim is never best effort: it gives all that was asked for, or raises and leaves everything
     as it was. Inside a claim (a rank that ``gpuaff run`` or a claiming parent has started) GPUs
-    come from that claim, and never from the machine. A spawned child imports the script again:
-    there the call takes nothing, and returns its maker's claim (``Claim.is_inherited``).
+    come from that claim, and never from the machine.
 
     Args:
         n: how many; ``"auto"`` is as many as the scheduler has granted. ``gpus=`` tells it too.

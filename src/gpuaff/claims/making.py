@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from gpuaff.claims import held, lost, nested, pinned_far
-from gpuaff.claims.adopted import adopt, makers_claim
 from gpuaff.claims.claim import Claim
 from gpuaff.claims.connections import observe_connections
 from gpuaff.claims.contexts import numbers_of
@@ -22,8 +21,15 @@ from gpuaff.claims.selection import choose
 from gpuaff.claims.strangers import Strangers
 from gpuaff.claims.too_late import too_late
 from gpuaff.claims.undo import Undo
-from gpuaff.errors import ClaimError, ClaimLostError, CudaInitializedError, InvalidOptionError
-from gpuaff.launch import claimed
+from gpuaff.errors import (
+    ClaimError,
+    ClaimLostError,
+    CudaInitializedError,
+    GpusBusyError,
+    InvalidOptionError,
+    NotEnoughGpusError,
+)
+from gpuaff.launch import claimed, inherited
 from gpuaff.launch.claimed import Claimed
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
@@ -78,18 +84,24 @@ def make(
         on_wait=on_wait,
     )
     with held.claiming(undo):
-        theirs = makers_claim()
-        if held.latched() is None and theirs is None:
+        if held.latched() is None:
             why = too_late()
             if why is not None:
                 raise CudaInitializedError(why)
         with usage_session() as session:
             let_rest()
-            if theirs is not None:
-                shown = session.devices()
-                seen = in_order(shown, visible(shown, _bounds(None, may_ask=False)))
-                return adopt(theirs, seen)
-            return making.claim(session, undo)
+            try:
+                return making.claim(session, undo)
+            except (GpusBusyError, NotEnoughGpusError):
+                _remark_if_imported()
+                raise
+
+
+def _remark_if_imported() -> None:
+    if inherited.imports_script() and claimed.observe()[0] is not None:
+        from gpuaff.binding.report import say
+
+        say([inherited.IMPORTED], rank=None)
 
 
 def _yes_or_no(option: str, value: object) -> bool:
@@ -294,6 +306,10 @@ class Making:
             uuids = [device.uuid for device in obtained.devices]
             return numbers_of(uuids, str(self.kind))
         seen = in_order(shown, visible(shown, bounds))
+        for device in obtained.devices:
+            if device not in seen:  # a MIG instance beside whole GPUs
+                expected = f"index or uuid: as it is, CUDA does not show {device.uuid}"
+                raise InvalidOptionError("visible", None, expected)
         return tuple(seen.index(device) for device in obtained.devices)
 
 

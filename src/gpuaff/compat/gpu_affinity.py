@@ -15,7 +15,6 @@ from functools import partial
 from gpuaff.allocator.modes import Multithreading, Scope, Word
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
-from gpuaff.launch.imported_again import is_imported_again
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def _accepted(affinity: Affinity) -> Affinity:
         GPUAffinityError: it would not have.
     """
     plan, rank, said = affinity.plan, affinity.rank, affinity.warnings
-    if any(notice.code == "off" for notice in said) or is_imported_again():
+    if any(notice.code == "off" for notice in said):
         return affinity
     if not affinity.pinned or plan is None or rank is None:
         raise GPUAffinityError("; ".join(notice.message for notice in said))

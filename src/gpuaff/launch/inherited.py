@@ -21,6 +21,25 @@ def is_child() -> bool:
     return process is not None and process.parent_process() is not None
 
 
+def imports_script() -> bool:
+    """Whether this process only imports the script again, before it does what it was made for.
+
+    Spawned children do, and those of a fork server. It is what multiprocessing itself looks at, to
+    refuse processes that are started there.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    current = getattr(process, "current_process", None)  # another thread may be importing it
+    return current is not None and getattr(current(), "_inheriting", None) is True
+
+
+IMPORTED = Notice(
+    "imported-again",
+    "multiprocessing imports this script again in a child, and so its claim is made again, inside "
+    'the claim that the script has: put claim_gpus under `if __name__ == "__main__":`',
+)
+"""What to say where a claim fails there."""
+
+
 def has_set(names: Iterable[str]) -> bool:
     """Whether one of these variables is not as this process's program was started with it.
 
