@@ -1,6 +1,6 @@
 """Loss and accuracy by epoch for several numbers of GPUs and of cores for each.
 
-    python sweep.py --gpus 1 2 --cpus 1 4 --csv sweep.csv --plot sweep.png
+    python sweep.py --gpus 1 2 --cores 1 4 --csv sweep.csv --plot sweep.png
 
 Trains ../ddp_mnist once for each pair, on free GPUs that it claims meanwhile. Where there is no
 GPU, so many processes train on the CPU. More options go on to ddp_mnist.py:
