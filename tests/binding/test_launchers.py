@@ -258,6 +258,18 @@ def test_a_child_that_takes_its_parents_numbers(driver: FakeDriver, tmp_path: Pa
     assert all("rank-inherited" in codes for _, _, codes in json.loads(done.stdout)), done.stderr
 
 
+def test_a_thread_that_is_importing_multiprocessing(driver: FakeDriver) -> None:
+    """What is in sys.modules then has no functions yet."""
+    code = """
+import sys, types
+import gpuaff
+sys.modules["multiprocessing.process"] = types.ModuleType("multiprocessing.process")
+print(gpuaff.ranks().local_rank, gpuaff.set_affinity().rank, len(gpuaff.spread(0, 1)) > 0)
+"""
+    env = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert driver.run([sys.executable, "-c", code], env=env).stdout == "1 1 True\n"
+
+
 SETTER = """
     import json, multiprocessing, os, sys
     def work(rank):

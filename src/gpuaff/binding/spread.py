@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from gpuaff.allocator.cores import allowed_cores
 from gpuaff.allocator.options import check_count, check_rank
 from gpuaff.allocator.workers import workers_parts
@@ -16,6 +14,7 @@ from gpuaff.binding.undo import current, refused
 from gpuaff.binding.unpinnable import reason
 from gpuaff.binding.whole import whole
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.launch import inherited
 from gpuaff.notices import Notice
 from gpuaff.system import kernel
 from gpuaff.topology.model import Topology
@@ -95,10 +94,9 @@ def _own() -> CpuSet:
     pinned.
     """
     own = kernel.get_affinity(kernel.process_id())
-    # Whoever was made by multiprocessing has loaded it; the parent in /proc may be the fork server.
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    maker = multiprocessing.parent_process() if multiprocessing is not None else None
-    theirs = None if maker is None else kernel.affinity_of(maker.pid)
+    # The parent in /proc may be the fork server.
+    maker = inherited.maker()
+    theirs = None if maker is None else kernel.affinity_of(maker)
     return own if theirs is None else own & theirs or own
 
 

@@ -12,13 +12,21 @@ from gpuaff.notices import Notice
 from gpuaff.system import environ, kernel
 
 
-def is_child() -> bool:
-    """Whether multiprocessing has started this process, by whatever method.
+def maker() -> int | None:
+    """The process by which multiprocessing has started this one; None where it has not.
 
-    Nothing is imported for it: a child has the module, as it was started by it.
+    Nothing is imported for it: a child has the module, as it was started by it. Where another
+    thread is just importing that, this is no child.
     """
     process = sys.modules.get("multiprocessing.process")
-    return process is not None and process.parent_process() is not None
+    parent = getattr(process, "parent_process", None)
+    found = None if parent is None else parent()
+    return None if found is None else int(found.pid)
+
+
+def is_child() -> bool:
+    """Whether multiprocessing has started this process, by whatever method."""
+    return maker() is not None
 
 
 def imports_script() -> bool:
@@ -28,7 +36,7 @@ def imports_script() -> bool:
     refuse processes that are started there.
     """
     process = sys.modules.get("multiprocessing.process")
-    current = getattr(process, "current_process", None)  # another thread may be importing it
+    current = getattr(process, "current_process", None)
     return current is not None and getattr(current(), "_inheriting", None) is True
 
 
