@@ -58,7 +58,7 @@ def test_cpus_that_come_and_go_during_many_calls(found: Found) -> None:
     seen = found("offline_again_and_again")
     # A CPU may go while the list of its siblings is read, so which of core 2 and 3 is in is open.
     for said in seen["often"]:
-        assert said["pinned"], said
-        assert frozenset() < parse_cpulist(said["cpus"]) <= {4, 5, 6, 7}, said
+        assert said["pinned"], str(said)
+        assert frozenset() < parse_cpulist(said["cpus"]) <= {4, 5, 6, 7}, str(said)
     assert seen["said"]["cpus"] == "4-7"
     assert seen["threads"] == ["4-7"] * 4
