@@ -59,6 +59,9 @@ def test_cpus_that_come_and_go_during_many_calls(found: Found) -> None:
     # A CPU may go while the list of its siblings is read, so which of core 2 and 3 is in is open.
     for said in seen["often"]:
         assert said["pinned"], str(said)
-        assert frozenset() < parse_cpulist(said["cpus"]) <= {4, 5, 6, 7}, str(said)
+        # One may also come between the reading of the rank's mask and of the machine's CPUs. Then
+        # the mask looks like one of the rank's own, nothing is cut, and that is said.
+        near = range(8) if "masks-unknown" in said["codes"] else range(4, 8)
+        assert frozenset() < parse_cpulist(said["cpus"]) <= {*near}, str(said)
     assert seen["said"]["cpus"] == "4-7"
     assert seen["threads"] == ["4-7"] * 4
