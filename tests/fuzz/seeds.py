@@ -20,6 +20,7 @@ UUID = "{:08x}-1111-2222-3333-444444444444"
 def pastes() -> tuple[str, ...]:
     """What people pasted, and what lscpu printed for other machines."""
     files = [*sorted((DATA / "pastes").iterdir()), *sorted((DATA / "lscpu").iterdir())]
+    files += sorted((DATA / "threads").glob("*.txt"))
     return tuple(file.read_text("utf-8") for file in files)
 
 

@@ -134,6 +134,7 @@ def plan_with(
         drafts,
         seats,
         around,
+        cores,
         granted=reach.union(granted),
         confined=rule is not None,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from gpuaff.allocator.cores import Cores
 from gpuaff.allocator.modes import Mode, Scope
 from gpuaff.allocator.near import Near
 from gpuaff.allocator.options import Options
@@ -50,6 +51,7 @@ def of_plan(
     drafts: Mapping[int, Draft],
     seats: Sequence[Seat],
     around: Surroundings,
+    cores: Cores,
     *,
     granted: CpuSet,
     confined: bool,
@@ -63,6 +65,7 @@ def of_plan(
         drafts: what each rank gets.
         seats: what each rank may use.
         around: which of it is near.
+        cores: the cores that the places of sites and drafts mean.
         granted: what any rank may use by its mask, also where ``cpus`` leaves it out.
         confined: whether each rank stays inside the border of its GPU.
     """
@@ -74,6 +77,7 @@ def of_plan(
             "cores-unknown",
             "nobody tells which CPUs are siblings, so each CPU counts as a core of its own",
         )
+    yield from _cores_across_nodes(topology, sites, cores)
     if options.mode is Mode.CORE_COMPLEX and not topology.l3:
         yield Notice(
             "complex-unknown",
@@ -83,6 +87,25 @@ def of_plan(
     yield from _too_few_cores(sites, drafts)
     if options.scope is Scope.NODE and options.mode not in _MODES_WITHOUT_SHARES:
         yield from _scope_hint(seats, around)
+
+
+def _cores_across_nodes(
+    topology: Topology, sites: Sequence[Site], cores: Cores
+) -> Iterator[Notice]:
+    """Hypervisors make such machines: a virtual core's threads in two virtual nodes."""
+    places = sorted({place for site in sites for place in site.cores})
+    several = [core for core in map(cores.cpus.__getitem__, places) if len(core) > 1]
+    node_of = {cpu: node.id for node in topology.numa_nodes or () for cpu in node.cpus}
+    across = [core for core in several if len({node_of.get(cpu) for cpu in core} - {None}) > 1]
+    if across:
+        first = ", ".join(map(str, sorted(across[0])))
+        nodes = format_cpulist(topology.nodes_of(union(across)))
+        yield Notice(
+            "cores-across-nodes",
+            f"{len(across)} of the {len(places)} cores near {gpus(sites)} lie in several NUMA "
+            f"nodes ({nodes}; the first core: CPUs {first}); each core stays whole, so shares "
+            "reach into these nodes: on a virtual machine correct its CPU topology",
+        )
 
 
 def _near_unknown(topology: Topology, sites: Iterable[Site]) -> Iterator[Notice]:

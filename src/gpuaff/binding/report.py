@@ -13,7 +13,16 @@ from gpuaff.notices import Notice, printable
 _INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml", "omp-kept", "omp-quota"})
 """Said at INFO: nothing is wrong with the pinning."""
 
-_OF_THE_JOB = frozenset({"scope-hint", "cores-unknown", "complex-unknown", "one-gpu", "ranks-gpus"})
+_OF_THE_JOB = frozenset(
+    {
+        "scope-hint",
+        "cores-unknown",
+        "cores-across-nodes",
+        "complex-unknown",
+        "one-gpu",
+        "ranks-gpus",
+    }
+)
 """The same in every rank of a job: rank 0 says it for all."""
 
 _BROKEN = frozenset(

@@ -29,6 +29,9 @@ class Lscpu:
         nodes: each "NUMA nodeN CPU(s)" list; empty for a node without CPUs.
         numbers: ``cpu_count`` (offline CPUs included), ``node_count``, ``threads`` per core,
             ``cores_per_socket`` and ``sockets``, those that were there.
+        cores: how many cores with online CPUs there may be, by sockets and cores per socket,
+            which lscpu rounds down; empty where it does not tell, or has such numbers for each
+            of several kinds of cores.
         power: whether it is a POWER machine.
         virtual: whether a hypervisor is named.
     """
@@ -36,6 +39,7 @@ class Lscpu:
     online: CpuSet | None = None
     nodes: Mapping[int, CpuSet] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    cores: range = range(0)
     power: bool = False
     virtual: bool = False
 
@@ -44,6 +48,7 @@ def read(reading: Reading) -> Lscpu:
     """Read the lines of ``lscpu``; of two that say different things the first one counts."""
     lists: dict[str, CpuSet] = {}
     numbers: dict[str, int] = {}
+    keys: list[str] = []
     power = virtual = False
     last = None
     for number, key, value in _pairs(reading):
@@ -52,6 +57,7 @@ def read(reading: Reading) -> Lscpu:
             _keep_list(reading, lists, name, value)
             last = name if number == reading.cut_line else None
         elif (word := lscpu_words.NUMBERS.get(key.lower())) and _NUMBER.fullmatch(value):
+            keys.append(word)
             _keep_number(reading, numbers, word, key, value)
         power |= bool(_POWER.fullmatch(value)) or (
             key == "Model name" and value.lower().startswith("power")
@@ -60,7 +66,21 @@ def read(reading: Reading) -> Lscpu:
     _drop_cut(reading, lists, last, numbers.get("cpu_count"))
     online = lists.pop("online", None)
     nodes = {int(name): cpus for name, cpus in lists.items()}
-    return Lscpu(online=online, nodes=nodes, numbers=numbers, power=power, virtual=virtual)
+    kinds = keys.count("cores_per_socket") > max(1, keys.count("cpu_count"))
+    return Lscpu(
+        online=online,
+        nodes=nodes,
+        numbers=numbers,
+        cores=range(0) if kinds else _cores(numbers),
+        power=power,
+        virtual=virtual,
+    )
+
+
+def _cores(numbers: Mapping[str, int]) -> range:
+    per_socket, sockets = numbers.get("cores_per_socket", 0), numbers.get("sockets", 0)
+    least = per_socket * sockets
+    return range(least, least + sockets) if least else range(0)
 
 
 def _pairs(reading: Reading) -> Iterator[tuple[int, str, str]]:

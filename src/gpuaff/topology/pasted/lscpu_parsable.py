@@ -22,11 +22,15 @@ _KNOWN = frozenset({"cpu"}) | _CACHES | _PLACES | _STATES | _SPEEDS
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRow:
-    """One online CPU: the numbers of what it belongs to; None where the row has none."""
+    """One online CPU: the numbers of what it belongs to; None where the row has none.
+
+    ``l1`` is its first-level data cache, which no two cores share.
+    """
 
     core: int | None = None
     socket: int | None = None
     node: int | None = None
+    l1: int | None = None
     l3: int | None = None
 
 
@@ -75,10 +79,16 @@ def _row(columns: tuple[str, ...], values: list[str]) -> tuple[int, CpuRow] | No
     cells = dict(_cells(columns, values))
     if not _NUMBER.fullmatch(cells["cpu"]) or cells.get("online", "").lower() in ("no", "n"):
         return None
-    core, socket, node, l3 = (_number(cells.get(key)) for key in ("core", "socket", "node", "l3"))
+    core, socket, node = (_number(cells.get(key)) for key in ("core", "socket", "node"))
     if int(cells["cpu"]) > MAX_CPU_ID or (core is None and "core" in cells):
         return None
-    return int(cells["cpu"]), CpuRow(core=core, socket=socket, node=node, l3=l3)
+    return int(cells["cpu"]), CpuRow(
+        core=core,
+        socket=socket,
+        node=node,
+        l1=_number(cells.get("l1d")),
+        l3=_number(cells.get("l3")),
+    )
 
 
 def _cells(columns: tuple[str, ...], values: list[str]) -> Iterator[tuple[str, str]]:

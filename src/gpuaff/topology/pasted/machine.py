@@ -64,7 +64,7 @@ def assemble(
     return Machine(
         cpus=cpus,
         told=bool(told),
-        cores=cores_.find(reading, summary, rows, cpus, node_cpus, near),
+        cores=cores_.find(reading, summary, rows, cpus, node_cpus, near, told=bool(told)),
         packages=_packages(reading, summary, rows, cpus, node_cpus),
         l3=_l3(reading, rows, cpus),
         nodes=nodes,
