@@ -248,6 +248,16 @@ def test_own_parts_are_disjoint_and_near(gpus: set[int], hidden: bool) -> None:
     assert sum(map(len, parts)) == len(frozenset().union(*parts))
 
 
+def test_a_lost_gpu_that_sysfs_has_lost_too_leaves_no_numbers() -> None:
+    """The scheduler's 1 and 2 would be the second and the third of those that are left."""
+    lost, *others = A100.gpus
+    gone = Gpu(index=lost.index)
+    topology = replace(A100, gpus=(gone, *others), visible=(2,))
+    own = OwnGpus(named=(1, 2), on_node=2)
+    plan = decide(topology, Options.of(2), ranks(1, 2), COMMON, own, bus(A100)[1:])
+    assert "gpus-unknown" in codes(plan)
+
+
 def test_every_rank_has_the_same_description() -> None:
     """Where the driver knows what sysfs does not, but only of the rank's own GPU."""
     vague = tuple(replace(g, node_cpus=None, local_cpus=None, numa_node=None) for g in bus(A100))

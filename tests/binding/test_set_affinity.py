@@ -447,6 +447,19 @@ def test_a_gpu_that_a_device_cgroup_denies_is_not_counted(driver: FakeDriver) ->
     assert (found["gpu"], found["pinned"]) == (1, True), "CUDA's 0 is the GPU that is left"
 
 
+def test_numbers_beside_a_lost_gpu_are_nvidia_smis_and_it_is_said(driver: FakeDriver) -> None:
+    """CUDA may count the lost one or not, so that its 1 may be another GPU."""
+    driver.lose_gpu(0)
+    found = called(driver, "0, 1", CUDA_VISIBLE_DEVICES="1")
+    assert (found["gpu"], found["pinned"]) == (1, True)
+    assert "visible-lost" in found["codes"]
+    by_uuid = called(
+        driver, "0, 1", CUDA_VISIBLE_DEVICES="GPU-00000000-0000-4000-8000-000000000001"
+    )
+    assert by_uuid["gpu"] == 1
+    assert "visible-lost" not in by_uuid["codes"]
+
+
 def test_the_driver_is_started_as_often_as_it_is_shut_down(driver: FakeDriver) -> None:
     for _ in range(3):
         called(driver, "0, 2")

@@ -352,6 +352,24 @@ class TestLeftOut:
         assert [device.uuid for device in devices] == ["GPU-0", "GPU-2"]
         assert len(notes) == 1
 
+    def test_those_that_cuda_may_count(self, driver: FakeDriver) -> None:
+        """Not the denied one; the lost one, and from a look on the one that was lost before it."""
+        driver.deny(0)
+        driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.UNKNOWN, gpu=1)
+        driver.fail("*", NVML.GPU_IS_LOST, gpu=2, after=5)
+        program = """
+from gpuaff.system.nvml import usage_session
+with usage_session() as session:
+    print(*[one.index for one in session.left_out()])
+    session.look()
+    print(*session.left_out(), sep="; ")
+"""
+        first, second = driver.run(program).stdout.splitlines()
+        assert first == "1"
+        told = "GPU 1 is left out: its handle: Unknown Error (nvmlDeviceGetHandleByIndex); GPU 2 "
+        assert second.startswith(f"{told}is left out: ")
+        assert second.count("GPU is lost") == 1
+
     def test_without_uuid(self, driver: FakeDriver) -> None:
         driver.fail("nvmlDeviceGetUUID", NVML.UNKNOWN, gpu=2)
         devices, _, notes = session(driver)

@@ -120,6 +120,21 @@ class TestClaims:
             assert third.returncode == 75
             assert f"(pid {first.pid})" in told(third)
 
+    @pytest.mark.parametrize("which", [("--gpus", "1"), ("-n", "1")])
+    def test_beside_a_lost_gpu_the_command_is_shown_a_uuid(
+        self, machine: Machine, which: tuple[str, str]
+    ) -> None:
+        machine.driver.lose_gpu(0)
+        with machine.running(*which, "--", *HOLD) as one:
+            assert heard(one) == "GPU-00000000-0000-4000-8000-000000000001"
+            assert "GPU 0 is left out: its handle: GPU is lost" in said(one)
+
+    def test_a_lost_gpu_asked_for_by_its_index(self, machine: Machine) -> None:
+        machine.driver.lose_gpu(0)
+        done = machine.run("--gpus", "0", "--wait", "--", "true")
+        assert done.returncode == 4
+        assert "GPU 0 is left out: its handle: GPU is lost" in told(done)
+
     def test_the_claim_is_the_commands_and_ends_with_it(self, machine: Machine) -> None:
         with machine.running("-n", "2", "--", *HOLD) as one:
             assert heard(one) == "0,1"
@@ -274,6 +289,12 @@ class TestInsideOfALauncher:
         words = ("--per-rank", "-n", "1", "--", *HOLD)
         with machine.running(*words, env=first) as one, machine.running(*words, env=second) as two:
             assert {heard(one), heard(two)} == {"0", "1"}
+
+    def test_a_rank_that_claims_beside_a_lost_gpu(self, machine: Machine) -> None:
+        machine.driver.lose_gpu(0)
+        words = ("--per-rank", "-n", "1", "--", *HOLD)
+        with machine.running(*words, env=self.ranks()[0]) as one:
+            assert heard(one) == "GPU-00000000-0000-4000-8000-000000000001"
 
     def test_ranks_claim_from_the_claim_around_them(self, machine: Machine) -> None:
         """The outer claim is of GPU 1 alone, so the second rank finds nothing, though 0 is free."""

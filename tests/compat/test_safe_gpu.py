@@ -155,6 +155,15 @@ def said(env: Mapping[str, str], script: str) -> list[str]:
     return printed(BEGIN + script, env=with_source(env)).splitlines()
 
 
+def test_beside_a_lost_gpu_a_uuid_is_shown(env: dict[str, str], driver: FakeDriver) -> None:
+    driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.GPU_IS_LOST, gpu=0)
+    script = """
+safe_gpu.claim_gpus()
+print(safe_gpu.gpu_owner.devices_taken, os.environ["CUDA_VISIBLE_DEVICES"])
+"""
+    assert said(env, script)[-1] == "[1] GPU-00000000-0000-4000-8000-000000000001"
+
+
 def test_a_second_claim_is_refused_and_the_first_stays(env: dict[str, str]) -> None:
     script = """
 safe_gpu.claim_gpus()

@@ -100,7 +100,7 @@ class TestOneFunctionFails:
             driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.NO_PERMISSION)
         reading = read(driver, links=True)
         assert [without(gpu) for gpu in reading.gpus] == [
-            GpuReading(index=i, denied=not missing) for i in range(3)
+            GpuReading(index=i, denied=not missing, lost=missing) for i in range(3)
         ]
         assert all(gpu.problems for gpu in reading.gpus)
         assert reading.links is None
@@ -163,7 +163,9 @@ class TestHalfWay:
             }
             lost = [name for name, value in told.items() if value is None]
             good = replace(
-                full(gpu.index), mig=gpu.mig if gpu.mig == SLICES[:1] else full(gpu.index).mig
+                full(gpu.index),
+                mig=gpu.mig if gpu.mig == SLICES[:1] else full(gpu.index).mig,
+                lost=gpu.index >= served - 2,  # count, version, and then the handles
             )
             assert without(gpu) == without(good, *lost)
         said = [problem for gpu in reading.gpus for problem in gpu.problems]
@@ -183,7 +185,9 @@ class TestHalfWay:
         reading = read(driver, links=True)
         assert (reading.gpus[0], reading.gpus[2]) == (full(0), full(2))
         assert reading.gpus[1] == GpuReading(
-            index=1, problems=("its handle: GPU is lost (nvmlDeviceGetHandleByIndex)",)
+            index=1,
+            lost=True,
+            problems=("its handle: GPU is lost (nvmlDeviceGetHandleByIndex)",),
         )
         assert reading.links == (("X", "N/A", "SYS"), ("N/A", "X", "N/A"), ("SYS", "N/A", "X"))
 
@@ -191,7 +195,9 @@ class TestHalfWay:
         driver = fake_driver(FULL)
         driver.lose_gpu(1, after=3)  # handle, UUID, name
         gpus = read(driver).gpus
-        assert without(gpus[1]) == GpuReading(index=1, uuid=full(1).uuid, name=full(1).name)
+        assert without(gpus[1]) == GpuReading(
+            index=1, uuid=full(1).uuid, name=full(1).name, lost=True
+        )
         assert gpus[1].problems == ("PCI address: GPU is lost (nvmlDeviceGetPciInfo)",)
         assert driver.calls("*") == 4
         assert (gpus[0], gpus[2]) == (full(0), full(2))

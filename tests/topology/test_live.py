@@ -84,6 +84,28 @@ def test_a_gpu_that_fell_off_the_bus_keeps_its_number(driver: FakeDriver) -> Non
     assert [gpu["index"] for gpu in seen["gpus"]] == [0, 1]
     assert seen["gpus"][0]["uuid"] is None
     assert seen["gpus"][1]["source"] == "nvml"
+    (note,) = [note for note in seen["notes"] if note["code"] == "visible-lost"]
+    assert note["message"].startswith("GPU 0 is lost, and CUDA may count it or not: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "visible", "is_doubtful"),
+    [("1", [1], True), ("GPU-00000000-0000-4000-8000-000000000001", [1], False), ("", [], False)],
+)
+def test_numbers_are_doubtful_beside_a_gpu_without_handle(
+    driver: FakeDriver, value: str, visible: list[int], is_doubtful: bool
+) -> None:
+    driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.UNKNOWN, gpu=0)
+    seen = observed(driver, CUDA_VISIBLE_DEVICES=value, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert seen["visible"] == visible
+    assert ("visible-lost" in codes(seen)) is is_doubtful
+
+
+def test_numbers_are_certain_beside_a_gpu_that_is_denied(driver: FakeDriver) -> None:
+    driver.deny(0)
+    seen = observed(driver, CUDA_VISIBLE_DEVICES="0")
+    assert seen["visible"] == [1]
+    assert "visible-lost" not in codes(seen)
 
 
 @pytest.mark.case("D8", "visible-devices")

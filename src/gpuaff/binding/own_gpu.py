@@ -32,6 +32,8 @@ def among_those_of_the_job(
         None when they are not told, or what is told does not fit what is here.
     """
     machine = _all_gpus(topology, on_the_bus)
+    if len(machine) < len(topology.gpus):
+        return None  # a lost GPU that sysfs has lost too: the others' numbers do not count it
     named = gpus.named
     if named is None and gpus.on_node == len(machine):
         named = tuple(range(len(machine)))

@@ -63,8 +63,9 @@ def claim_gpus(
         min_free_memory: bytes of memory that must be free on each.
         max_utilization: percent that none may have been busier than lately.
         visible: how ``CUDA_VISIBLE_DEVICES`` is written: by ``"index"``, with
-            ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, or by ``"uuid"``, as MIG instances always are. None
-            leaves it as it is: then use the ordinals that :attr:`Claim.gpus` tells.
+            ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, or by ``"uuid"``, as MIG instances always are, and
+            all GPUs beside one that does not respond. None leaves it as it is: then use the
+            ordinals that :attr:`Claim.gpus` tells.
         pin: also put the process on the CPUs that belong to these GPUs, where other claims do not
             come: what is called later (:func:`set_affinity`) stays inside.
         own_is_free: whether a GPU counts as free on which only this process, its children or its

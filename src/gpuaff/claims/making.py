@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from gpuaff.claims import held, lost, nested, pinned_far
+from gpuaff.claims import held, left_out, lost, nested, pinned_far
 from gpuaff.claims.claim import Claim
 from gpuaff.claims.connections import observe_connections
 from gpuaff.claims.contexts import numbers_of
 from gpuaff.claims.exported import export
 from gpuaff.claims.ground import Enclosing, Ground, Machine
 from gpuaff.claims.looking import Looker
-from gpuaff.claims.model import ClaimedGpu, Demand, Device, Waiting
+from gpuaff.claims.model import ClaimedGpu, Demand, Device, LeftOut, Waiting
 from gpuaff.claims.obtain import Attempts, Obtained
 from gpuaff.claims.placeholder import Kind, Placeholder, kind_of, occupy
 from gpuaff.claims.pool import Bounds, Pool, in_order, named, pool, visible, within
@@ -115,13 +115,15 @@ class Ready:
     """What is known when a claim can begin.
 
     Attributes:
-        shown: the devices that the driver tells of.
+        session: asks the driver.
+        shown: the devices that it tells of.
         bounds: what this process was given, by others.
         looker: looks at the devices; None inside a claim, where nobody else is.
         quiet: keeps other libraries' users from choosing at the same time.
         attempts: tries to obtain devices.
     """
 
+    session: UsageSession
     shown: tuple[Device, ...]
     bounds: Bounds
     looker: Looker | None
@@ -170,6 +172,7 @@ class Making:
         shown = session.devices()
         around = nested.enclosing()
         bounds = _bounds(around, may_ask=self.request.count is None)
+        bounds = replace(bounds, left_out=session.left_out())
         if self.request.count is None:
             bounds = replace(bounds, sharers=_sharers(len(within(shown, bounds)), around))
         self._refuse_unknown_order(shown, bounds)
@@ -189,6 +192,7 @@ class Making:
         choice = _Choice(wanted, looker, session, in_order=self.request.gpus is not None)
         quiet = _Quiet(wanted.count, self.request.wait, inside=around is not None)
         return Ready(
+            session=session,
             shown=shown,
             bounds=bounds,
             looker=looker if around is None else None,
@@ -201,7 +205,15 @@ class Making:
         is_told = self.request.visible is not None or held.latched() is not None
         if is_told or isinstance(self.kind, Placeholder):
             return
-        if any(note.code == "visible-order" for note in visible(shown, bounds).notes):
+        codes = {note.code for note in visible(shown, bounds).notes}
+        if "visible-lost" in codes:
+            expected = (
+                "index or uuid: how CUDA numbers the GPUs beside a lost one is not known before "
+                f"it is started ({'; '.join(map(str, bounds.left_out))}); or name the GPUs by UUID "
+                "in CUDA_VISIBLE_DEVICES"
+            )
+            raise InvalidOptionError("visible", None, expected)
+        if "visible-order" in codes:
             expected = (
                 "index or uuid: the GPUs here are unlike, and how CUDA numbers them is not known "
                 "before it is started; or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
@@ -232,7 +244,8 @@ class Making:
         strangers = None  # those inside our claim are not: there nobody looks
         if looker is not None and self.kind is not None:
             strangers = Strangers(looker, obtained.devices)
-        export(self._variables(obtained, shown), undo)
+        doubtful = ready.session.left_out()  # again: one may be lost by now
+        export(self._variables(obtained, shown, doubtful), undo)
         ordinals = self._ordinals(obtained, shown, ready.bounds)
         gpus = tuple(
             ClaimedGpu(
@@ -262,6 +275,8 @@ class Making:
                 lost.remember()
                 raise
         said = pinned_far.remarks(gpus) if grant is None else grant.warnings
+        if self.request.visible is not None:
+            said = (*left_out.remarks(doubtful), *said)
         claim = Claim(
             gpus=gpus,
             obtained=obtained,
@@ -280,12 +295,15 @@ class Making:
 
         return take_grant([gpu.index for gpu in gpus], note=undo.add)
 
-    def _variables(self, obtained: Obtained, shown: Sequence[Device]) -> Mapping[str, str | None]:
+    def _variables(
+        self, obtained: Obtained, shown: Sequence[Device], doubtful: Sequence[LeftOut]
+    ) -> Mapping[str, str | None]:
         ours: dict[str, str | None] = {claimed.VARIABLE: nested.variable(obtained)}
         how = self.request.visible
         if how is None:
             return ours
-        if how is VisibleAs.UUID or any(device.is_mig for device in obtained.devices):
+        by_uuid = how is VisibleAs.UUID or any(device.is_mig for device in obtained.devices)
+        if by_uuid or doubtful:
             names = [device.uuid for device in obtained.devices]
         else:
             places = sorted({device.index for device in shown})  # CUDA counts what it may use

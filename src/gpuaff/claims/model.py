@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from gpuaff.records import dataclass, field
-from gpuaff.system.readings import ComputeMode, Device, DeviceReading
+from gpuaff.system.readings import ComputeMode, Device, DeviceReading, LeftOut
 
 __all__ = [
     "Busy",
@@ -17,6 +17,7 @@ __all__ = [
     "Demand",
     "Device",
     "DeviceReading",
+    "LeftOut",
     "Usage",
     "Waiting",
 ]

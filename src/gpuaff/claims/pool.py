@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from gpuaff.claims.model import Device
+from gpuaff.claims.model import Device, LeftOut
 from gpuaff.claims.portion import cut
 from gpuaff.claims.request import Name, Request
 from gpuaff.digits import natural
@@ -45,6 +45,7 @@ class Bounds:
         around: what the claim has in which this process runs, by UUID; None when it runs in none.
         sharers: the ranks among which that is to be divided, and this one's place among them; None:
             it is all this process's.
+        left_out: the GPUs that cannot be claimed and that CUDA may count.
     """
 
     visible: str | None = None
@@ -54,6 +55,7 @@ class Bounds:
     source: str = ""
     around: Collection[str] | None = None
     sharers: Ranks | None = None
+    left_out: Sequence[LeftOut] = ()
 
 
 def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
@@ -72,9 +74,10 @@ def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
     seen, why = _within(devices, bounds)
     count = _count(request, seen, bounds, why)
     if request.gpus is not None:
-        chosen = _named("gpus", request.gpus, devices, seen, why, count)
+        chosen = _named("gpus", request.gpus, devices, seen, why, count, bounds.left_out)
     elif request.candidates is not None:
-        chosen = _named("candidates", request.candidates, devices, seen, why, count)
+        names = request.candidates
+        chosen = _named("candidates", names, devices, seen, why, count, bounds.left_out)
     else:
         chosen = tuple(device for device in seen if not device.is_mig) or seen
     unnamed = {device: words for device, words in unclaimable(devices).items() if device in chosen}
@@ -154,6 +157,7 @@ def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ..
     The variables count all that CUDA may show, also inside a claim of some.
     """
     seen, why = _given(devices, bounds)
+    why = "; ".join([why, *map(str, bounds.left_out)])
     if bounds.around is None:
         return seen, why
     own = tuple(device for device in seen if device.uuid in bounds.around)
@@ -170,7 +174,8 @@ def _given(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...
         seen = in_order(devices, found)
         if bounds.visible is None and seen:
             return seen, everything
-        because = "; ".join(note.message for note in found.notes) if not seen else ""
+        told = [note.message for note in found.notes if note.code != "visible-lost"]
+        because = "; ".join(told) if not seen else ""
         shown = f"CUDA_VISIBLE_DEVICES={str(bounds.visible)[:80]!r} shows {_counted(seen)}"
         return seen, because or f"{shown} of the {len(devices)} here"
     if bounds.granted is not None:
@@ -181,15 +186,24 @@ def _given(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...
 
 def visible(devices: Sequence[Device], bounds: Bounds) -> Visible:
     """What CUDA makes of the variables."""
-    return resolve(_gpus(devices), bounds.visible, device_order=bounds.device_order)
+    here = {device.index for device in devices}
+    gpus = [
+        Gpu(index=one.index, mig=() if one.cut else None)
+        for one in bounds.left_out
+        if one.index not in here
+    ]
+    lost = frozenset(one.index for one in bounds.left_out if not one.cut)
+    every = [*_gpus(devices), *gpus]
+    return resolve(every, bounds.visible, device_order=bounds.device_order, lost=lost)
 
 
 def in_order(devices: Sequence[Device], found: Visible) -> tuple[Device, ...]:
-    """The visible devices, in CUDA's order."""
+    """The visible devices, in CUDA's order, without those that are left out."""
     by_uuid = {device.uuid: device for device in devices}
     by_index = {device.index: device for device in devices if not device.is_mig}
     pairs = zip(found.indices, found.instances, strict=True)
-    return tuple(by_index[index] if uuid is None else by_uuid[uuid] for index, uuid in pairs)
+    shown = (by_index.get(index) if uuid is None else by_uuid[uuid] for index, uuid in pairs)
+    return tuple(device for device in shown if device is not None)
 
 
 def _gpus(devices: Sequence[Device]) -> tuple[Gpu, ...]:
@@ -242,8 +256,14 @@ def _named(
     seen: Collection[Device],
     why: str,
     count: int,
+    left_out: Collection[LeftOut],
 ) -> tuple[Device, ...]:
-    found = named(option, names, devices)
+    gone = {one.index: str(one) for one in left_out}
+    for name in names:
+        number = _number_of(name)
+        if number in gone and not any(device.index == number for device in devices):
+            raise NotEnoughGpusError(count, 0, gone[number])
+    found = named(option, names, devices, left_out)
     for device in found:
         if device not in seen:
             raise NotEnoughGpusError(
@@ -252,7 +272,12 @@ def _named(
     return found
 
 
-def named(option: str, names: Sequence[Name], devices: Sequence[Device]) -> tuple[Device, ...]:
+def named(
+    option: str,
+    names: Sequence[Name],
+    devices: Sequence[Device],
+    left_out: Collection[LeftOut] = (),
+) -> tuple[Device, ...]:
     """The devices that names mean, in their order.
 
     Raises:
@@ -260,7 +285,7 @@ def named(option: str, names: Sequence[Name], devices: Sequence[Device]) -> tupl
     """
     found: list[Device] = []
     for name in names:
-        device = _find(option, name, devices)
+        device = _find(option, name, devices, left_out)
         if device in found:
             expected = f"each GPU once ({device} is there twice)"
             raise InvalidOptionError(option, list(names), expected)
@@ -268,10 +293,16 @@ def named(option: str, names: Sequence[Name], devices: Sequence[Device]) -> tupl
     return tuple(found)
 
 
-def _find(option: str, name: Name, devices: Sequence[Device]) -> Device:
+def _number_of(name: Name) -> int | None:
+    return name if isinstance(name, int) else natural(name.strip())
+
+
+def _find(
+    option: str, name: Name, devices: Sequence[Device], left_out: Collection[LeftOut]
+) -> Device:
     """The device that a name means."""
     text = "" if isinstance(name, int) else name.strip()
-    number = name if isinstance(name, int) else natural(text)
+    number = _number_of(name)
     if number is not None:
         found = [device for device in devices if device.index == number and not device.is_mig]
     elif text.upper().startswith(("GPU-", "MIG-")):
@@ -283,6 +314,7 @@ def _find(option: str, name: Name, devices: Sequence[Device]) -> Device:
         return found[0]
     there = ", ".join(f"{device.index} ({device.uuid})" for device in devices[:16])
     problem = "fits several of them" if found else "is none of them"
+    problem = "; ".join([problem, *map(str, left_out)])
     raise InvalidOptionError(
         option,
         name,

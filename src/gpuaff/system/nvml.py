@@ -98,6 +98,7 @@ class GpuReading:
         memory_node: the NUMA node that is its own memory (GH200).
         mig: its MIG instances; None when MIG is off, not supported or unknown (case D2).
         denied: whether this process may not use it at all (a device cgroup).
+        lost: whether it has fallen off the bus, or NVML gives no handle for another reason.
         problems: what failed, in words.
     """
 
@@ -111,6 +112,7 @@ class GpuReading:
     memory_node: int | None = None
     mig: tuple[MigInstance, ...] | None = None
     denied: bool = False
+    lost: bool = False
     problems: tuple[str, ...] = ()
 
 
@@ -153,7 +155,12 @@ def read(*, highest_cpu: int, links: bool = False) -> DriverReading:
         matrix = read_links(asked, [gpu.pci_bus_id for gpu in gpus]) if links else None
     return DriverReading(
         gpus=tuple(
-            replace(gpu, denied=questions.denied, problems=tuple(questions.problems))
+            replace(
+                gpu,
+                denied=questions.denied,
+                lost=questions.lost and not questions.denied,
+                problems=tuple(questions.problems),
+            )
             for gpu, questions in zip(gpus, asked, strict=True)
         ),
         links=matrix,

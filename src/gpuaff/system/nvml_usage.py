@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gpuaff.records import dataclass
 from gpuaff.system.nvml_calls import Code, Questions, address_of, text
 from gpuaff.system.nvml_users import COMPUTE, GRAPHICS, instances_of, processes_on
-from gpuaff.system.readings import ComputeMode, Device, DeviceReading
+from gpuaff.system.readings import ComputeMode, Device, DeviceReading, LeftOut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class UsageSession:
 
     def __init__(self, nvml: Any, count: int) -> None:
         self.notes: tuple[str, ...] = ()
+        self._left_out: dict[int, LeftOut] = {}
         self._places = tuple(place for index in range(count) for place in self._found(nvml, index))
         self._lost: dict[int, tuple[str, ...]] = {}
 
@@ -66,6 +67,18 @@ class UsageSession:
         them: a note says so.
         """
         return tuple(place.device for place in self._places)
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The GPUs that CUDA may count or not: lost, without UUID, in MIG mode without instance.
+
+        One that is lost after the start is among them from then on. One that a device cgroup denies
+        is not: CUDA does not count it.
+        """
+        lost = {place.device.index: place.gpu for place in self._places if place.gpu.lost}
+        for index, gpu in lost.items():
+            why = "; ".join(self._lost.get(index) or gpu.problems) or "the driver has lost it"
+            self._left_out[index] = LeftOut(index=index, why=why)
+        return tuple(self._left_out[index] for index in sorted(self._left_out))
 
     def look(self, *, utilization: bool = False) -> tuple[DeviceReading, ...]:
         """Read how each device is used now, in the order of :meth:`devices`.
@@ -96,6 +109,8 @@ class UsageSession:
         if uuid is None:
             why = "; ".join(gpu.problems)
             self.notes += (f"GPU {index} is left out, as it cannot be told which one it is: {why}",)
+            if not gpu.denied:
+                self._left_out[index] = LeftOut(index=index, why=why)
             return
         name = text(gpu.ask("name", "nvmlDeviceGetName"))
         whole = Device(index=index, uuid=uuid, pci_bus_id=address_of(gpu), name=name)
@@ -103,7 +118,10 @@ class UsageSession:
         if modes is None or modes[0] != _MIG_ON:
             yield _Place(device=whole, gpu=gpu, handle=gpu.handle)
         else:
-            yield from _instances(gpu, whole)
+            parts = tuple(_instances(gpu, whole))
+            if not parts:
+                self._left_out[index] = LeftOut(index=index, why=gpu.problems[-1], cut=True)
+            yield from parts
         self.notes += tuple(f"GPU {index}: {problem}" for problem in gpu.problems)
 
     def _read(

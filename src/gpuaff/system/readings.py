@@ -38,6 +38,24 @@ class Device:
         return f"MIG instance {self.uuid}" if self.is_mig else f"GPU {self.index}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A GPU that NVML counts and that cannot be claimed, though this process may use it.
+
+    Attributes:
+        index: NVML's index.
+        why: what failed, in words.
+        cut: whether it is in MIG mode and has no instance; else it does not respond.
+    """
+
+    index: int
+    why: str
+    cut: bool = False
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} is left out: {self.why}"
+
+
 class ComputeMode(str, Enum):
     """Who may have a context on a GPU (``nvmlComputeMode_t``; cases E13, E16)."""
 

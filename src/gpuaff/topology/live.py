@@ -63,10 +63,12 @@ def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topol
         # Unreadable, or of another machine (a container's own /sys): the kernel's mask is true.
         notes.append(_no_sysfs(tree))
         machine = replace(UNKNOWN, cpus=mask, highest=max(machine.highest, *mask))
-    gpus, matrix = _gpus(tree, machine, links, notes)
+    gpus, matrix, lost = _gpus(tree, machine, links, notes)
     topology = replace(_topology(machine, mask & machine.cpus, gpus, notes), links=matrix)
     return topology.with_visible_devices(
-        environ.get("CUDA_VISIBLE_DEVICES"), device_order=environ.get("CUDA_DEVICE_ORDER")
+        environ.get("CUDA_VISIBLE_DEVICES"),
+        device_order=environ.get("CUDA_DEVICE_ORDER"),
+        lost=lost,
     )
 
 
@@ -113,19 +115,21 @@ def _topology(
 
 def _gpus(
     tree: Tree, machine: Cpus, links: bool, notes: list[Notice]
-) -> tuple[tuple[Gpu, ...], tuple[tuple[str, ...], ...] | None]:
+) -> tuple[tuple[Gpu, ...], Matrix | None, frozenset[int]]:
+    """The GPUs that this process may use, how they are connected, and which of them are lost."""
     try:
         driver = nvml.read(highest_cpu=machine.highest, links=links)
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
-        return pci.gpus_of_the_driver(tree, machine), None
+        return pci.gpus_of_the_driver(tree, machine), None, frozenset()
     for reading in driver.gpus:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
     places = [place for place, reading in enumerate(driver.gpus) if not reading.denied]
     gpus = tuple(_merged(tree, machine, driver.gpus[place]) for place in places)
-    return gpus, _between(driver.links, places)
+    lost = frozenset(reading.index for reading in driver.gpus if reading.lost)
+    return gpus, _between(driver.links, places), lost
 
 
 def _between(matrix: Matrix | None, places: list[int]) -> Matrix | None:

@@ -9,7 +9,7 @@ package (:meth:`Topology.named`); whatever its source does not tell is None, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from functools import cached_property
 
@@ -188,19 +188,24 @@ class Topology:
         return replace(self, allowed=allowed & self.cpus if self.cpus else allowed)
 
     def with_visible_devices(
-        self, text: str | None, *, device_order: str | None = None
+        self,
+        text: str | None,
+        *,
+        device_order: str | None = None,
+        lost: Collection[int] = (),
     ) -> Topology:
         """The same machine for a process with this CUDA_VISIBLE_DEVICES.
 
         Args:
             text: the variable's value, None when it is unset.
             device_order: CUDA_DEVICE_ORDER's value, None when it is unset.
+            lost: the indices of the GPUs that do not respond.
 
         The rules are the driver's: see :mod:`gpuaff.topology.visible`.
         """
         from gpuaff.topology.visible import resolve
 
-        seen = resolve(self.gpus, text, device_order=device_order)
+        seen = resolve(self.gpus, text, device_order=device_order, lost=lost)
         kept = tuple(note for note in self.notes if not note.code.startswith("visible-"))
         return replace(self, visible=seen.indices, notes=kept + seen.notes)
 

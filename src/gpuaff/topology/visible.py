@@ -30,7 +30,7 @@ with a whole GPU ends at an instance.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass, field, replace
@@ -83,7 +83,13 @@ class _Fault:
 _Found: TypeAlias = _Device | _Fault
 
 
-def resolve(gpus: Sequence[Gpu], text: str | None, *, device_order: str | None = None) -> Visible:
+def resolve(
+    gpus: Sequence[Gpu],
+    text: str | None,
+    *,
+    device_order: str | None = None,
+    lost: Collection[int] = (),
+) -> Visible:
     """Find the CUDA devices of a process as the driver does.
 
     Args:
@@ -91,6 +97,8 @@ def resolve(gpus: Sequence[Gpu], text: str | None, *, device_order: str | None =
             denies GPU 0, CUDA's 0 is the next one.
         text: CUDA_VISIBLE_DEVICES; None when it is unset.
         device_order: CUDA_DEVICE_ORDER; None when it is unset.
+        lost: the indices of those that do not respond. CUDA may count them or not; here they are
+            counted, as nvidia-smi counts them, and a note says so.
 
     Never raises: whatever stands in the variable, the driver makes something of it
     (cases D1, D4, D5).
@@ -104,9 +112,10 @@ def resolve(gpus: Sequence[Gpu], text: str | None, *, device_order: str | None =
             "set it to PCI_BUS_ID or unset it",
         )
     visible = _unset(ordered) if text is None else _listed(ordered, text)
-    if device_order == "PCI_BUS_ID" or (text is not None and _is_by_uuid(text)):
+    if text is not None and _is_by_uuid(text):
         return visible
-    return replace(visible, notes=visible.notes + _order_notes(ordered, visible))
+    notes = () if device_order == "PCI_BUS_ID" else _order_notes(ordered, visible)
+    return replace(visible, notes=visible.notes + notes + _lost_notes(lost, visible))
 
 
 def _unset(gpus: Sequence[Gpu]) -> Visible:
@@ -268,6 +277,17 @@ def _order_notes(gpus: Sequence[Gpu], visible: Visible) -> tuple[Notice, ...]:
         "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the GPUs by UUID"
     )
     return (Notice("visible-order", message),)
+
+
+def _lost_notes(lost: Collection[int], visible: Visible) -> tuple[Notice, ...]:
+    """Numbers mean one GPU where CUDA counts the lost one, and another where it does not."""
+    if not lost or not visible.indices:
+        return ()
+    message = (
+        f"{_gpus(sorted(lost))} lost, and CUDA may count it or not: CUDA's numbers are read here "
+        "as nvidia-smi numbers the GPUs; name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
+    )
+    return (Notice("visible-lost", message),)
 
 
 def _gpus(indices: Sequence[int]) -> str:
