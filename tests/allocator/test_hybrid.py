@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuaff.allocator.planner import plan
@@ -64,6 +65,15 @@ def test_balanced_shares_have_as_many_of_each_kind() -> None:
     assert shown(found) == ["0-1,12,16", "2-3,13,17", "4-5,14,18", "6-7,15,19"]
 
 
+def test_unbalanced_blocks_leave_nothing_out() -> None:
+    """6 P and 8 E cores for three: two P cores each, and 3, 3 and 2 E cores; for four: 2, 2, 1
+    and 1 P cores, and two E cores each."""
+    found = plan(core_i9(3), 3, balanced=False)
+    assert shown(found) == ["0-3,12-14", "4-7,15-17", "8-11,18-19"]
+    found = plan(core_i9(4), 4, balanced=False)
+    assert shown(found) == ["0-3,12-13", "4-7,14-15", "8-9,16-17", "10-11,18-19"]
+
+
 def test_unbalanced_interleaved_leaves_nothing_out() -> None:
     found = plan(core_i9(4), 4, mode="unique_interleaved", balanced=False)
     assert shown(found) == ["0-1,8-9,12,16", "2-3,10-11,13,17", "4-5,14,18", "6-7,15,19"]
@@ -90,6 +100,46 @@ def test_too_few_fast_cores_for_all_make_one_list() -> None:
 
 def test_ranks_on_one_gpu_cut_each_kind_too() -> None:
     assert shown(plan(core_i9(1), 2)) == ["0-5,12-15", "6-11,16-19"]
+
+
+def test_four_ranks_on_one_gpu_have_two_of_each_kind() -> None:
+    """Ten fast cores, 5-9 and 15-19, and ten slow ones, 0-4 and 10-14: two of each for everyone."""
+    machine = Topology.load(Path(__file__).parents[1] / "data/described/gb10.json")
+    expected = ["0-1,5-6", "2-3,7-8", "4,9-10,15", "11-12,16-17"]
+    assert shown(plan(machine, 4)) == expected
+    assert shown(plan(machine, 4, min_physical_cores=4)) == expected
+    assert shown(plan(machine, 4, mode="core_complex")) == expected
+    # In turn, of the fast cores 5-9, 15-17 and of the slow ones 0-4, 10-12.
+    dealt = plan(machine, 4, mode="unique_interleaved")
+    assert shown(dealt) == ["0,4-5,9", "1,6,10,15", "2,7,11,16", "3,8,12,17"]
+    # The first two ranks have the odd ones of both kinds.
+    uneven = plan(machine, 4, balanced=False)
+    assert shown(uneven) == ["0-2,5-7", "3-4,8-10,15", "11-12,16-17", "13-14,18-19"]
+
+
+def test_three_ranks_on_two_gpus_have_as_many_of_each_kind() -> None:
+    """6 P and 8 E cores: two of each for everyone. Cut in halves first, the two ranks on GPU 0
+    would have one P core and two E cores each."""
+    assert shown(plan(core_i9(2), 3)) == ["0-3,12-13", "8-11,16-17", "4-7,14-15"]
+
+
+@given(
+    fast=st.integers(0, 14),
+    slow=st.integers(0, 14),
+    gpus=st.integers(1, 4),
+    ranks=st.integers(1, 9),
+    mode=st.sampled_from(("unique_contiguous", "unique_interleaved", "core_complex")),
+    scope=st.sampled_from(("node", "socket")),
+)
+def test_balanced_shares_are_an_even_part_of_each_kind(
+    fast: int, slow: int, gpus: int, ranks: int, mode: str, scope: str
+) -> None:
+    assume(fast + slow)
+    cores: list[CpuSet] = [frozenset((cpu,)) for cpu in range(fast + slow)]
+    machine = replace(one_node(cores, gpus), efficiency_cpus=frozenset(range(slow)))
+    for share in plan(machine, ranks, mode=mode, scope=scope).shares:
+        assert share.cores >= fast // ranks + slow // ranks
+        assert len(share.cpus - machine.efficiency_cpus) >= fast // ranks
 
 
 def test_without_allowed_slow_cores_nothing_is_special() -> None:

@@ -75,8 +75,15 @@ class TestRule2:
         assert shown(found) == ["0,3,6", "1,4,7", "2,5,8", "10-12"]
 
     def test_contiguous_unbalanced(self) -> None:
+        """Ten cores for three: 4, 3, 3. gpu_affinity leaves the tenth core out."""
         found = plan(UNEVEN, 4, balanced=False)
-        assert shown(found) == ["0-2", "3-5", "6-8", "10-13"]
+        assert shown(found) == ["0-3", "4-6", "7-9", "10-13"]
+
+    def test_contiguous_unbalanced_leaves_no_core_out(self) -> None:
+        """Fourteen cores for three: 5, 5, 4."""
+        machine = one_node(spread_cores(14, smt=1), gpus=3)
+        assert shown(plan(machine, 3, balanced=False)) == ["0-4", "5-9", "10-13"]
+        assert shown(plan(machine, 3)) == ["0-3", "4-7", "8-11"]
 
     def test_interleaved_unbalanced(self) -> None:
         found = plan(UNEVEN, 4, mode="unique_interleaved", balanced=False)
@@ -159,20 +166,28 @@ class TestRule4:
         assert found.shares[0].cpus == cpus("48-55,0-7,16-23,32-39,176-183,128-135,144-151,160-167")
 
     UNEVEN_DEAL = box(
-        # Node 0: cores 0-3 and two GPUs; node 1: cores 4-9, dealt 4→0 5→1 6→2 7→3 8→0 9→1.
+        # Node 0: cores 0-3 and two GPUs; node 1: cores 4-9, dealt 4→0 5→1 6→2 7→3; 8 and 9 make
+        # no full round.
         spread_cores(10, smt=1),
         nodes=[range(4), range(4, 10)],
         sockets=[[0, 1]],
         gpus=[0, 0],
     )
 
-    def test_every_core_is_dealt(self) -> None:
-        found = plan(self.UNEVEN_DEAL, 2, scope="socket", balanced=False)
-        assert shown(found) == ["0-1,4-5,8-9", "2-3,6-7"]
+    @pytest.mark.parametrize("balanced", [True, False])
+    def test_what_makes_no_full_round_goes_to_the_smallest_shares(self, balanced: bool) -> None:
+        """Ten cores, five each: 8 and 9 to one GPU each."""
+        found = plan(self.UNEVEN_DEAL, 2, scope="socket", balanced=balanced)
+        assert shown(found) == ["0-1,4-5,8", "2-3,6-7,9"]
 
-    def test_balanced_trims_to_the_smallest_share(self) -> None:
-        found = plan(self.UNEVEN_DEAL, 2, scope="socket")
-        assert shown(found) == ["0-1,4-5", "2-3,6-7"]
+    def test_trimming_still_keeps_node_cores_and_then_full_rounds(self) -> None:
+        sizes = {
+            most: shown(plan(self.UNEVEN_DEAL, 2, scope="socket", max_physical_cores=most))
+            for most in (2, 3, 4)
+        }
+        assert sizes[2] == ["0-1", "2-3"]
+        assert sizes[3] == ["0-1,4", "2-3,6"]
+        assert sizes[4] == ["0-1,4-5", "2-3,6-7"]
 
     def test_interleaved_deals_alike(self) -> None:
         """Cores 0 and 2 bring 4, 8 and 6; cores 1 and 3 bring 5, 9 and 7."""

@@ -78,11 +78,20 @@ DIFFERENT: Mapping[str, Difference] = {
     "visible: doubled": Difference(
         "rule 6: CUDA does not start with a device named twice", {CONTIGUOUS: [REFUSED, REFUSED]}
     ),
-    "uneven deal": _only(
-        "rule 4: every core is dealt, and balanced shares are of one size",
+    "uneven": _only(
+        "rule 2: unbalanced blocks leave no core out",
         {
-            # Node cores 0-3 are dealt 4-7, then 8 to core 0 and 9 to core 1.
-            "mode=unique_contiguous scope=socket": ["0-1,4-5", "2-3,6-7"],
+            # Ten cores for three GPUs: 4, 3 and 3.
+            f"mode=unique_contiguous scope={scope} balanced=False": ["0-3", "4-6", "7-9", "10-13"]
+            for scope in ("node", "socket")
+        },
+    ),
+    "uneven deal": _only(
+        "rule 4: every core is dealt, and what makes no full round goes to the smallest shares",
+        {
+            # Node cores 0-3 are dealt 4-7; 8 and 9 go to one GPU each.
+            "mode=unique_contiguous scope=socket": ["0-1,4-5,8", "2-3,6-7,9"],
+            "mode=unique_contiguous scope=socket balanced=False": ["0-1,4-5,8", "2-3,6-7,9"],
             "mode=unique_interleaved scope=socket": ["0,2,4,6,8", "1,3,5,7,9"],
             "mode=unique_interleaved scope=socket balanced=False": ["0,2,4,6,8", "1,3,5,7,9"],
         },

@@ -1,4 +1,7 @@
-"""Cutting one list of cores into equal parts: gpu-affinity rule 2."""
+"""Cutting one list of cores into equal parts: gpu-affinity rule 2.
+
+Where parts may be unequal, no core is left out: gpu_affinity leaves out the remainder of blocks.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,17 @@ class Cutter:
         Args:
             cores: what to cut; ascending, or a part of an earlier cut.
             ways: the number of parts.
-            size: the size of every part (less where there is not enough). None: as large as
-                rule 2 has it for unbalanced plans, which may leave parts unequal or empty.
+            size: the size of every part (less where there is not enough). None: every core is in
+                a part, and the first parts get the odd ones.
         """
         parts: list[tuple[int, ...]] = [()] * ways
         for kind in self.kinds(cores, ways):
-            block = len(kind) // ways
-            if size is not None:
-                block = min(block, size - len(parts[0]))
-            more = self._parts(kind, ways, block, cut_even=size is not None)
+            block, odd = divmod(len(kind), ways)
+            if size is None:
+                sizes = [block + 1] * odd + [block] * (ways - odd)
+            else:
+                sizes = [min(block, size - len(parts[0]))] * ways
+            more = self._parts(kind, sizes)
             parts = [part + rest for part, rest in zip(parts, more, strict=True)]
         return parts
 
@@ -79,9 +84,7 @@ class Cutter:
             kept += pack(kind, [min(len(kind), left - len(kept))], self.domains)[0]
         return (*kept, *sorted(set(cores).difference(kept)))
 
-    def _parts(
-        self, cores: tuple[int, ...], ways: int, block: int, *, cut_even: bool
-    ) -> list[tuple[int, ...]]:
+    def _parts(self, cores: tuple[int, ...], sizes: Sequence[int]) -> list[tuple[int, ...]]:
         if self.contiguous:
-            return pack(cores, [block] * ways, self.domains)
-        return [cores[way::ways][: block if cut_even else None] for way in range(ways)]
+            return pack(cores, sizes, self.domains)
+        return [cores[way :: len(sizes)][:size] for way, size in enumerate(sizes)]

@@ -5,23 +5,30 @@ compete. An island is cut by one of three rules:
 
 * all its GPUs have the same cores: gpu-affinity rule 2 (:class:`_Same`);
 * by socket, and its nodes are clean parts of the socket: rule 4, which is rule 2 over each
-  node's cores, and the socket's other cores dealt to them (:class:`_Same` too);
+  node's cores, and the socket's other cores dealt to them (:class:`_Dealt`);
 * anything else: max-min fair (:class:`_Mixed`).
+
+Balanced shares are of the largest size that all ranks of all islands can have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 
 from gpuaff.allocator.cores import Cores
-from gpuaff.allocator.deal import Dealt, deal, with_dealt
+from gpuaff.allocator.deal import deal, with_dealt
 from gpuaff.allocator.fair import fair_shares
 from gpuaff.allocator.modes import Scope
 from gpuaff.allocator.partition import Cutter
 from gpuaff.allocator.sites import Draft, Site, by_cores
 from gpuaff.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    _Cut: TypeAlias = Callable[["_Same", int | None], Iterator[tuple[int, Draft]]]
 
 
 def cut_unique(
@@ -32,16 +39,17 @@ def cut_unique(
     A rank for which none is left shares all cores near its GPU; it does not count when shares
     are balanced.
     """
-    parts = [part for island in islands(sites) for part in _parts(island, scope, cutter)]
-    drafts: dict[int, Draft] = {}
-    for same_kind in (
-        [part for part in parts if part.dealt is None],
-        [part for part in parts if part.dealt is not None],
-    ):
-        size = _smallest(same_kind) if balanced else None
-        for part in same_kind:
-            drafts.update(part.cut(size))
-    return _level(drafts, cutter.cores) if balanced else drafts
+    parts = _parts(sites, scope, cutter)
+    if not balanced:
+        return {rank: draft for part in parts for rank, draft in part.cut(None)}
+    size = min((size for part in parts for size in part.sizes() if size), default=0)
+    return {
+        rank: replace(draft, cores=cutter.cores.divide(draft.cores, size)[0])
+        if draft.own
+        else draft
+        for part in parts
+        for rank, draft in part.cut(size)
+    }
 
 
 def islands(sites: Iterable[Site]) -> list[list[Site]]:
@@ -57,44 +65,33 @@ def islands(sites: Iterable[Site]) -> list[list[Site]]:
     return sorted(grouped, key=lambda island: _first_rank(island[0]))
 
 
-def _parts(island: list[Site], scope: Scope, cutter: Cutter) -> list[_Part]:
-    if len({site.cores for site in island}) > 1:
-        return [_Mixed(island, cutter)]
-    if scope is Scope.SOCKET and (by_node := _clean_nodes(island, cutter)):
-        dealt = deal(island[0].cores, [core for cores in by_node for core in cores])
-        return [_same(members, cores, cutter, dealt) for cores, members in by_node.items()]
-    return [_same(island, island[0].cores, cutter)]
+def _parts(sites: Iterable[Site], scope: Scope, cutter: Cutter) -> list[_Part]:
+    found = islands(sites)
+    nodes = [_clean_nodes(island, cutter) if scope is Scope.SOCKET else () for island in found]
+    least = min((node.even for by_node in nodes for node in by_node), default=0)
+    return [
+        _Dealt(island[0].cores, by_node, least)
+        if by_node
+        else _Mixed(island, cutter)
+        if len({site.cores for site in island}) > 1
+        else _Same(island, island[0].cores, cutter)
+        for island, by_node in zip(found, nodes, strict=True)
+    ]
 
 
-def _clean_nodes(island: list[Site], cutter: Cutter) -> dict[tuple[int, ...], list[Site]]:
-    """The sites of a socket by their nodes, if rule 4 can deal to these; else nothing.
+def _clean_nodes(island: Sequence[Site], cutter: Cutter) -> Sequence[_Same]:
+    """The nodes of a socket, if rule 4 can deal to these; else nothing.
 
-    It can where nodes lie inside the socket and apart from each other, and each has a core
-    for every rank.
+    It can where all GPUs have the whole socket, nodes lie inside it and apart from each other,
+    and each has a core for every rank.
     """
     nodes = by_cores(replace(site, cores=site.node_cores) for site in island)
     lying_in = [core for cores in nodes for core in cores]
+    same = len({site.cores for site in island}) == 1
     apart = len(set(lying_in)) == len(lying_in)
     inside = set(island[0].cores).issuperset(lying_in)
-    if apart and inside and all(_same(own, cores, cutter).suffices for cores, own in nodes.items()):
-        return nodes
-    return {}
-
-
-def _smallest(parts: Iterable[_Part]) -> int | None:
-    """The largest size that all shares can have; None when there is no share at all."""
-    return min((size for part in parts for size in part.sizes() if size), default=None)
-
-
-def _level(drafts: dict[int, Draft], cores: Cores) -> dict[int, Draft]:
-    """Trim all shares to the smallest."""
-    size = min((cores.count(draft.cores) for draft in drafts.values() if draft.own), default=0)
-    return {
-        rank: replace(draft, cores=cores.divide(draft.cores, size)[0])
-        if draft.own and cores.count(draft.cores) > size
-        else draft
-        for rank, draft in drafts.items()
-    }
+    found = [_Same(members, cores, cutter) for cores, members in nodes.items()]
+    return found if same and apart and inside and all(node.suffices for node in found) else ()
 
 
 def _first_rank(site: Site) -> int:
@@ -110,66 +107,147 @@ def _shared(ranks: Iterable[int], cores: Sequence[int]) -> Iterator[tuple[int, D
 
 @dataclass(frozen=True)
 class _Same:
-    """GPUs that have the same cores. Ranks on one GPU cut its part of them again."""
+    """GPUs that have the same cores."""
 
     sites: Sequence[Site]
     cores: tuple[int, ...]
     cutter: Cutter
-    dealt: Dealt | None = None
+
+    @cached_property
+    def order(self) -> Sequence[int]:
+        """The ranks, in the order in which they take their parts of the cores."""
+        by_gpu = [rank for site in self.sites for rank in site.ranks]
+        return by_gpu if self.cutter.contiguous and self._gpus_suffice else sorted(by_gpu)
 
     @property
     def suffices(self) -> bool:
         """Whether every rank can have a core."""
-        return bool(self.cores) and all(self.sizes())
+        return len(self.order) <= len(self.cores)
+
+    @property
+    def even(self) -> int:
+        """The largest size that every rank can have."""
+        return self.cutter.even(self.cores, len(self.order))
+
+    @cached_property
+    def _gpu_parts(self) -> Sequence[tuple[int, ...]]:
+        """The largest equal part of each GPU."""
+        return self.cutter.in_blocks.cut(self.cores, len(self.sites), len(self.cores))
+
+    @cached_property
+    def _gpus_suffice(self) -> bool:
+        """Whether every rank can have a core of its GPU's equal part.
+
+        Five cores for the five ranks on four GPUs: the fifth core lies in no such part.
+        """
+        pairs = zip(self._gpu_parts, self.sites, strict=True)
+        return all(len(part) >= len(site.ranks) for part, site in pairs)
 
     def sizes(self) -> list[int]:
-        """The largest equal size of the shares, for each GPU's ranks."""
-        ways, cutter = len(self.sites), self.cutter.in_blocks
-        part = cutter.cut(self.cores, ways, cutter.even(self.cores, ways))[0]
-        return [cutter.even(part, len(site.ranks)) for site in self.sites]
+        """The largest equal size of the shares; where cores are too few, for each GPU's ranks."""
+        if self.suffices:
+            return [self.even]
+        pairs = zip(self._gpu_parts, self.sites, strict=True)
+        return [self.cutter.even(part, len(site.ranks)) for part, site in pairs]
 
     def cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
-        """Each rank's share, of this size; None: as large as it gets."""
-        return self._cut_in_domains(size) if self.dealt and self.cutter.domains else self._cut(size)
+        """Each rank's share, of this size; None: as large as it gets.
 
-    def _cut_in_domains(self, size: int | None) -> Iterator[tuple[int, Draft]]:
-        """Node cores by L3 domain, and what the deal brings to as many node cores in a block.
-
-        So the sizes are those of ``unique_contiguous``, also where the deal does not come out even.
+        Equal shares are cut rank by rank. Others are cut GPU by GPU, and then again for the
+        ranks on each; unless only rank by rank there is enough.
         """
-        in_blocks = replace(self, cutter=self.cutter.in_blocks).cut(size)
-        in_domains = replace(self, dealt=None).cut(size)
-        for (rank, block), (_, packed) in zip(in_blocks, in_domains, strict=True):
-            yield rank, replace(block, cores=packed.cores + block.cores[len(packed.cores) :])
-
-    def _cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
-        most = max(len(site.ranks) for site in self.sites)
-        parts = self.cutter.cut(self.cores, len(self.sites), None if size is None else size * most)
+        if self.suffices and not (size is None and self._gpus_suffice):
+            yield from self.cut_by_rank(size)
+            return
+        whole = None if size is None else len(self.cores)
         left_out: list[int] = []
+        parts = self.cutter.cut(self.cores, len(self.sites), whole)
         for site, part in zip(self.sites, parts, strict=True):
             if part:
-                yield from self._cut_again(site, part, size)
+                yield from self._cut(part, site.ranks, size)
             else:
                 left_out += site.ranks
         yield from _shared(left_out, self.cores)
 
-    def _cut_again(
-        self, site: Site, cores: tuple[int, ...], size: int | None
+    def cut_by_rank(self, size: int | None) -> Iterator[tuple[int, Draft]]:
+        """The same, whoever is on one GPU."""
+        return self._cut(self.cores, self.order, size)
+
+    def _cut(
+        self, cores: tuple[int, ...], ranks: Sequence[int], size: int | None
     ) -> Iterator[tuple[int, Draft]]:
         left_out: list[int] = []
-        parts = self.cutter.cut(cores, len(site.ranks), size)
-        for rank, part in zip(site.ranks, parts, strict=True):
+        parts = self.cutter.cut(cores, len(ranks), size)
+        for rank, part in zip(ranks, parts, strict=True):
             if part:
-                yield rank, Draft(with_dealt(part, self.dealt) if self.dealt else part)
+                yield rank, Draft(part)
             else:
                 left_out.append(rank)
         yield from _shared(left_out, cores)
 
 
+class _Dealt:
+    """GPUs that have the same socket: each node's cores, and what is dealt to them."""
+
+    def __init__(self, socket: Sequence[int], nodes: Sequence[_Same], least: int) -> None:
+        self._nodes = nodes
+        self._least = least  # the smallest equal part of any node of any socket
+        takers = [core for node in nodes for core in node.cores]
+        self._rounds, self._spare = deal(socket, takers)
+        self._each = 1 + len(self._rounds[takers[0]])  # cores that come with a node core, and it
+
+    def sizes(self) -> list[int]:
+        """The largest equal size in each node; the sizes of the shares where cores are spare."""
+        if self._spare:
+            return [len(draft.cores) for draft in self._fair.values()]
+        return [self._each * node.even for node in self._nodes]
+
+    def cut(self, size: int | None) -> Iterable[tuple[int, Draft]]:
+        """Each rank's share, of this size at least; None: as large as it gets.
+
+        Node cores are cut as by node. Where that comes to less than the size, as other sockets
+        have more dealt, there are more of them.
+        """
+        if self._spare:
+            return self._fair.items()
+        if size is None:
+            return self._bringing(_Same.cut, None)
+        return self._bringing(_Same.cut, max(self._least, -(-size // self._each)))
+
+    @cached_property
+    def _fair(self) -> Mapping[int, Draft]:
+        """Every core is in a share, and what no full round brings goes to the smallest shares.
+
+        What a rank has already nobody else wants: it keeps that, and it counts.
+        """
+        cutter = self._nodes[0].cutter
+        by_gpu = sorted((site for node in self._nodes for site in node.sites), key=_first_rank)
+        found = dict(self._bringing(_Same.cut_by_rank, None))
+        drafts = {rank: found[rank] for site in by_gpu for rank in site.ranks}
+        have = [frozenset(draft.cores) for draft in drafts.values()]
+        slow = frozenset(core for core in self._spare if core >= cutter.cores.slow_from)
+        for kind in filter(None, (slow.symmetric_difference(self._spare), slow)):
+            wanted = [cores | kind for cores in have]
+            have = list(map(frozenset, fair_shares(wanted, contiguous=cutter.contiguous)))
+        return {
+            rank: replace(draft, cores=(*draft.cores, *sorted(cores.difference(draft.cores))))
+            for (rank, draft), cores in zip(drafts.items(), have, strict=True)
+        }
+
+    def _bringing(self, cut: _Cut, size: int | None) -> Iterator[tuple[int, Draft]]:
+        """Cut the nodes; each share has with it what is dealt to a block of its size.
+
+        Its node cores are another list than that block where they are whole L3 domains.
+        """
+        for node in self._nodes:
+            in_blocks = cut(replace(node, cutter=node.cutter.in_blocks), size)
+            for (rank, own), (_, block) in zip(cut(node, size), in_blocks, strict=True):
+                more = with_dealt(block.cores, self._rounds)[len(block.cores) :]
+                yield rank, Draft((*own.cores, *more))
+
+
 class _Mixed:
     """GPUs whose cores overlap without being the same."""
-
-    dealt = None
 
     def __init__(self, sites: Sequence[Site], cutter: Cutter) -> None:
         self._cutter = cutter
@@ -210,20 +288,4 @@ class _Mixed:
         return undivided(wanted, cores)
 
 
-def _same(
-    sites: Sequence[Site], cores: tuple[int, ...], cutter: Cutter, dealt: Dealt | None = None
-) -> _Same:
-    """Cut GPU by GPU and then rank by rank; rank by rank at once if only so there is enough.
-
-    Five cores for the five ranks on four GPUs: the fifth core lies in no GPU's equal part.
-    """
-    whole = _Same(sites, cores, cutter, dealt)
-    if whole.suffices:
-        return whole
-    seats = ((rank, site) for site in sites for rank in site.ranks)
-    alone = [replace(site, ranks=(rank,)) for rank, site in sorted(seats, key=itemgetter(0))]
-    by_rank = _Same(alone, cores, cutter, dealt)
-    return by_rank if by_rank.suffices else whole
-
-
-_Part = _Same | _Mixed
+_Part = _Same | _Dealt | _Mixed
