@@ -12,10 +12,11 @@ from gpuaff import GPUAffinityError, Plan, Topology
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.plan import Share
 from gpuaff.allocator.planner import plan_with
-from gpuaff.binding.decide import decide, inputs_of_all
+from gpuaff.binding.decide import decide, inputs_of_all, keep
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.launch.gpus import OwnGpus
 from gpuaff.launch.masks import Masks, Whose
+from gpuaff.launch.pinned import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.records import replace
 from gpuaff.topology.model import Gpu
@@ -64,6 +65,39 @@ def test_unknown_masks_are_not_cut() -> None:
     assert said.rank == 1
     assert "its parent may use CPUs 0-255" in said.message
     assert "58-63,186-191" in said.message
+
+
+def test_unknown_masks_name_the_launchers_own_remedy() -> None:
+    mine = A100.with_allowed(parse_cpulist("0-15,58-63,186-191"))
+    plan = decide(mine, Options.of(2), ranks(1, 2), replace(UNKNOWN, unbound="torchrun plainly"))
+    said = next(notice for notice in plan.warnings if notice.code == "masks-unknown")
+    assert "start the ranks unbound (torchrun plainly)" in said.message
+
+
+# A share that is there already.
+
+
+@pytest.mark.parametrize("mode", ["unique_contiguous", "unique_interleaved", "core_complex", "all"])
+@pytest.mark.parametrize("partition", ["job", "machine"])
+def test_a_share_is_kept_whole(mode: str, partition: str) -> None:
+    """Rank 3 of 8 has 8 of the 16 cores near GPUs 2 and 3, and is not cut to 4 or 1."""
+    cpus = parse_cpulist("24-31,152-159")
+    share = Pinned(local_rank=3, local_size=8, cpus=cpus)
+    options = Options.of(8, mode=mode, partition=partition, cpus="16-31,144-159")
+    plan = keep(A100.with_allowed(cpus), options, ranks(3, 8), None, share)
+    kept = only_share(plan, 3)
+    assert (kept.gpu, kept.cpus, kept.cores) == (3, cpus, 8)
+
+
+def test_a_kept_share_is_reserved_from_once() -> None:
+    cpus, helpers = parse_cpulist("25-31,153-159"), parse_cpulist("24,152")
+    topology, options = A100.with_allowed(cpus), Options.of(8, reserve=1)
+    share = Pinned(local_rank=3, local_size=8, cpus=cpus, reserved=helpers)
+    kept = only_share(keep(topology, options, ranks(3, 8), None, share), 3)
+    assert (kept.cpus, kept.reserved) == (cpus, helpers)
+    unreserved = replace(share, reserved=frozenset())
+    kept = only_share(keep(topology, options, ranks(3, 8), None, unreserved), 3)
+    assert (kept.cores, len(kept.reserved)) == (6, 2)
 
 
 def test_unknown_masks_heed_the_other_options() -> None:

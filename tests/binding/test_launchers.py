@@ -340,13 +340,14 @@ def test_a_wrapper_that_has_claimed_for_its_rank(
 
 @pytest.mark.case("D12")
 def test_no_gpu_is_hidden(driver: FakeDriver) -> None:
-    """Peer access and NCCL need all GPUs visible: pinning leaves the variables alone."""
+    """Peer access and NCCL need all GPUs visible: pinning sets a variable of its own alone."""
     script = """
         import os
         import gpuaff
         before = dict(os.environ)
         affinity = gpuaff.set_affinity(1, 2)
         assert affinity.pinned
+        assert os.environ.pop("GPUAFF_PINNED").startswith("v1:1:2:")
         print(affinity.gpu, dict(os.environ) == before)
     """
     assert printed(script, env=driver.env()) == "1 True"

@@ -163,14 +163,14 @@ def test_arguments_or_variables(driver: FakeDriver) -> None:
     assert ignored == by_hand
 
 
-def test_neither_is_rank_0_of_1_said_once(driver: FakeDriver) -> None:
+def test_neither_is_rank_0_of_1_on_the_only_gpu_said_once(driver: FakeDriver) -> None:
     script = """
         import gpuaff
         assert gpuaff.set_affinity().rank == 0
         assert "no-rank" in [warning.code for warning in gpuaff.set_affinity().warnings]
     """
-    done = run(script, env=driver.env())
-    assert done.returncode == 0
+    done = run(script, env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1"})
+    assert done.returncode == 0, done.stderr
     assert done.stderr.count("rank 0 of 1") == 1
     assert "call set_affinity(local_rank, nproc_per_node)" in done.stderr
 
@@ -191,11 +191,11 @@ def test_the_launchers_numbers_as_if_they_were_passed(driver: FakeDriver) -> Non
     assert by_itself == called_by_each(driver, "1, 2", list(NUMBERS.values()))
 
 
-def test_a_batch_script_is_rank_0_of_1_said_once(driver: FakeDriver) -> None:
+def test_a_batch_script_is_no_rank_said_once(driver: FakeDriver) -> None:
     env = {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "2"}
     found = called(driver, SLURM_JOB_ID="7", **env)
-    assert (found["rank"], found["codes"].count("no-rank")) == (0, 1)
-    assert "ranks-beside" not in found["codes"], "one remark is enough"
+    assert (found["rank"], found["pinned"]) == (None, False)
+    assert found["codes"] == ["no-rank"], "one remark is enough"
 
 
 @pytest.mark.case("H10")

@@ -405,6 +405,7 @@ def test_pinned_beside_it(lab: Lab) -> None:
     if claim.cpus is not None:
         assert share <= claim.cpus
     claim.release()
+    share.restore()  # without a grant it is not the claim's to undo
     assert not differs(before, state()), differs(before, state())
     say(said, claim.cpus is None)
     """

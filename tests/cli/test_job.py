@@ -10,7 +10,7 @@ import pytest
 from gpuaff.cli.job import Job, settle
 from gpuaff.cli.parser import build_parser
 from gpuaff.errors import InvalidOptionError
-from gpuaff.launch.ranks import ALONE, Ranks
+from gpuaff.launch.ranks import Ranks
 
 RANK = Ranks(local_rank=2, local_size=8)
 NOTHING_SAID = {
@@ -30,7 +30,7 @@ def asked(*words: str) -> argparse.Namespace:
 
 class TestOutsideOfALauncher:
     def test_claims_one(self) -> None:
-        assert settle(asked(), None) == Job(claim=NOTHING_SAID, pin=None)
+        assert settle(asked(), None) == Job(claim=NOTHING_SAID, pin=False)
 
     def test_claims_what_is_asked_for(self) -> None:
         words = "-n 4 --candidates 0-7 --wait 10m --min-free-memory 40G --max-utilization 5%"
@@ -60,26 +60,26 @@ class TestOutsideOfALauncher:
 
     def test_per_rank_is_the_only_rank(self) -> None:
         """A script that claims in each rank can also be tried without a launcher."""
-        assert settle(asked("--per-rank", "-n", "1"), None) == Job(claim=NOTHING_SAID, pin=None)
+        assert settle(asked("--per-rank", "-n", "1"), None) == Job(claim=NOTHING_SAID, pin=False)
 
     def test_pins_alone(self) -> None:
-        assert settle(asked("--no-claim"), None) == Job(claim=None, pin=ALONE)
+        assert settle(asked("--no-claim"), None) == Job(claim=None, pin=True)
 
     def test_does_nothing(self) -> None:
-        assert settle(asked("--no-claim", "--no-pin"), None) == Job(claim=None, pin=None)
+        assert settle(asked("--no-claim", "--no-pin"), None) == Job(claim=None, pin=False)
 
 
 class TestInsideOfALauncher:
     @pytest.mark.parametrize("words", [[], ["--no-claim"], ["--wait", "0"]])
     def test_pins_the_rank(self, words: list[str]) -> None:
-        assert settle(asked(*words), RANK) == Job(claim=None, pin=RANK)
+        assert settle(asked(*words), RANK) == Job(claim=None, pin=True)
 
     def test_does_nothing(self) -> None:
-        assert settle(asked("--no-pin"), RANK) == Job(claim=None, pin=None)
+        assert settle(asked("--no-pin"), RANK) == Job(claim=None, pin=False)
 
     def test_claims_in_each_rank(self) -> None:
         job = settle(asked("--per-rank", "-n", "2"), RANK)
-        assert job == Job(claim={**NOTHING_SAID, "n": 2}, pin=None)
+        assert job == Job(claim={**NOTHING_SAID, "n": 2}, pin=False)
 
     @pytest.mark.parametrize(
         "option",

@@ -526,7 +526,12 @@ class TestInsideOfALauncher:
 
 @pytest.mark.fake_driver
 def test_pins_without_a_launcher(driver: FakeDriver) -> None:
-    """As rank 0 of 1: here that is every CPU, and nothing is said of a missing rank."""
-    done = started([*RUN, "--no-claim", "--", *MASK], env=environment(driver.env()))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert set(map(int, done.stdout.split())) == set(CPUS)
+    """As rank 0 of 1 on the only visible GPU; of several, any may be a rank's that it starts."""
+    share = "import os; print(os.environ.get('GPUAFF_PINNED', ''), *os.sched_getaffinity(0))"
+    command = [*RUN, "--no-claim", "--", sys.executable, "-c", share]
+    one = started(command, env=environment({**driver.env(), "CUDA_VISIBLE_DEVICES": "1"}))
+    assert one.returncode == 0, one.stderr
+    assert one.stdout.startswith(b"v1:0:1:")
+    several = started(command, env=environment(driver.env()))
+    assert set(map(int, several.stdout.split())) == set(CPUS)
+    assert several.stderr.endswith(b"[no-rank]\n")

@@ -30,6 +30,27 @@ def with_variables(rank: Started, **changes: str | None) -> Started:
     return replace(rank, environ={name: text for name, text in kept.items() if text is not None})
 
 
+@pytest.mark.parametrize(
+    ("environ", "unbound"),
+    [
+        (
+            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
+            "torchrun without --numa-binding, and without taskset around each",
+        ),
+        (
+            {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            "mpirun --bind-to none",
+        ),
+        ({"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, "mpiexec -bind-to none"),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "without taskset or numactl around each"),
+    ],
+)
+def test_each_launcher_has_its_own_remedy(environ: dict[str, str], unbound: str) -> None:
+    seen = Seen(own=NARROW, starter=WIDE, starter_name=None, online=WIDE)
+    masks = classify(environ.get, Ranks(local_rank=0, local_size=2), seen)
+    assert (masks.whose, masks.unbound) == (Whose.UNKNOWN, unbound)
+
+
 def masks_of(launcher: str, name: str) -> list[Masks]:
     return [found(rank) for rank in started(launcher, name)]
 

@@ -26,9 +26,10 @@ class Affinity(frozenset[int]):
     A frozenset of logical CPU ids, and a context manager that restores at its end.
 
     Attributes:
-        rank: the local rank that it was made for; None when the launcher's variables name none.
+        rank: the local rank that it was made for; None when the launcher's variables name none, or
+            the rank is unknown and several GPUs are visible.
         plan: the plan for all ranks, or for this one alone where what the others may use is not
-            known; None when none was made (switched off, no Linux).
+            known; None when none was made (switched off, no Linux, no rank).
         gpu: the physical index of this rank's GPU; None when no GPU is known.
         pinned: whether the mask was set.
         reserved: the CPUs that ``reserve=`` has kept out of the share, for helpers.
@@ -185,14 +186,15 @@ def set_affinity(
     Best effort: where the near CPUs, the GPU or the system are not known, the process keeps what
     it has, or gets its share of all its CPUs, and one warning says why. It never leaves the CPUs
     that the process was allowed before. A second call plans anew from the CPUs that the process
-    had at the first.
+    had at the first; a child that was started with its rank's share keeps it.
 
     An option that is None is taken from ``GPUAFF_<OPTION>`` (``GPUAFF_MODE=all``; but for
     ``rank_allowed``), else its default. ``GPUAFF=off`` turns pinning off.
 
     Args:
         local_rank: this process's number on this node, 0 … nproc_per_node − 1. Without both
-            numbers, those that the launcher tells (:func:`gpuaff.ranks`).
+            numbers, those that the launcher tells (:func:`gpuaff.ranks`); where none does and
+            several GPUs are visible, the mask stays, as the process may start the ranks itself.
         nproc_per_node: how many processes share this node's GPUs.
         mode: how near cores are cut; ``unique_contiguous`` by default.
         scope: what is near: the GPU's NUMA ``node`` (default) or its ``socket``.

@@ -8,7 +8,7 @@ from gpuaff.allocator.modes import Partition
 from gpuaff.allocator.options import Options
 from gpuaff.allocator.plan import Plan
 from gpuaff.binding import extras, suspicion
-from gpuaff.binding.decide import decide
+from gpuaff.binding.decide import decide, keep
 from gpuaff.binding.extras import Asked
 from gpuaff.binding.granted import Granted, ask
 from gpuaff.binding.process import NOTHING, Before, Extras, Process
@@ -17,12 +17,25 @@ from gpuaff.binding.threads import move, move_all, move_caller, put_again, threa
 from gpuaff.binding.undo import rewind
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import above, gpus, masks, pinned
-from gpuaff.launch.ranks import Ranks
+from gpuaff.launch.pinned import Pinned
+from gpuaff.launch.ranks import Ranks, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.records import dataclass
 from gpuaff.system import kernel
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
+
+
+class UnknownRankError(Exception):
+    """Which rank this is is not known, and any of the visible GPUs may be its own.
+
+    Attributes:
+        warnings: what is to be said.
+    """
+
+    def __init__(self, warnings: Iterable[Notice]) -> None:
+        super().__init__(warnings)
+        self.warnings = tuple(warnings)
 
 
 class RefusedError(Exception):
@@ -72,6 +85,7 @@ class Attempt:
         strict: whether best effort is not enough.
         let_rest: called when the driver has been asked everything.
         in_claim: whether a claim encloses this process, which may have made its mask narrow.
+        no_rank: what is to be said where the rank is not known; None where it is.
     """
 
     process: Process
@@ -81,6 +95,7 @@ class Attempt:
     strict: bool
     let_rest: Callable[[], None]
     in_claim: bool = False
+    no_rank: Notice | None = None
 
     @property
     def rank(self) -> int:
@@ -91,6 +106,7 @@ class Attempt:
         """Plan for all ranks and put this one's share into force; called by ``whole``.
 
         Raises:
+            UnknownRankError: nothing may be narrowed.
             RefusedError: the kernel refused the share.
             OSError: it refused anything else.
             GpuaffError: as :func:`gpuaff.set_affinity` has it.
@@ -106,8 +122,14 @@ class Attempt:
         machine_wide = self.options.partition is Partition.MACHINE
         topology = observe(links=False, accelerators=machine_wide, allowed=granted.cpus)
         self.let_rest()
+        visible = len(topology.visible)
+        if self.no_rank is not None and visible > 1:
+            said = suspicion.of_observation(topology)
+            raise UnknownRankError([*said, narrows_nothing(self.no_rank, visible)])
         whose = masks.observe(self.ranks, own=granted.cpus, above=over, online=topology.cpus)
-        plan = self._plan(topology, whose)
+        had = extras.started_with(self.process, granted.cpus)
+        is_own = had is not None and had.is_of(self.ranks)
+        plan = self._plan(topology, whose, had if is_own else None)
         warnings = one_reason(
             [
                 *suspicion.of_observation(topology),
@@ -117,8 +139,11 @@ class Attempt:
         )
         if self.in_claim or self.process.taken is not None:  # a claim has made the mask narrow
             warnings = [w for w in warnings if w.code not in ("mask-narrow", "mask-shrunk")]
-        if pinned.is_share(self.ranks, granted.cpus):
+        if had is not None and is_own and granted.cpus == had.cpus:
             warnings = [w for w in warnings if w.code not in pinned.EXPLAINED]
+        # One rank on the only GPU has all of its CPUs: those who share the GPU share these.
+        if had is not None and not is_own and (had.local_size, visible) != (1, 1):
+            warnings.insert(0, pinned.of_another(had, self.ranks))  # the cause of what follows
         if self.strict:
             refuse_if_broken(warnings)
         share, before = plan.share_of(self.rank), Before.of(self.process)
@@ -139,6 +164,15 @@ class Attempt:
         got = kernel.get_affinity()
         self.process.reserved = share.reserved
         warnings += self._move_others(share.cpus, got, ours, bound)
+        extras.put_mark(
+            self.process,
+            Pinned(
+                local_rank=self.rank,
+                local_size=self.ranks.local_size,
+                cpus=got,
+                reserved=share.reserved,
+            ),
+        )
         return self._outcome(got, plan, before, warnings, pinned=True)
 
     def _outcome(
@@ -153,8 +187,10 @@ class Attempt:
             warnings=tuple(warnings),
         )
 
-    def _plan(self, topology: Topology, whose: masks.Masks) -> Plan:
-        own = gpus.observe(self.ranks, visible=len(topology.visible))
+    def _plan(self, topology: Topology, whose: masks.Masks, had: Pinned | None) -> Plan:
+        own = gpus.observe(self.ranks, visible=len(topology.visible), is_rank=had is not None)
+        if had is not None and topology.visible:
+            return keep(topology, self.options, self.ranks, own, had)
         on_the_bus = () if own is None else gpus_of_the_machine()
         return decide(topology, self.options, self.ranks, whose, own, on_the_bus)
 

@@ -8,7 +8,7 @@ from gpuaff.allocator.modes import Partition
 from gpuaff.allocator.options import check_count, check_rank
 from gpuaff.allocator.plan import Plan
 from gpuaff.binding.affinity import Affinity
-from gpuaff.binding.apply import Attempt, Outcome, RefusedError
+from gpuaff.binding.apply import Attempt, Outcome, RefusedError, UnknownRankError
 from gpuaff.binding.extras import Asked
 from gpuaff.binding.process import this_process
 from gpuaff.binding.report import refuse_if_broken, say, say_where
@@ -69,6 +69,7 @@ def bind(
         strict=strict,
         let_rest=let_rest,
         in_claim=claim is not None,
+        no_rank=next((notice for notice in remarks if notice.code == "no-rank"), None),
     )
     if claim is not None and claim.pid == kernel.process_id():
         # Alone on its GPUs: whoever else is on this node has others.
@@ -76,7 +77,11 @@ def bind(
     said = () if said_of_claim is None else (said_of_claim,)
     if not any(notice.code in _ABOUT_RANKS for notice in remarks):
         said = (*beside.observe(ranks), *said)
-    return _twice(attempt, (*remarks, *said))
+    try:
+        return _twice(attempt, (*remarks, *said))
+    except UnknownRankError as error:
+        others = tuple(notice for notice in remarks if notice.code != "no-rank")
+        return _unpinned(None, (*others, *said, *error.warnings), strict=strict)
 
 
 _ABOUT_RANKS = frozenset({"no-rank", "ranks-contradict", "ranks-stale"})
@@ -99,7 +104,7 @@ def _twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Affinity:
             plan, warnings = last.plan, last.warnings
         except OSError as error:
             plan, warnings = None, (refused(error),)
-    return _unpinned(attempt.ranks, remarks + warnings, strict=attempt.strict, plan=plan)
+    return _unpinned(attempt.ranks, warnings + remarks, strict=attempt.strict, plan=plan)
 
 
 def _ranks(

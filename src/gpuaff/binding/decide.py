@@ -17,6 +17,7 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.launch.gpus import OwnGpus
 from gpuaff.launch.masks import Masks, Whose
+from gpuaff.launch.pinned import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
 from gpuaff.records import replace
@@ -60,6 +61,27 @@ def decide(
     if gpus is None:
         return _of_all(topology, options, ranks)
     return _by_own_gpu(topology, options, ranks, gpus, on_the_bus)
+
+
+def keep(
+    topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | None, share: Pinned
+) -> Plan:
+    """The plan for a rank whose mask is its share already: an ancestor has cut it, for all ranks.
+
+    Args:
+        topology: the machine as this rank sees it, with a visible GPU; ``allowed`` is the share.
+        options: what is asked for, inside the share.
+        ranks: this rank, and how many there are.
+        gpus: the GPUs that are this rank's own; None where all ranks see the same ones.
+        share: what the ancestor has set.
+    """
+    cpus = options.cpus and (options.cpus & topology.allowed or options.cpus)
+    reserve = 0 if share.reserved else options.reserve
+    inside = replace(options, partition=Partition.JOB, cpus=cpus, reserve=reserve)
+    plan = _alone(topology, inside, ranks, gpus)
+    if not share.reserved:
+        return plan
+    return replace(plan, shares=(replace(plan.shares[0], reserved=share.reserved),))
 
 
 def inputs_of_all(
@@ -185,8 +207,8 @@ def _masks_unknown(share: Share, masks: Masks) -> Notice:
         "masks-unknown",
         f"which CPUs the other ranks may use is not known ({masks.source}), so nothing is cut: "
         f"this rank keeps all of the CPUs near its GPU that it may use, "
-        f"{format_cpulist(share.cpus)}; start the ranks unbound (mpirun --bind-to none, srun "
-        "--cpu-bind=none), or give rank_allowed=",
+        f"{format_cpulist(share.cpus)}; start the ranks unbound ({masks.unbound}), or give "
+        "rank_allowed=",
         rank=share.rank,
     )
 

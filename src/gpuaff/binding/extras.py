@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from gpuaff.allocator.plan import Share
 from gpuaff.binding import openmp
-from gpuaff.binding.process import NOTHING, Extras, Process
+from gpuaff.binding.process import NOTHING, Exported, Extras, Process
+from gpuaff.cpuset import CpuSet
+from gpuaff.launch import pinned
+from gpuaff.launch.pinned import Pinned
 from gpuaff.notices import Notice
 from gpuaff.records import dataclass, replace
 from gpuaff.settings import said, yes_or_no
@@ -98,9 +101,25 @@ def put_back(process: Process, to: Extras) -> list[Notice]:
         from gpuaff.binding.memory import rewind
 
         memory, notices = rewind(now.memory, to.memory)
-    openmp.swap(now.openmp, to.openmp)
-    process.extras = Extras(memory=memory, openmp=to.openmp)
+    _swap_variables(now, to)
+    process.extras = Extras(memory=memory, openmp=to.openmp, mark=to.mark)
     return notices
+
+
+def put_mark(process: Process, share: Pinned) -> None:
+    """Leave word of the share to the processes that are started from now on.
+
+    Called after :func:`put`, which has taken back what an earlier call had left.
+    """
+    mark = Exported(first=environ.get(pinned.VARIABLE), ours=str(share))
+    process.extras = replace(process.extras, mark=mark)
+    environ.put(pinned.VARIABLE, mark.ours)
+
+
+def started_with(process: Process, own: CpuSet) -> Pinned | None:
+    """The share of the process that started this one, where this one has no CPUs beside it."""
+    mark = process.extras.mark
+    return pinned.read(environ.get if mark is None else {pinned.VARIABLE: mark.first}.get, own)
 
 
 def adopt(process: Process) -> None:
@@ -137,7 +156,7 @@ def put_back_in_a_child(now: Extras, to: Extras, *, parent: int) -> list[Notice]
         to: what was set before it.
         parent: the id of the parent's main thread: the one that has forked, most probably.
     """
-    openmp.swap(now.openmp, to.openmp)
+    _swap_variables(now, to)
     if not now.memory and not to.memory:
         return []
     from gpuaff.binding.memory import back, shed
@@ -145,6 +164,27 @@ def put_back_in_a_child(now: Extras, to: Extras, *, parent: int) -> list[Notice]
     if parent in now.memory or parent not in to.memory:
         return shed(now.memory, to.memory)
     return back(None, to.memory[parent])
+
+
+_VARIABLES = (openmp.NUMBER, pinned.VARIABLE)
+
+
+def _swap_variables(now: Extras, then: Extras) -> None:
+    _swap(openmp.NUMBER, now.openmp, then.openmp)
+    _swap(pinned.VARIABLE, now.mark, then.mark)
+
+
+def _swap(name: str, now: Exported | None, then: Exported | None) -> None:
+    """Put a variable back to what it was then; not where somebody else has set it since."""
+    if now is not None and now != then:
+        _put_over(name, now.ours, now.first if then is None else then.ours)
+    elif then is not None and now is None:  # a call that set none had taken it away
+        _put_over(name, then.first, then.ours)
+
+
+def _put_over(name: str, expected: str | None, wanted: str | None) -> None:
+    if environ.get(name) == expected:
+        environ.put(name, wanted)
 
 
 def taken_down(process: Process, *, memory: bool) -> Callable[[], None]:
@@ -157,13 +197,14 @@ def taken_down(process: Process, *, memory: bool) -> Callable[[], None]:
     Returns:
         What puts back exactly that.
     """
-    then, number = process.extras, environ.get(openmp.NUMBER)
+    then, values = process.extras, {name: environ.get(name) for name in _VARIABLES}
     put_policy_back = _policy() if memory or then.memory else None
 
     def put_back() -> None:
         process.extras = then
-        if environ.get(openmp.NUMBER) != number:
-            environ.put(openmp.NUMBER, number)
+        for name, value in values.items():
+            if environ.get(name) != value:
+                environ.put(name, value)
         if put_policy_back is not None:
             put_policy_back()
 

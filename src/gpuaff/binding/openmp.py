@@ -120,16 +120,3 @@ def _late() -> list[Notice]:
         "set_affinity() before importing torch, numpy and the like, or set its number of threads"
     )
     return [Notice("omp-late", text)]
-
-
-def swap(now: Exported | None, then: Exported | None) -> None:
-    """Put OMP_NUM_THREADS back to what it was then; not where somebody else has set it since."""
-    if now is not None and now != then:
-        _swap(now.ours, now.first if then is None else then.ours)
-    elif then is not None and now is None:  # a call that set none had taken it away
-        _swap(then.first, then.ours)
-
-
-def _swap(expected: str | None, wanted: str | None) -> None:
-    if environ.get(NUMBER) == expected:
-        environ.put(NUMBER, wanted)

@@ -29,10 +29,10 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """OMP_NUM_THREADS.
+    """A variable of the environment.
 
     Attributes:
-        first: its value before gpuaff set it: None or blank.
+        first: its value before gpuaff set it; None when it was not set.
         ours: the value that gpuaff has set.
     """
 
@@ -47,10 +47,12 @@ class Extras:
     Attributes:
         memory: the memory policies, by thread.
         openmp: OMP_NUM_THREADS; None when it is not ours.
+        mark: GPUAFF_PINNED; None when it is not this process's.
     """
 
     memory: Mapping[int, Placed] = field(default_factory=dict)
     openmp: Exported | None = None
+    mark: Exported | None = None
 
 
 NOTHING = Extras()

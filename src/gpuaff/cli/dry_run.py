@@ -46,10 +46,10 @@ def _previewed(claim: Mapping[str, object]) -> tuple[Device, ...]:
 
 def _pinned(job: Job, devices: Sequence[Device]) -> CpuSet | None:
     """Where the command would be pinned; None when it would not be."""
-    if job.pin is not None:
+    if job.pin:
         from gpuaff.binding.affinity import set_affinity
 
-        affinity = set_affinity(job.pin.local_rank, job.pin.local_size)
+        affinity = set_affinity()
         return affinity if affinity.pinned else None
     if job.claim is None or not job.claim["pin"]:
         return None

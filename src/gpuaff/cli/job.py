@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from gpuaff.errors import InvalidOptionError
-from gpuaff.launch.ranks import ALONE, Ranks
 from gpuaff.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
+
+    from gpuaff.launch.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +19,12 @@ class Job:
 
     Attributes:
         claim: what GPUs are claimed, as arguments of ``claim_gpus``; None when none are.
-        pin: the rank that is put on its share of the CPUs; None when none is. A claim brings CPUs
-            with it, or does not: that is among its arguments.
+        pin: whether this process is put on its rank's share of the CPUs. A claim brings CPUs with
+            it, or does not: that is among its arguments.
     """
 
     claim: Mapping[str, object] | None
-    pin: Ranks | None
+    pin: bool
 
 
 def settle(args: argparse.Namespace, ranks: Ranks | None) -> Job:
@@ -54,8 +55,8 @@ def settle(args: argparse.Namespace, ranks: Ranks | None) -> Job:
                 "same GPUs"
             )
             raise InvalidOptionError("--gpus", _listed(args.gpus), expected)
-        return Job(claim=_claim(args), pin=None)
-    return Job(claim=None, pin=(ranks or ALONE) if args.pin else None)
+        return Job(claim=_claim(args), pin=False)
+    return Job(claim=None, pin=args.pin)
 
 
 def _about_claims(args: argparse.Namespace) -> Iterator[tuple[str, object]]:

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
     words = _command(args)
     here = ranks()
-    if not here.is_told and _tells_of_others(here):
+    if args.claim and not here.is_told and _tells_of_others(here):
         from gpuaff.binding.report import say
 
         say(here.warnings, rank=None)  # it may be one of many, and each of them claims
@@ -155,8 +155,10 @@ def run(args: argparse.Namespace) -> int:
     except ClaimTimeoutError as error:
         raise ClaimTimeoutError(error.waited, _spelled(error.busy, "")) from None
     try:
-        if job.pin is not None:
-            _pin(job.pin)
+        if job.pin:
+            from gpuaff.binding.affinity import set_affinity
+
+            set_affinity()
         return program.become(path, words, keeping=() if claim is None else claim.fds)
     except BaseException:
         if claim is not None:
@@ -203,15 +205,3 @@ def _claim(arguments: Mapping[str, Any], on_wait: Callable[[Waiting], object] | 
     from gpuaff.claims.claimer import claim_gpus
 
     return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)
-
-
-def _pin(ranks: Ranks) -> None:
-    from gpuaff.binding.affinity import set_affinity
-
-    # Without numbers it reads them again, and says what there is to say about them.
-    numbers = () if ranks.is_told else (ranks.local_rank, ranks.local_size)
-    affinity = set_affinity(*numbers)
-    if affinity.pinned:
-        from gpuaff.launch.pinned import tell
-
-        tell(ranks, affinity)  # it may call set_affinity as well, and would wonder at its mask

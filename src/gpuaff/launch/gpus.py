@@ -36,21 +36,23 @@ class OwnGpus:
     claimed: bool = False
 
 
-def observe(ranks: Ranks, *, visible: int) -> OwnGpus | None:
+def observe(ranks: Ranks, *, visible: int, is_rank: bool = False) -> OwnGpus | None:
     """What the launcher says about the visible GPUs; None: all ranks see the same ones.
 
     Args:
         ranks: the ranks in use.
         visible: how many GPUs CUDA shows this process.
+        is_rank: whether it is known that it stands for the rank itself, and is no worker.
     """
-    if ranks.local_size > 1 and visible and _has_claimed(ranks):
+    is_worker = not is_rank and inherited.is_child()
+    if ranks.local_size > 1 and visible and _has_claimed(ranks, is_worker=is_worker):
         return OwnGpus(claimed=True)
-    if inherited.is_child():
+    if is_worker:
         return None  # a worker has its task's variables, whatever its number is
     return classify(environ.get, ranks, visible=visible)
 
 
-def _has_claimed(ranks: Ranks) -> bool:
+def _has_claimed(ranks: Ranks, *, is_worker: bool) -> bool:
     """Whether this rank has claimed for itself; a claim around the launcher is for all ranks.
 
     ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
@@ -62,7 +64,7 @@ def _has_claimed(ranks: Ranks) -> bool:
         return False
     if claim.pid != pid:
         own = above.own_variables(environ.get, ranks)
-        is_mine = bool(own) and not inherited.is_child() and above.carries(claim.pid, own)
+        is_mine = bool(own) and not is_worker and above.carries(claim.pid, own)
         if not is_mine:
             return False
     facts = kernel.thread_facts(claim.pid, claim.pid)  # ids are used again

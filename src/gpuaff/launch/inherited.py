@@ -15,6 +15,8 @@ from gpuaff.system import environ, kernel
 def maker() -> int | None:
     """The process by which multiprocessing has started this one; None where it has not.
 
+    Nor while the child imports the script again: multiprocessing names it later.
+
     Nothing is imported for it: a child has the module, as it was started by it. Where another
     thread is just importing that, this is no child.
     """
@@ -26,7 +28,7 @@ def maker() -> int | None:
 
 def is_child() -> bool:
     """Whether multiprocessing has started this process, by whatever method."""
-    return maker() is not None
+    return maker() is not None or imports_script()
 
 
 def imports_script() -> bool:

@@ -15,7 +15,7 @@ from gpuaff.launch.innermost import innermost
 from gpuaff.launch.launchers import Launcher
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.variables import Get, number
-from gpuaff.records import dataclass
+from gpuaff.records import dataclass, replace
 from gpuaff.system import environ, kernel
 
 _DAEMONS = frozenset({"mpirun", "prte", "prted", "prterun"})
@@ -42,12 +42,14 @@ class Masks:
         source: who says so, or why nobody does, in words.
         named: each rank's CPUs, by local rank, where they are named; else None.
         bound: whether the launcher says that it has bound each rank.
+        unbound: how ranks are started that have no masks of their own.
     """
 
     whose: Whose
     source: str
     named: tuple[CpuSet, ...] | None = None
     bound: bool = False
+    unbound: str = "without taskset or numactl around each"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,19 @@ def classify(get: Get, ranks: Ranks, seen: Seen) -> Masks:
         bound = _is_bound(get, seen)
         return Masks(whose=Whose.COMMON, source="there is one rank", bound=bound)
     launcher = innermost(get, ranks)
+    found = _by_launcher(get, ranks, launcher, seen)
+    return replace(found, unbound=_UNBOUND.get(launcher, found.unbound))
+
+
+_UNBOUND = {
+    Launcher.TORCHRUN: "torchrun without --numa-binding, and without taskset around each",
+    Launcher.OPEN_MPI: "mpirun --bind-to none",
+    Launcher.HYDRA: "mpiexec -bind-to none",
+    Launcher.SLURM: "srun --cpu-bind=none",
+}
+
+
+def _by_launcher(get: Get, ranks: Ranks, launcher: Launcher, seen: Seen) -> Masks:
     if launcher is Launcher.OPEN_MPI:
         return _of_open_mpi(get, seen)
     if launcher is Launcher.SLURM:

@@ -215,9 +215,23 @@ def _bad_rank(said: Said) -> Notice:
 def _no_rank(get: Get, alone: Ranks, stale: Notice | None) -> Notice:
     return Notice(
         "no-rank",
-        f"{_why_nobody(get, alone, stale)}: taking this to be rank 0 of 1; start under torchrun, "
+        f"{_why_nobody(get, alone, stale)}: {_AS_ALONE}; start under torchrun, "
         "srun or mpirun, or call set_affinity(local_rank, nproc_per_node)",
     )
+
+
+_AS_ALONE = "taking this to be rank 0 of 1"
+
+
+def narrows_nothing(no_rank: Notice, visible: int) -> Notice:
+    """The remark ``no-rank`` where several GPUs are visible, and any of them may be this rank's.
+
+    Args:
+        no_rank: the remark as :func:`ranks` makes it.
+        visible: how many GPUs are visible.
+    """
+    instead = f"{visible} GPUs are visible, so the mask stays"
+    return replace(no_rank, message=no_rank.message.replace(_AS_ALONE, instead))
 
 
 def _why_nobody(get: Get, alone: Ranks, stale: Notice | None) -> str:
