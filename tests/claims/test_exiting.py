@@ -220,14 +220,11 @@ class TestClaims:
         """Another claimer may have had the GPU after our look and before our lease."""
         before = large(lab, "")
         code = """
-        def occupant(number):
-            say("occupies")
-            go_on()
-        say(*indices(gpuaff.claim_gpus(gpus=[0], placeholder=occupant)))
+        say(*indices(gpuaff.claim_gpus(gpus=[0], placeholder=occupant_that_waits())))
         go_on()
         """
         after = lab.start(code)
-        assert after.heard() == "occupies"
+        assert after.heard() == "now"
         lab.driver.use(0, before.pid)
         with exiting(before.pid) as exit_:
             after.go_on()
