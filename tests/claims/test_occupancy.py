@@ -57,6 +57,18 @@ class TestLeases:
             message="GPU 0: leased by train.py (pid 4242) of alice since 10:32",
         )
 
+    def test_its_holder_is_exiting(self) -> None:
+        usage = one(used_by(42), leased={"GPU-0": ALICE}, ending={"GPU-0"})
+        assert (usage.busy, usage.leaving, usage.exiting) == (Busy.LEASED, True, True)
+        assert usage.message == f"GPU 0: leased by {ALICE}, which is exiting"
+
+    def test_the_holder_of_its_gpu_is_exiting(self) -> None:
+        usage = one(idle(instance(1)), leased={"GPU-0": "x (pid 1)"}, ending={"GPU-0"})
+        assert (usage.leaving, usage.exiting) == (True, True)
+        assert usage.message == (
+            "MIG instance MIG-1: its GPU 0 is leased by x (pid 1), which is exiting"
+        )
+
     def test_nobody_knows_who(self) -> None:
         assert one(idle(), leased={"GPU-0": ""}).message == (
             "GPU 0: leased by somebody who has left no word"
@@ -122,6 +134,18 @@ class TestProcesses:
     def test_some_have_ended(self) -> None:
         usage = one(used_by(42, 43), people=People(ended={42}))
         assert (usage.pids, usage.leaving) == ((42, 43), False)
+        assert usage.message == "GPU 0: in use by pid 43 and pid 42", "who runs comes first"
+
+    def test_all_are_exiting(self) -> None:
+        usage = one(used_by(42, 43), people=People(ended={43}, exiting={42}), names={42: ALICE})
+        assert (usage.busy, usage.leaving, usage.exiting) == (Busy.PROCESSES, True, True)
+        assert usage.message == (
+            f"GPU 0: still listed by the driver, though exiting: {ALICE} and pid 43"
+        )
+
+    def test_some_are_exiting(self) -> None:
+        usage = one(used_by(42, 43), people=People(exiting={42}))
+        assert (usage.leaving, usage.exiting) == (False, False)
         assert usage.message == "GPU 0: in use by pid 43 and pid 42", "who runs comes first"
 
     def test_own_that_run_on_keep_nobody(self) -> None:

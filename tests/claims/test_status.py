@@ -11,6 +11,7 @@ from gpuaff.claims.sight import Sight
 from gpuaff.claims.status import Kind, Person, Status, status_of
 from gpuaff.cli.status_lines import lines
 from gpuaff.notices import Notice
+from gpuaff.records import replace
 from gpuaff.system.processes import Process
 from gpuaff.text import plain
 
@@ -234,6 +235,20 @@ class TestText:
             "     2.  pid 103 of ann           1 of any (stopped or stuck: others pass)",
         ]
 
+    def test_whose_processes_are_exiting(self) -> None:
+        """Once beside the lease, and for each process on the GPU."""
+        dying = [replace(process(pid), exiting=True) for pid in (101, 7)]
+        seen = sight(
+            *dying,
+            process(8),
+            readings=(used_by(101, 7, 8, used=None),),
+            entries=(entry(1, "GPU-0"),),
+            living={1},
+            locks=locked(101),
+        )
+        shown = text(status_of(seen))[1:]
+        assert [line.endswith(", which is exiting") for line in shown] == [True, True, False, True]
+
     def test_nothing(self) -> None:
         assert text(Status(gpus=(), waiting=(), warnings=())) == []
 
@@ -261,6 +276,7 @@ def test_as_json() -> None:
         "command": "train.py",
         "user": "ann",
         "since": 50.0,
+        "exiting": False,
         "gone": False,
         "sharers": [],
         "inside": [],
@@ -271,6 +287,7 @@ def test_as_json() -> None:
             "command": "train.py",
             "user": "ann",
             "since": 10.0,
+            "exiting": False,
             "kind": "compute",
             "memory": CONTEXT,
         }

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from exits import LARGE, exiting
 from gpuaff.claims import board
 from gpuaff.claims.entries import Entry
 from gpuaff.records import replace
@@ -225,6 +226,19 @@ def test_a_claimer_that_has_ended(machine: Machine) -> None:
     assert f"(pid {one.pid}) of {ME}, which has ended" in shown
     assert f"held by sleep 60 (pid {child}) of {ME}, for " in shown
     machine.soon(lambda found: found["gpus"][0]["free"])
+
+
+def test_a_claimer_that_is_exiting(machine: Machine) -> None:
+    script = f"import gpuaff\ngpuaff.claim_gpus(gpus=[0])\n{LARGE}\nprint()\ninput()"
+    with stopped(script, env={**machine.driver.env(), **machine.env}) as one:
+        one.heard()
+        with exiting(one.pid) as exit_:
+            (gpu, _), shown = machine.status()["gpus"], machine.told().stdout
+            assert exit_.goes_on()
+    assert (gpu["busy"], gpu["message"].endswith(", which is exiting")) == ("leased", True)
+    assert (gpu["lease"]["pid"], gpu["lease"]["exiting"]) == (one.pid, True)
+    assert [(who["pid"], who["exiting"]) for who in gpu["processes"]] == [(one.pid, True)]
+    assert shown.count(", which is exiting") == 2, "beside the lease, and where it computes"
 
 
 def test_children_that_share_it(machine: Machine) -> None:

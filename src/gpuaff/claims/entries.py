@@ -108,8 +108,24 @@ def _uuid(key: str) -> str:
 
 
 def stopped(found: Iterable[Entry]) -> frozenset[int]:
-    """The slots whose writers are stopped (SIGSTOP, Ctrl-Z), as far as they can be seen."""
-    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and facts.stopped)
+    """The slots whose writers are stopped (SIGSTOP, Ctrl-Z) or exiting, as far as can be seen."""
+    return frozenset(
+        e.slot
+        for e in found
+        if is_exiting(e) or ((facts := _facts(e)) is not None and facts.stopped)
+    )
+
+
+def ending(found: Iterable[Entry]) -> frozenset[str]:
+    """The devices, by UUID, of those that hold them, if all of these are exiting."""
+    held = [(entry.devices, is_exiting(entry)) for entry in found if not entry.waits]
+    stay = {uuid for devices, exits in held if not exits for uuid in devices}
+    return frozenset(uuid for devices, exits in held if exits for uuid in devices) - stay
+
+
+def is_exiting(entry: Entry) -> bool:
+    """Whether the writer is exiting: soon the kernel gives back all that it holds."""
+    return entry.pid is not None and _facts(entry) is not None and kernel.is_exiting(entry.pid)
 
 
 def living(found: Iterable[Entry]) -> frozenset[int]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 from gpuaff.claims import board, leases
 from gpuaff.claims.board import Slot
-from gpuaff.claims.entries import Entry
+from gpuaff.claims.entries import Entry, ending
 from gpuaff.claims.leases import Lease
 from gpuaff.claims.model import Busy, Device, Usage
 from gpuaff.claims.queue import who
 from gpuaff.errors import ClaimError
 from gpuaff.records import dataclass, field
-from gpuaff.system import descriptors, locks
+from gpuaff.system import descriptors, kernel, locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ class Machine:
         """A lease that has nothing yet."""
         del slot
         return Lease()
+
+    def ending(self, devices: Collection[Device]) -> frozenset[Device]:
+        """Those whose lease is held by processes that are exiting, board or not."""
+        holders = leases.holders(devices)
+        pids = {one: [holder.pid for holder in holders[one.uuid]] for one in devices}
+        return frozenset(one for one in devices if pids[one] and all(map(_is_exiting, pids[one])))
 
     def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
         """The files that are closed when somebody gives a device back."""
@@ -146,6 +152,7 @@ class Enclosing:
             )
         held = [entry for entry in entries if not entry.waits and entry.slot not in around]
         names = {uuid: who(entry) for entry in held for uuid in entry.devices}
+        leaving = ending(held)
         first = self._byte(0)
         handle = board.opened()
         try:
@@ -153,7 +160,7 @@ class Enclosing:
         finally:
             descriptors.close(handle)
         taken = {self.gpus[byte - first] for byte in used if byte - first < len(self.gpus)}
-        return tuple(self._usages(taken | names.keys(), names))
+        return tuple(self._usages(taken | names.keys(), names, leaving))
 
     def _around(self, entries: Sequence[Entry]) -> frozenset[int]:
         """The slots of this claim and of those around it, as far as they hold still."""
@@ -165,14 +172,29 @@ class Enclosing:
             slot = holding[slot].inside
         return frozenset(found)
 
-    def _usages(self, taken: Container[str], names: Mapping[str, str]) -> Iterator[Usage]:
+    def _usages(
+        self, taken: Container[str], names: Mapping[str, str], leaving: Container[str]
+    ) -> Iterator[Usage]:
         for device in self.devices:
             if device.uuid in taken:
                 holder = names.get(device.uuid, "a process of this claim")
+                exiting = device.uuid in leaving
                 message = f"{device}: claimed inside this claim by {holder}"
-                yield Usage(device=device, busy=Busy.LEASED, message=message)
+                message += ", which is exiting" if exiting else ""
+                yield Usage(
+                    device=device,
+                    busy=Busy.LEASED,
+                    message=message,
+                    leaving=exiting,
+                    exiting=exiting,
+                )
             else:
                 yield Usage(device=device)
+
+    def ending(self, devices: Collection[Device]) -> frozenset[Device]:
+        """None: the lock of a part goes together with what the board says of it."""
+        del devices
+        return frozenset()
 
     def lease(self, slot: Slot) -> Parts:
         """A lease that has nothing yet."""
@@ -190,6 +212,10 @@ class Enclosing:
     def key(self, device: Device) -> str:
         """What the board calls a device inside this claim."""
         return f"{self.slot}/{device.uuid}"
+
+
+def _is_exiting(pid: int | None) -> bool:
+    return pid is not None and kernel.is_exiting(pid)
 
 
 Ground: TypeAlias = "Machine | Enclosing"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuaff.claims import leases
-from gpuaff.claims.entries import Entry
+from gpuaff.claims.entries import Entry, ending
 from gpuaff.claims.leases import Holder
 from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
-from gpuaff.claims.occupancy import People, judge
+from gpuaff.claims.occupancy import People, judge, leased_by
 from gpuaff.claims.people import names_of, people_on
 from gpuaff.claims.queue import who
 
@@ -72,6 +72,7 @@ class Looker:
         self._holders = Names(HERE)
         self._people = HERE
         self._held: Mapping[str, str] = {}
+        self._ending: frozenset[str] = frozenset()
         self._nothing_left = False
         self.readings: tuple[DeviceReading, ...] = ()
 
@@ -109,7 +110,7 @@ class Looker:
         Args:
             entries: what stands on the board.
         """
-        self._held = _on_board(entries)
+        self._held, self._ending = _on_board(entries), ending(entries)
         self._nothing_left = all(device.uuid in self._held for device in self._devices)
         if not self._nothing_left:
             self.look()
@@ -125,7 +126,7 @@ class Looker:
             entries: what stands on the board.
         """
         if not self._nothing_left:
-            self._held = _on_board(entries)
+            self._held, self._ending = _on_board(entries), ending(entries)
         return self._judge(self._held, {})
 
     def in_words(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
@@ -140,11 +141,15 @@ class Looker:
 
     def _judge(self, held: Mapping[str, str], names: Mapping[int, str]) -> tuple[Usage, ...]:
         if self._nothing_left:
-            return tuple(_leased(device, held[device.uuid]) for device in self._devices)
+            return tuple(
+                _leased(device, held[device.uuid], exiting=device.uuid in self._ending)
+                for device in self._devices
+            )
         judged = judge(
             self.readings,
             people=self._people,
             leased=held,
+            ending=self._ending,
             names=names,
             demand=self._demand,
         )
@@ -162,9 +167,9 @@ def _on_board(entries: Sequence[Entry]) -> dict[str, str]:
     return {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
 
 
-def _leased(device: Device, who_has_it: str) -> Usage:
-    why = who_has_it or "somebody who has left no word"
-    return Usage(device=device, busy=Busy.LEASED, message=f"{device}: leased by {why}")
+def _leased(device: Device, who_has_it: str, *, exiting: bool) -> Usage:
+    message = f"{device}: {leased_by(who_has_it, exiting=exiting)}"
+    return Usage(device=device, busy=Busy.LEASED, message=message, leaving=exiting, exiting=exiting)
 
 
 def _holders(devices: Iterable[Device]) -> Mapping[str, tuple[Holder, ...]]:

@@ -62,8 +62,9 @@ class Usage:
         busy: why it is not free; None when it is.
         pids: the processes that have it, as far as they are known; ascending.
         message: one line for people: why, and who; empty when it is free.
-        leaving: whether those who have it are about to be gone: they have ended, and the driver
-            still lists them (0.1 s on a real machine).
+        leaving: whether those who have it are about to be gone: they are exiting, or have ended
+            and the driver still lists them (0.1 s on a real machine).
+        exiting: whether some of these are exiting, which may take seconds.
         lasting: whether waiting would not help.
     """
 
@@ -72,6 +73,7 @@ class Usage:
     pids: tuple[int, ...] = ()
     message: str = ""
     leaving: bool = False
+    exiting: bool = False
     lasting: bool = False
 
 

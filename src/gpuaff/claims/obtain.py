@@ -14,18 +14,12 @@ from gpuaff.claims.guard import guarded, let_go
 from gpuaff.claims.line import Place, join
 from gpuaff.claims.model import Device, Usage, Waiting
 from gpuaff.claims.pool import Pool
+from gpuaff.claims.settling import EXITS, STEP, Settling
 from gpuaff.claims.sleep import Sleep
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.records import dataclass
 from gpuaff.system import kernel
 from gpuaff.system.watch import Watch
-
-_SETTLES = 1.0
-"""How long GPUs are looked at again whose processes have just ended, in seconds: the driver lists
-them for another 0.10 to 0.15 s, and their memory."""
-
-_SETTLE_STEP = 0.03
-"""Seconds between two such looks."""
 
 _FRESH = 0.3
 """How old a look may be, in seconds, when the guard is had: else the driver is asked again."""
@@ -59,12 +53,14 @@ class _Refused:
         ahead: who comes first.
         entries: what stands on the board.
         hidden: devices whose lease somebody has who cannot be seen.
+        ending: those of them whose lease goes with processes that are exiting.
     """
 
     usages: tuple[Usage, ...]
     ahead: tuple[Entry, ...]
     entries: tuple[Entry, ...]
     hidden: frozenset[Device] = frozenset()
+    ending: frozenset[Device] = frozenset()
 
     @property
     def gist(self) -> object:
@@ -81,7 +77,12 @@ class _Refused:
     @property
     def settling(self) -> int:
         """How many will probably be free in a moment."""
-        return self.free + sum(usage.leaving for usage in self.usages)
+        return self.free + len(self.ending) + sum(usage.leaving for usage in self.usages)
+
+    @property
+    def exiting(self) -> bool:
+        """Whether some of these wait for a process that is exiting."""
+        return bool(self.ending) or any(usage.exiting for usage in self.usages)
 
 
 class Attempts:
@@ -148,6 +149,8 @@ class Attempts:
         )
         self._never(seen)
         free = [usage.device for usage in seen.usages if usage.busy is None]
+        if len(free) < self._pool.count:
+            free = [one.device for one in seen.usages if one.busy is None or one.leaving]
         if seen.ahead or len(free) < self._pool.count:
             raise self._too_late(seen, 0)
         return self._choose(free)
@@ -173,21 +176,21 @@ class Attempts:
             let_go()
 
     def _until_obtained(self, wait: float | None, teller: _Teller, sleep: Sleep) -> Obtained:
-        settles = None
+        settling = Settling()
         while True:
             got = self._attempt(may_join=wait is None or wait > 0)
             if isinstance(got, Obtained):
                 return got
             self._never(got)
             now = time.monotonic()
-            if not got.ahead and got.settling >= self._pool.count:
-                settles = settles or now + _SETTLES
-                if now < settles:
-                    time.sleep(_SETTLE_STEP)
-                    continue
-            else:
-                settles = None
-            left = None if wait is None else self._started + wait - now
+            leaving = not got.ahead and got.settling >= self._pool.count
+            settles = settling.goes_on(now, leaving=leaving, exiting=got.exiting)
+            if settles and (self._place is None or settling.is_short(now)):
+                time.sleep(STEP)
+                continue
+            # A short wait is no less patient than none.
+            limit = wait if wait is None else max(wait, EXITS if settles else 0)
+            left = None if limit is None else self._started + limit - now
             if self._place is None or (left is not None and left <= 0):
                 raise self._too_late(got, wait)
             if teller.is_news(got.gist):
@@ -231,7 +234,9 @@ class Attempts:
             if isinstance(got, Obtained):
                 return got
             hidden |= {got}
-        return _Refused(usages=usages, ahead=ahead, entries=entries, hidden=hidden)
+        # In the line the kernel tells when they go.
+        ending = self._ground.ending(hidden) if hidden and self._place is None else frozenset()
+        return _Refused(usages=usages, ahead=ahead, entries=entries, hidden=hidden, ending=ending)
 
     def _lease(self, chosen: tuple[Device, ...], usages: Sequence[Usage]) -> Obtained | Device:
         slot = self._slot_for_claim()

@@ -19,8 +19,9 @@ possible to claim. Where the lists do not tell who computes, little memory is pr
 context needs more. Where memory is not told, or not that of some listed process, the lists are
 believed if they show everybody, as they do in the first PID namespace; elsewhere nobody knows.
 
-What a process that has ended still holds is listed with it, so that rule 4 finds it, and says that
-it is leaving. Memory of a process that is not listed any more is unexplained.
+What a process that is exiting or has ended still holds is listed with it, so that rule 4 finds it,
+and says that it is leaving; so does rule 2 where the holder of the lease is exiting. Memory of a
+process that is not listed any more is unexplained.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class People:
     Attributes:
         own: those that count as free.
         ended: those that have ended, and are listed still.
+        exiting: those that are exiting, and have not ended yet.
         me: this process, as the driver calls it; None when that is not known.
         first_namespace: whether the driver lists everybody's processes, as in the first PID
             namespace. Elsewhere its lists may be empty, or mean others' numbers (case E15).
@@ -57,8 +59,14 @@ class People:
 
     own: Collection[int] = frozenset()
     ended: Collection[int] = frozenset()
+    exiting: Collection[int] = frozenset()
     me: int | None = None
     first_namespace: bool = True
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Those that hold what they have on a GPU for a moment only."""
+        return frozenset(self.ended) | frozenset(self.exiting)
 
 
 def judge(
@@ -66,6 +74,7 @@ def judge(
     *,
     people: People,
     leased: Mapping[str, str],
+    ending: Collection[str] = (),
     names: Mapping[int, str] | None = None,
     demand: Demand | None = None,
 ) -> tuple[Usage, ...]:
@@ -77,13 +86,14 @@ def judge(
         leased: who holds a lease, by UUID, in one line (``train.py (pid 42) of alice since
             10:32``; empty: not known). None of our own leases. A GPU that MIG has cut is in it
             only when the lease of the whole GPU is held.
+        ending: the leases whose holders are exiting, by UUID.
         names: processes in words; of others the number is said.
         demand: what is asked of each device. Which of them may be had is not looked at here.
 
     Returns:
         In the order of the readings.
     """
-    judging = _Judging(readings, people, leased, {} if names is None else names, demand)
+    judging = _Judging(readings, people, leased, ending, {} if names is None else names, demand)
     return tuple(judging.of(reading) for reading in readings)
 
 
@@ -118,6 +128,7 @@ class _Judging:
         readings: Sequence[DeviceReading],
         people: People,
         leased: Mapping[str, str],
+        ending: Collection[str],
         names: Mapping[int, str],
         demand: Demand | None,
     ) -> None:
@@ -125,6 +136,7 @@ class _Judging:
         self.people = people
         self.own = frozenset(people.own)
         self.leased = leased
+        self.ending = ending
         self.names = names
         self.demand = demand
 
@@ -146,10 +158,13 @@ class _Judging:
         whole = device.parent is not None and device.parent in self.leased
         if not whole and device.uuid not in self.leased:
             return None
-        who = self.leased[str(device.parent) if whole else device.uuid]
-        what = f"its GPU {device.index} is leased" if whole else "leased"
-        why = f"{what} by {printable(who) or 'somebody who has left no word'}"
-        return _busy(reading, Busy.LEASED, why, pids=_computing(reading) - self.own)
+        uuid = str(device.parent) if whole else device.uuid
+        exiting = uuid in self.ending
+        why = leased_by(self.leased[uuid], exiting=exiting)
+        if whole:
+            why = f"its GPU {device.index} is {why}"
+        pids = _computing(reading) - self.own
+        return _busy(reading, Busy.LEASED, why, pids=pids, leaving=exiting, exiting=exiting)
 
     def _exclusive(self, reading: DeviceReading) -> Usage | None:
         mode = reading.compute_mode
@@ -164,9 +179,13 @@ class _Judging:
         return self._held(reading, Busy.PROCESSES, "in use by", others) if others else None
 
     def _held(self, reading: DeviceReading, busy: Busy, why: str, pids: frozenset[int]) -> Usage:
-        if leaving := pids <= frozenset(self.people.ended):
-            why = "still listed by the driver, though ended:"
-        return _busy(reading, busy, f"{why} {self._who(pids)}", pids=pids, leaving=leaving)
+        leaving = pids <= self.people.leaving
+        exiting = leaving and not pids <= frozenset(self.people.ended)
+        if leaving:
+            state = "exiting" if exiting else "ended"
+            why = f"still listed by the driver, though {state}:"
+        message = f"{why} {self._who(pids)}"
+        return _busy(reading, busy, message, pids=pids, leaving=leaving, exiting=exiting)
 
     def _memory(self, reading: DeviceReading) -> Usage | None:
         dark = reading.compute is None
@@ -206,11 +225,17 @@ class _Judging:
 
     def _who(self, pids: frozenset[int]) -> str:
         """Processes in words, those that still run first."""
-        order = sorted(pids, key=lambda pid: (pid in self.people.ended, pid))
+        order = sorted(pids, key=lambda pid: (pid in self.people.leaving, pid))
         return enumeration([self.names.get(pid) or self._number(pid) for pid in order])
 
     def _number(self, pid: int) -> str:
         return f"pid {pid}" if self.people.first_namespace else f"what the driver calls pid {pid}"
+
+
+def leased_by(who: str, *, exiting: bool) -> str:
+    """Who holds a lease, for one line."""
+    ends = ", which is exiting" if exiting else ""
+    return f"leased by {printable(who) or 'somebody who has left no word'}{ends}"
 
 
 def _never(reading: DeviceReading) -> Usage | None:
@@ -235,6 +260,7 @@ def _busy(
     *,
     pids: Collection[int] = (),
     leaving: bool = False,
+    exiting: bool = False,
     lasting: bool = False,
     because: Sequence[str] = (),
 ) -> Usage:
@@ -245,6 +271,7 @@ def _busy(
         pids=tuple(sorted(pids)),
         message=f"{reading.device}: {why}{reason}",
         leaving=leaving,
+        exiting=exiting,
         lasting=lasting,
     )
 

@@ -1,4 +1,4 @@
-"""Who the processes are that the driver lists: this process's own, those that have ended, names."""
+"""Who the processes are that the driver lists: which are ours, which are leaving, their names."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ def people_on(readings: Sequence[DeviceReading], *, own_is_free: bool = True) ->
     first = kernel.in_first_pid_namespace()
     if not first and not _are_here(pids):
         return People(first_namespace=False)
+    # First: one that ends between these two looks has ended in the second.
+    exiting = frozenset(filter(kernel.is_exiting, pids))
+    ended = frozenset(filter(kernel.has_ended, pids))
     own = frozenset(_relatives(pids)) if own_is_free else frozenset[int]()
     if not first:
         own = frozenset(filter(_computes, own))
     return People(
         own=own,
-        ended=frozenset(pid for pid in pids if kernel.has_ended(pid)),
+        ended=ended,
+        exiting=exiting - ended,
         me=kernel.process_id(),
         first_namespace=first,
     )

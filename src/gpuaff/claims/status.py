@@ -27,17 +27,24 @@ class Person:
         user: whose it is.
         since: since when, in seconds since 1970: since when it holds or waits, if it does that;
             else when it started.
+        exiting: whether it is exiting: soon the kernel gives back all that it has.
     """
 
     pid: int | None = None
     command: str | None = None
     user: str | None = None
     since: float | None = None
+    exiting: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The process as JSON has it."""
-        since = None if self.since is None else round(self.since, 3)
-        return {"pid": self.pid, "command": self.command, "user": self.user, "since": since}
+        return {
+            "pid": self.pid,
+            "command": self.command,
+            "user": self.user,
+            "since": None if self.since is None else round(self.since, 3),
+            "exiting": self.exiting,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +291,13 @@ def _process(sight: Sight, pid: int | None) -> Person:
     found = None if pid is None else sight.processes.get(pid)
     if found is None:
         return Person(pid=pid)
-    return Person(pid=pid, command=found.command, user=found.user, since=found.started)
+    return Person(
+        pid=pid,
+        command=found.command,
+        user=found.user,
+        since=found.started,
+        exiting=found.exiting,
+    )
 
 
 def _writer(sight: Sight, entry: Entry) -> Person:
@@ -296,4 +309,5 @@ def _writer(sight: Sight, entry: Entry) -> Person:
         command=told.command or entry.text("name") or None,
         user=told.user or user,
         since=entry.since,
+        exiting=told.exiting,
     )

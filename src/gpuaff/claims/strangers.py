@@ -15,6 +15,7 @@ from gpuaff.claims.model import Device, DeviceReading
 from gpuaff.claims.occupancy import UNEXPLAINED, People
 from gpuaff.claims.people import people_on
 from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
+from gpuaff.claims.settling import STEP, Settling
 from gpuaff.claims.unlisted import View, too_much, unlisted, view
 from gpuaff.claims.words import size
 from gpuaff.errors import ClaimLostError, PlaceholderError
@@ -23,10 +24,8 @@ from gpuaff.system import cuda
 
 _SETTLES = 0.5
 """For how long a stranger must be there, in seconds. The driver lists the dead for another 0.10 to
-0.15 s, and another claimer may have had the GPU, and died, since we looked first."""
-
-_STEP = 0.03
-"""Seconds between two looks at a stranger."""
+0.15 s, and another claimer may have had the GPU, and died, since we looked first. One that is
+exiting gets longer."""
 
 _COMES = 0.35
 """How long it takes to start CUDA and make a context, in seconds, where one GPU is visible (H100,
@@ -42,11 +41,15 @@ class _Stranger:
         device: which one.
         pids: as the driver calls them; empty where memory alone tells.
         bytes: how many no listed process has, more than is explained.
+        leaving: whether all of them are exiting, or have ended.
+        exiting: whether some of these are exiting.
     """
 
     device: Device
     pids: frozenset[int] = frozenset()
     bytes: int = 0
+    leaving: bool = False
+    exiting: bool = False
 
     def __str__(self) -> str:
         if self.pids:
@@ -129,15 +132,16 @@ class Strangers:
 
     def _steady(self) -> Sequence[DeviceReading]:
         """What the driver tells when no stranger is there, or none any more."""
-        end = time.monotonic() + _SETTLES
+        settling = Settling(_SETTLES)
         while True:
             readings = self._looker.look()
             found = self._found(readings)
             if not found:
                 return readings
-            if time.monotonic() >= end:
+            exiting = all(one.leaving for one in found) and any(one.exiting for one in found)
+            if not settling.goes_on(time.monotonic(), leaving=True, exiting=exiting):
                 raise _lost(found)
-            time.sleep(_STEP)
+            time.sleep(STEP)
 
     def _found(self, readings: Sequence[DeviceReading]) -> list[_Stranger]:
         """Who is on which claimed device and was not there before."""
@@ -157,7 +161,8 @@ class Strangers:
             limit = self._limit(device, view(reading, new, people))
             more = rests[device] - limit if limit is not None and device in rests else 0
             if pids := self._strangers(new, people):
-                found.append(_Stranger(device=device, pids=pids))
+                leaving, exiting = pids <= people.leaving, not pids.isdisjoint(people.exiting)
+                found.append(_Stranger(device=device, pids=pids, leaving=leaving, exiting=exiting))
             elif more > UNEXPLAINED:
                 found.append(_Stranger(device=device, bytes=more))
         return found

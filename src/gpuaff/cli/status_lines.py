@@ -74,7 +74,7 @@ def _who(gpu: GpuStatus) -> Iterator[Line]:
 def _lease(lease: LeaseStatus) -> Iterator[Line]:
     claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
     ended = Span(", which has ended", "bad") if lease.gone else ""
-    yield line(f"leased by {_person(claimer)}", ended)
+    yield line(f"leased by {_person(claimer)}", ended or _exiting(claimer))
     if lease.gone is not False:
         for person in lease.sharers:
             yield line(f"held by {_person(person)}")
@@ -87,7 +87,11 @@ def _use(use: Use, lease: LeaseStatus | None) -> Line:
     if lease is not None and person.pid == lease.claimer.pid:  # told just above
         person = replace(person, user=None, since=None)
     memory = "" if use.memory is None else f", {size(use.memory)}"
-    return line(f"{_DOES[use.kind]}: {_person(person)}{memory}")
+    return line(f"{_DOES[use.kind]}: {_person(person)}{memory}", _exiting(person))
+
+
+def _exiting(person: Person) -> str | Span:
+    return Span(", which is exiting", "bad") if person.exiting else ""
 
 
 def _person(person: Person) -> str:

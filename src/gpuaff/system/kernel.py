@@ -133,6 +133,7 @@ class ThreadFacts:
             before Linux 6.3 also where they belong to a process (``iou-wrk-…`` of io_uring).
         started: when it started, in clock ticks since the machine did: with its id, who it is.
         stopped: whether it is stopped (SIGSTOP, Ctrl-Z, a debugger).
+        exiting: whether it is past the point of no return (``PF_EXITING``), or has ended.
     """
 
     name: str
@@ -140,10 +141,14 @@ class ThreadFacts:
     movable: bool
     started: int
     stopped: bool = False
+    exiting: bool = False
 
+
+_EXITING = 0x00000004
+"""``PF_EXITING`` of ``include/linux/sched.h``: set before memory and files are given back."""
 
 _NO_SETAFFINITY = 0x04000000
-"""``PF_NO_SETAFFINITY`` of ``include/linux/sched.h``."""
+"""``PF_NO_SETAFFINITY`` of the same."""
 
 
 def thread_facts(pid: int, tid: int) -> ThreadFacts | None:
@@ -159,6 +164,7 @@ def thread_facts(pid: int, tid: int) -> ThreadFacts | None:
         movable=not int(fields[6]) & _NO_SETAFFINITY,
         started=int(fields[19]),
         stopped=fields[0] in "Tt",
+        exiting=bool(int(fields[6]) & _EXITING),
     )
 
 
@@ -283,6 +289,23 @@ def has_ended(pid: int) -> bool:
         pass
     state = (Tree().read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()[:1]
     return state in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel is giving back a process's memory and files, and it has not ended yet.
+
+    None of its threads runs its program any more; the main one may be a zombie long before the
+    last has ended. Every user may see that. One that /proc does not show (``hidepid``) is not
+    known to be exiting.
+    """
+    main = thread_facts(pid, pid)  # answers for nearly all processes
+    if main is None or not main.exiting:
+        return False
+    tids = threads_of(pid)
+    if main.ended and len(tids) <= 1:
+        return False
+    found = (thread_facts(pid, tid) for tid in tids)
+    return all(facts is None or facts.exiting for facts in found)
 
 
 _HIGHEST_PID = 1 << 22

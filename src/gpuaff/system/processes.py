@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gpuaff.errors import GpuaffError
 from gpuaff.records import dataclass
+from gpuaff.system import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,12 +55,14 @@ class Process:
             told.
         user: whose it is, by name; None where that is not told.
         started: when it started, in seconds since 1970.
+        exiting: whether it is exiting.
     """
 
     pid: int
     command: str
     user: str | None
     started: float
+    exiting: bool = False
 
 
 def look_up(pid: int) -> Process | None:
@@ -74,6 +77,7 @@ def look_up(pid: int) -> Process | None:
                 started=process.create_time(),
                 command=_command(process),
                 user=_told(process.username),
+                exiting=kernel.is_exiting(pid),
             )
     except (psutil.Error, OSError, OverflowError, ValueError):
         return None

@@ -1,0 +1,254 @@
+"""Processes that are exiting: what they hold on a GPU is as good as free.
+
+Real ones, which exit until the test lets them end (tests/exits.py). The fake driver lists a process
+until it is a zombie, and the kernel holds its locks until its memory is given back.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from exits import LARGE, exiting
+from gpuaff.claims import settling
+from gpuaff.claims.entries import Entry, ending, stopped
+from gpuaff.claims.people import people_on
+from gpuaff.claims.settling import Settling
+from gpuaff.system import kernel
+
+from claim_lab import Lab, Program
+from claims.readings import used_by
+from processes import stopped as stopped_process
+
+BEYOND = settling.SETTLES + 0.3
+"""Longer than GPUs are looked at again whose processes have ended, in seconds."""
+
+
+class TestHowLong:
+    """In seconds since something was first seen to leave."""
+
+    def goes_on(self, *looks: tuple[float, bool]) -> list[bool]:
+        """At which looks it is looked again; each has its time, and whether one is exiting."""
+        since = Settling()
+        return [since.goes_on(100 + at, leaving=True, exiting=exits) for at, exits in looks]
+
+    def test_what_has_ended_gets_a_second(self) -> None:
+        assert self.goes_on((0, False), (0.9, False), (1.1, False)) == [True, True, False]
+
+    def test_what_is_exiting_gets_ten(self) -> None:
+        assert self.goes_on((0, True), (9.9, True), (10.1, True)) == [True, True, False]
+
+    def test_what_has_exited_gets_a_second_more(self) -> None:
+        looks = (0.0, True), (9.5, True), (10.4, False), (10.6, False)
+        assert self.goes_on(*looks) == [True, True, True, False]
+
+    def test_what_ended_while_we_looked_is_looked_at_once_more(self) -> None:
+        """It held something when that was looked at, and was gone when it was looked at itself."""
+        since = Settling()
+        assert since.goes_on(0, leaving=True, exiting=True)
+        assert since.goes_on(1, leaving=False, exiting=False)
+        assert not since.goes_on(1, leaving=False, exiting=False)
+
+    def test_it_begins_anew_when_nothing_was_leaving_meanwhile(self) -> None:
+        since = Settling()
+        assert since.goes_on(0, leaving=True, exiting=False)
+        assert not since.goes_on(5, leaving=False, exiting=False)
+        assert since.goes_on(6, leaving=True, exiting=False)
+
+
+class TestSeen:
+    def test_by_the_kernel(self) -> None:
+        with stopped_process(f"{LARGE}\nprint(); input()") as process:
+            process.heard()
+            assert not kernel.is_exiting(process.pid)
+            with exiting(process.pid) as exit_:
+                people = people_on([used_by(process.pid, os.getpid())])
+                exits = kernel.is_exiting(process.pid), kernel.has_ended(process.pid)
+                assert exit_.goes_on(), "the busy loop keeps it from its CPU"
+            assert exits == (True, False)
+            assert (set(people.exiting), set(people.ended)) == ({process.pid}, set())
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            assert not kernel.is_exiting(process.pid), "it has ended"
+
+    def test_not_one_that_is_gone(self) -> None:
+        assert not kernel.is_exiting(2**22)
+
+    def test_not_one_whose_main_thread_alone_has_ended(self) -> None:
+        script = """
+            import ctypes, threading, time
+            def work():
+                while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+                    time.sleep(0.001)
+                print("alone")
+                time.sleep(60)
+            threading.Thread(target=work).start()
+            ctypes.CDLL(None).pthread_exit(None)
+        """
+        with stopped_process(script) as process:
+            assert process.heard() == "alone"
+            assert not kernel.is_exiting(process.pid)
+
+    def test_on_the_board(self) -> None:
+        """A device that a process holds which is not exiting stays."""
+        with stopped_process(f"{LARGE}\nprint(); input()") as process:
+            process.heard()
+            entries = [
+                entry(1, os.getpid(), "GPU-1"),
+                entry(2, process.pid, "GPU-2", "1/GPU-1"),
+                entry(3, process.pid, "GPU-3", waits=True),
+                entry(4, process.pid, "GPU-4", later=1),
+            ]
+            assert (ending(entries), stopped(entries)) == (frozenset(), frozenset())
+            with exiting(process.pid):
+                assert ending(entries) == {"GPU-2"}
+                assert stopped(entries) == {2, 3}
+
+
+def entry(slot: int, pid: int, *gpus: str, waits: bool = False, later: int = 0) -> Entry:
+    """A record; one that was written by a process that started later is another's."""
+    facts = kernel.thread_facts(pid, pid)
+    assert facts is not None
+    record = {"pid": pid, "start": facts.started + later, "gpus": list(gpus)}
+    return Entry(slot=slot, waits=waits, record=record)
+
+
+CLAIMS = """
+say("begins")
+say(*indices(gpuaff.claim_gpus({call})))
+go_on()
+"""
+
+
+def begun(lab: Lab, call: str = "1", **env: str) -> Program:
+    """A program that claims now."""
+    program = lab.start(CLAIMS.format(call=call), **env)
+    assert program.heard() == "begins"
+    return program
+
+
+def large(lab: Lab, code: str, **env: str) -> Program:
+    """A program that exits slowly, when it has done something."""
+    program = lab.start(f"{LARGE}\n{code}\nsay('done')\ngo_on()", **env)
+    assert program.heard() == "done"
+    return program
+
+
+@pytest.mark.fake_driver
+class TestClaims:
+    @pytest.mark.parametrize("placeholder", ["'context'", "None"])
+    def test_a_claim_that_does_not_wait_gets_the_gpu_of_one(
+        self, lab: Lab, placeholder: str
+    ) -> None:
+        """Its lease is held until its files are closed; and so is its context."""
+        before = large(lab, f"gpuaff.claim_gpus(4, placeholder={placeholder})")
+        with exiting(before.pid) as exit_:
+            after = begun(lab, "4, wait=0")
+            time.sleep(BEYOND)
+            assert exit_.goes_on()
+            exit_.finish()
+            assert after.heard() == "0 1 2 3"
+
+    def test_of_one_without_a_lease(self, lab: Lab) -> None:
+        before = large(lab, "")
+        for gpu in range(4):
+            lab.driver.use(gpu, before.pid)
+        with exiting(before.pid) as exit_:
+            after = begun(lab)
+            time.sleep(BEYOND)
+            assert exit_.goes_on()
+            exit_.finish()
+            assert after.heard() == "0"
+
+    def test_of_one_whose_lease_the_board_does_not_tell_of(self, lab: Lab) -> None:
+        """The kernel may have closed its slot first."""
+        code = """
+            from gpuaff.claims.leases import Lease
+            from gpuaff.system.nvml import usage_session
+            with usage_session() as session:
+                lease = Lease()
+                assert lease.take(session.devices()) is None
+        """
+        before = large(lab, code.replace("\n            ", "\n"))
+        with exiting(before.pid) as exit_:
+            after = begun(lab)
+            time.sleep(BEYOND)
+            assert exit_.goes_on()
+            exit_.finish()
+            assert after.heard() == "0"
+
+    def test_inside_a_claim(self, lab: Lab) -> None:
+        code = "gpuaff.claim_gpus(1)\nsay(os.environ['GPUAFF_CLAIM'])\ngo_on()"
+        around = lab.start(code, CUDA_VISIBLE_DEVICES=None)
+        env = {"GPUAFF_CLAIM": around.heard(), "CUDA_VISIBLE_DEVICES": "0"}
+        before = large(lab, "gpuaff.claim_gpus(1)", **env)
+        with exiting(before.pid) as exit_:
+            after = begun(lab, **env)
+            time.sleep(BEYOND)
+            assert exit_.goes_on()
+            exit_.finish()
+            assert after.heard() == "0"
+
+    def test_a_short_wait_is_as_patient_as_none(self, lab: Lab) -> None:
+        before = large(lab, "gpuaff.claim_gpus(4)")
+        with exiting(before.pid) as exit_:
+            after = begun(lab, "1, wait=0.1")
+            time.sleep(BEYOND)
+            assert exit_.goes_on()
+            exit_.finish()
+            assert after.heard() == "0"
+
+    def test_a_free_one_is_taken_at_once(self, lab: Lab) -> None:
+        before = large(lab, "gpuaff.claim_gpus(3)")
+        with exiting(before.pid) as exit_:
+            assert begun(lab).heard() == "3"
+            assert exit_.goes_on()
+
+    def test_a_waiter_that_is_exiting_is_passed(self, lab: Lab) -> None:
+        holder = lab.holder("claim_gpus(gpus=[0])")
+        code = "gpuaff.claim_gpus(4, wait=None, on_wait=lambda _: say('waits'))"
+        waiter = lab.start(f"{LARGE}\n{code}")
+        assert waiter.heard() == "waits"
+        with exiting(waiter.pid) as exit_:
+            assert begun(lab).heard() == "1"
+            assert exit_.goes_on()
+        holder.end()
+
+    def test_one_that_came_while_we_claimed_is_no_stranger(self, lab: Lab) -> None:
+        """Another claimer may have had the GPU after our look and before our lease."""
+        before = large(lab, "")
+        code = """
+        say(*indices(gpuaff.claim_gpus(gpus=[0], placeholder=occupant_that_waits())))
+        go_on()
+        """
+        after = lab.start(code)
+        assert after.heard() == "now"
+        lab.driver.use(0, before.pid)
+        with exiting(before.pid) as exit_:
+            after.go_on()
+            time.sleep(BEYOND)
+            assert exit_.goes_on()
+            exit_.finish()
+            assert after.heard() == "0"
+
+    def test_a_dry_run_has_its_gpus_for_free(self, lab: Lab) -> None:
+        before = large(lab, "gpuaff.claim_gpus(4)")
+        code = """
+        from gpuaff.claims.preview import preview
+        say(*(one.index for one in preview(2, arguments={})))
+        """
+        with exiting(before.pid) as exit_:
+            shown = lab.start(code).heard()
+            assert exit_.goes_on()
+        assert shown == "0 1"
+
+    def test_one_that_goes_on_is_refused_at_once(self, lab: Lab) -> None:
+        with subprocess.Popen(["sleep", "60"]) as other:
+            for gpu in range(4):
+                lab.driver.use(gpu, other.pid)
+            start = time.monotonic()
+            assert "in use by sleep 60" in lab.one("told(refused(1, wait=0))")
+            assert time.monotonic() - start < settling.EXITS
+            other.kill()
