@@ -113,8 +113,8 @@ class GpusBusyError(ClaimError):
 
     Attributes:
         wanted: how many were asked for.
-        free: how many of those that fit are free.
-        reasons: one line for each GPU that is not, or that is kept for somebody who waits.
+        free: how many of those that fit are free, and kept for no earlier waiter.
+        reasons: one line for each GPU that is not, or that is kept for an earlier waiter.
         narrowed: why not all GPUs of the machine came into question; empty when they did.
         remedy: what to try; empty where it has been tried.
     """

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpuaff.claims import board, entries, lost, queue
 from gpuaff.claims.board import HOLDS, PART_COUNT, PARTS, SLOT_SIZE, SLOTS, WAITS
 from gpuaff.claims.entries import MOST, Entry
+from gpuaff.claims.people import describe_waiter
 from gpuaff.errors import LockDirectoryError
 from gpuaff.system import kernel, lock_files, locks
 
@@ -226,7 +227,7 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
         assert 1 <= ticket <= MOST
         found = queue.ahead([entry], wants=frozenset(["GPU-0"]), now=5.0, stopped=(), ticket=ticket)
         assert found in ((), (entry,))
-        assert queue.in_words(entry).isprintable()
+        assert describe_waiter(entry).isprintable()
         for number in (entry.since, entry.beat, entry.wanted, entry.uid):
             assert number is None or 0 <= number <= MOST
         entries.stopped([entry])

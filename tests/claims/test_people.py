@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
+import time
 
 import pytest
 
-from gpuaff.claims.people import names_of, people_on
+from gpuaff.claims.entries import Entry
+from gpuaff.claims.people import describe_holder, describe_waiter, names_of, people_on
 from gpuaff.system import kernel
 
 from claims.readings import idle, used_by
@@ -127,3 +130,38 @@ class TestInAContainer:
 
     def test_one_that_computes_here(self) -> None:
         assert self.inside("1", "uvm") == ["1 False [1] 1", "[1]"]
+
+
+class TestOnBoard:
+    """Those that have written on the board, in words."""
+
+    def test_a_waiter_is_named_with_its_user(self) -> None:
+        with stopped(WAIT) as process:
+            process.heard()
+            facts = kernel.thread_facts(process.pid, process.pid)
+            assert facts is not None
+            record = {"pid": process.pid, "start": facts.started, "name": "x", "wanted": 4}
+            said = describe_waiter(Entry(slot=1, waits=True, record=record))
+        assert said.startswith("python")
+        me = pwd.getpwuid(os.geteuid()).pw_name
+        assert said.endswith(f"(pid {process.pid}) of {me}, who waits for 4 of them")
+
+    def test_a_waiter_that_is_out_of_sight_is_named_as_it_has_written(self) -> None:
+        record = {"pid": 7, "uid": os.geteuid(), "name": "train\x1b[2J", "wanted": 4}
+        me = pwd.getpwuid(os.geteuid()).pw_name
+        assert describe_waiter(Entry(slot=1, waits=True, record=record)) == (
+            f"train\\x1b[2J (pid 7) of {me}, who waits for 4 of them"
+        )
+        unknown = Entry(slot=1, waits=True, record={"wanted": "x"})
+        assert describe_waiter(unknown) == "an unknown program, who waits for some of them"
+
+    def test_the_age_of_a_lease_is_not_its_process_s(self) -> None:
+        since = time.time() - 7210
+        held = Entry(slot=1, waits=False, record={"since": since})
+        with stopped(WAIT) as process:
+            process.heard()
+            known, unknown = describe_holder(process.pid, held), describe_holder(process.pid, None)
+        assert known is not None
+        assert known.endswith(", for 2 h")
+        assert unknown is not None
+        assert " for " not in unknown.partition("(pid")[2]

@@ -74,11 +74,27 @@ def test_the_next_number() -> None:
     assert queue.next_ticket([waits(1, MOST + 1)]) == 1
 
 
-def test_in_words() -> None:
-    entry = waits(1, 1, "a", pid=7, name="train\x1b[2J", wanted=4)
-    assert queue.in_words(entry) == "train\\x1b[2J (pid 7), who waits for 4 of them"
-    nobody = waits(1, 1, wanted="x")
-    assert queue.in_words(nobody) == "an unknown program, who waits for some of them"
+def test_a_gpu_is_kept_for_the_first_waiter_that_may_choose_it() -> None:
+    one, two, any_of_them = waits(1, 1, "a"), waits(2, 2, "a", "b"), waits(3, 3)
+    assert queue.kept_for([one, two], "a") is one
+    assert queue.kept_for([one, two], "b") is two
+    assert queue.kept_for([one, two], "c") is None
+    assert queue.kept_for([one, two, any_of_them], "c") is any_of_them
+
+
+def in_the_way(*entries: Entry, wants: str, count: int = 1) -> list[int]:
+    return [e.slot for e in queue.in_the_way(entries, wants=frozenset(wants), count=count)]
+
+
+def test_in_the_way_are_those_that_must_leave_before_there_are_enough_to_choose_from() -> None:
+    line = waits(1, 1, "a"), waits(2, 2, "b"), waits(3, 3, "c")
+    assert in_the_way(*line, wants="abcd") == []
+    assert in_the_way(*line, wants="abcd", count=2) == [1], "then a and d are left"
+    assert in_the_way(*line, wants="abcd", count=4) == [1, 2, 3]
+    assert in_the_way(*line, wants="ab") == [1], "then a is left"
+    assert in_the_way(*line, wants="b") == [1, 2]
+    assert in_the_way(waits(1, 1), waits(2, 2, "a"), wants="ab") == [1], "one waits for any"
+    assert in_the_way(wants="a") == []
 
 
 GPUS = st.sets(st.sampled_from("abcd"), min_size=1)

@@ -110,6 +110,7 @@ class TestLease:
         lease = status_of(sight(process(9, "other"), locks=locked(9))).gpus[0].lease
         assert lease is not None
         assert (lease.claimer.command, lease.gone) == ("other", False)
+        assert lease.claimer.since is None, "the process's age is not the lease's"
         lease = status_of(sight(locks=locked(9))).gpus[0].lease
         assert lease is not None
         assert (lease.claimer, lease.gone) == (Person(pid=9), True)
@@ -197,19 +198,55 @@ class TestWaiting:
         assert found[1].person.command == "train.py"
 
 
+class TestKept:
+    """A GPU that is idle, and that no new claim would get."""
+
+    def kept(self, *waiting: Entry, **seen: Any) -> list[int | None]:
+        """For whom GPU 0 and GPU 1 are kept."""
+        readings = idle(gpu(0)), idle(gpu(1))
+        found = status_of(sight(readings=readings, entries=waiting, **seen)).gpus
+        assert [one.busy for one in found] == [one.kept_for and Busy.KEPT for one in found]
+        return [None if one.kept_for is None else one.kept_for.pid for one in found]
+
+    def test_for_the_first_waiter_that_may_choose_it(self) -> None:
+        one = entry(1, "GPU-0", waits=True, ticket=7)
+        two = entry(2, "GPU-0", "GPU-1", waits=True, ticket=9)
+        assert self.kept(one) == [101, None]
+        assert self.kept(two, one) == [101, 102]
+        assert self.kept(entry(3, waits=True, ticket=1), one) == [103, 103], "it waits for any"
+
+    def test_for_no_waiter_that_is_stopped_or_stuck_or_waits_inside_a_claim(self) -> None:
+        assert self.kept(entry(1, "GPU-0", waits=True), slow={1}) == [None, None]
+        assert self.kept(entry(1, "4/GPU-0", waits=True)) == [None, None]
+
+    def test_one_that_is_in_use_is_not_kept(self) -> None:
+        usages = (Usage(device=gpu(0), busy=Busy.MEMORY, message="GPU 0: memory is in use"),)
+        waits = entry(1, "GPU-0", waits=True)
+        (found,) = status_of(sight(usages=usages, entries=(waits,))).gpus
+        assert (found.busy, found.kept_for) == (Busy.MEMORY, None)
+
+    def test_in_json(self) -> None:
+        waits = entry(1, "GPU-0", waits=True, uid=BOB)
+        (found,) = status_of(sight(entries=(waits,))).to_dict()["gpus"]
+        assert (found["free"], found["busy"]) == (False, "kept")
+        assert found["message"] == "kept for python (pid 101) of bob"
+        assert found["kept_for"] == {"pid": 101, "command": "python", "user": "bob", "since": 50.0}
+
+
 class TestText:
     def test_all_of_it(self) -> None:
         """Without times: nobody here tells since when."""
         leased = used_by(1, device=gpu(0), utilization=97)
-        readings = (leased, idle(gpu(1), used=None), idle(gpu(2)))
+        readings = (leased, idle(gpu(1), used=None), idle(gpu(2)), idle(gpu(3)))
         usages = (
             Usage(device=gpu(0), busy=Busy.LEASED, message="GPU 0: leased by train.py"),
             Usage(device=gpu(1), busy=Busy.MEMORY, message="GPU 1: memory is in use"),
             Usage(device=gpu(2)),
+            Usage(device=gpu(3)),
         )
         entries = (
             entry(1, "GPU-0", since=None, name="it", pid=1),
-            entry(2, "GPU-0", "GPU-1", waits=True, ticket=1, wanted=2, since=None, uid=BOB),
+            entry(2, "GPU-0", "GPU-3", waits=True, ticket=1, wanted=2, since=None, uid=BOB),
             entry(3, waits=True, ticket=2, wanted=1, since=None, name=""),
         )
         seen = sight(
@@ -229,9 +266,10 @@ class TestText:
             "                                        computes: pid 1, 518 MiB",
             "  1  H100                        busy   memory is in use",
             "  2  H100  3 MiB/80 GiB          free   has it open: pid 8",
+            "  3  H100  3 MiB/80 GiB          kept   kept for python (pid 102) of bob",
             "",
             "waiting  who                      for",
-            "     1.  python (pid 102) of bob  2 of GPU 0-1",
+            "     1.  python (pid 102) of bob  2 of GPU 0,3",
             "     2.  pid 103 of ann           1 of any (stopped or stuck: others pass)",
         ]
 

@@ -6,7 +6,9 @@ only counts that it happens, and in which order.
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import random
 import signal
 import subprocess
@@ -29,6 +31,8 @@ from fakedriver.play import this_machine
 from processes import stopped
 
 pytestmark = pytest.mark.fake_driver
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
 
 as_root = pytest.mark.needs("two-users")
 
@@ -54,6 +58,16 @@ def on_board(of: Crowd, monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
     """The processes that stand on the board."""
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
     return {entry.pid for entry in board.entries()}
+
+
+def held_since(of: Crowd, who: str, ago: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the record of a holder say that it has held its GPUs for so many seconds."""
+    monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
+    (entry,) = (one for one in board.entries() if one.pid == of.pids[who])
+    record = json.dumps({**entry.record, "since": time.time() - ago}).encode()
+    with Path(board.path()).open("r+b") as file:
+        file.seek(entry.slot * board.SLOT_SIZE)
+        file.write(record.ljust(board.SLOT_SIZE))
 
 
 class TestWoken:
@@ -207,7 +221,8 @@ class TestOrder:
             four.start(f"c{turn}", wait=0)
             refused = four.until(f"c{turn}", "fails")
             assert refused["error"] == "GpusBusyError"
-            assert refused["text"].count(f"(pid {four.pids['b']}), who waits for 4 of them") == 3
+            waiting = f"(pid {four.pids['b']}) of {ME}, who waits for 4 of them"
+            assert refused["text"].count(waiting) == 3
         four.tell("a", "release")
         assert four.until("b", "has")["gpus"] == [0, 1, 2, 3]
 
@@ -215,6 +230,67 @@ class TestOrder:
         four.holds("a", gpus=[0])
         four.waits("b", gpus=[0])
         assert four.holds("c", gpus=[3]) == [3]
+
+    def test_a_waiter_for_one_gpu_keeps_no_other_from_those_who_do_not_wait(
+        self, four: Crowd
+    ) -> None:
+        four.holds("a", gpus=[0])
+        four.waits("b", gpus=[0])
+        taken = {*four.holds("c"), *four.holds("d", 2)}
+        assert taken == {1, 2, 3}
+        four.start("e", wait=0)
+        refused = four.until("e", "fails")
+        assert (refused["error"], "kept for" in refused["text"]) == ("GpusBusyError", False)
+
+    def test_a_waiter_behind_takes_what_no_earlier_waiter_wants(self, four: Crowd) -> None:
+        """While the earlier one waits on; and the other way round."""
+        for number in range(4):
+            four.holds(f"a{number}", gpus=[number])
+        four.waits("b", gpus=[0])
+        assert four.waits("c", candidates=[0, 1])["position"] == 1
+        four.tell("a1", "release")
+        assert four.until("c", "has", patience=5)["gpus"] == [1]
+        assert four.waits("d", 2, candidates=[0, 2, 3])["position"] == 1
+        four.tell("a0", "release")
+        assert four.until("b", "has", patience=5)["gpus"] == [0]
+        four.tell("a2", "release")
+        four.nothing("has")
+        four.tell("a3", "release")
+        assert four.until("d", "has", patience=5)["gpus"] == [2, 3]
+
+    def test_what_an_earlier_waiter_may_choose_is_kept_for_it(self, four: Crowd) -> None:
+        """Until it has all that it needs; what it may not choose is had meanwhile."""
+        for number in range(4):
+            four.holds(f"a{number}", gpus=[number])
+        four.waits("b", 2, candidates=[0, 1, 2])
+        four.waits("c", candidates=[1, 2])
+        four.waits("d", candidates=[2, 3])
+        four.tell("a2", "release")
+        four.nothing("has", seconds=1.5)
+        four.tell("a3", "release")
+        assert four.until("d", "has")["gpus"] == [3]
+        four.tell("a0", "release")
+        assert four.until("b", "has")["gpus"] == [0, 2]
+        four.tell("a1", "release")
+        assert four.until("c", "has")["gpus"] == [1]
+
+    def test_a_waiter_is_served_when_the_one_in_its_way_gives_up(self, four: Crowd) -> None:
+        four.holds("a", 3, gpus=[0, 1, 2])
+        four.waits("b", 4)
+        four.waits("c", gpus=[1])
+        assert four.waits("d", candidates=[1, 3])["position"] == 2
+        four.kill("b")
+        assert four.until("d", "has")["gpus"] == [3]
+
+    def test_a_gpu_that_a_waiter_can_never_use_is_not_kept_for_it(
+        self, fake_driver: MakeDriver, tmp_path: Path
+    ) -> None:
+        driver = fake_driver(this_machine(2))
+        driver.set_memory_total(0, 40 << 30)
+        with crowd(driver, tmp_path) as found:
+            found.holds("a", gpus=[1])
+            found.waits("b", min_free_memory=60 << 30)
+            assert found.holds("c") == [0]
 
     def test_a_dead_one_does_not_count(self, one: Crowd) -> None:
         one.holds("a")
@@ -256,6 +332,26 @@ class TestOrder:
         one.holds("a")
         one.waits("b")
         one.nothing("waits", seconds=2.5)
+
+    def test_ages_of_leases_are_counted_anew_each_time(
+        self, four: Crowd, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of one that is first, and of one that others hold up."""
+        four.holds("a", gpus=[0])
+        four.holds("b", gpus=[1])
+        four.holds("c", gpus=[2])
+        held_since(four, "a", 7210, monkeypatch)
+        first = four.waits("d", 2, candidates=[0, 1])
+        behind = four.waits("e", 2, candidates=[0, 1, 2])
+        for heard in (first, behind):
+            assert heard["reasons"][0].endswith(f"(pid {four.pids['a']}) of {ME}, for 2 h")
+        held_since(four, "a", 10810, monkeypatch)
+        four.tell("c", "release")
+        behind = four.until("e", "waits")
+        four.tell("b", "release")
+        first = four.until("d", "waits")
+        for heard in (first, behind):
+            assert heard["reasons"][0].endswith(f"(pid {four.pids['a']}) of {ME}, for 3 h")
 
     @pytest.mark.slow
     def test_who_hangs_in_the_driver_holds_nobody_up(self, one: Crowd) -> None:

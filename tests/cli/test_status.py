@@ -85,6 +85,22 @@ class Machine:
                 return found
             assert time.monotonic() < end, found
 
+    def refused(self, *words: str) -> str:
+        """What ``gpuaff run`` says that ends at once; nothing when it has its GPUs."""
+        env = environment({**self.driver.env(), **self.env})
+        command = [*RUN, *words, "--", "true"]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        assert done.returncode == (75 if done.stderr else 0)
+        return done.stderr
+
+    def since(self, pid: int, time: float) -> None:
+        """Let the record of a holder say that it has held its GPUs since another time."""
+        (entry,) = (one for one in self._entries() if one.pid == pid)
+        record = json.dumps({**entry.record, "since": time}).encode()
+        with (self.locks / "board").open("r+b") as file:
+            file.seek(entry.slot * board.SLOT_SIZE)
+            file.write(record.ljust(board.SLOT_SIZE))
+
     @contextmanager
     def running(
         self, *words: str, env: Mapping[str, str] | None = None
@@ -312,6 +328,47 @@ def test_who_waits(machine: Machine) -> None:
             first.send_signal(signal.SIGCONT)
             first.wait()
         assert machine.status()["waiting"] == []
+
+
+def test_a_gpu_that_is_kept_for_a_waiter_is_not_free(machine: Machine) -> None:
+    """What is shown is what a claim gets: the waiter needs both GPUs, and one is idle."""
+    with (
+        machine.holding("--gpus", "0"),
+        machine.running("-n", "2", "--wait", "--", "true") as waiter,
+    ):
+        machine.wait_until(waiting=1)
+        held, kept = machine.status()["gpus"]
+        shown = machine.told().stdout
+        refused = machine.refused("-n", "1")
+        assert (held["busy"], held["kept_for"]) == ("leased", None)
+        assert (kept["free"], kept["busy"], kept["lease"]) == (False, "kept", None)
+        who = kept["kept_for"]
+        assert (who["pid"], who["user"]) == (waiter.pid, ME)
+        assert "gpuaff run" in who["command"]
+        assert who == {key: machine.status()["waiting"][0][key] for key in who}
+        assert f"(pid {waiter.pid}) of {ME}" in kept["message"]
+        first, second = shown.splitlines()[1:3]
+        assert "  busy   leased by " in first
+        assert "  kept   kept for " in second
+        assert f"(pid {waiter.pid}) of {ME}, who waits for 2 of them" in refused
+        waiter.send_signal(signal.SIGSTOP)
+        assert machine.soon(lambda found: found["gpus"][1]["free"])["gpus"][1]["kept_for"] is None
+        assert machine.refused("-n", "1") == "", "it passes the one that is stopped"
+        waiter.kill()
+
+
+def test_an_age_is_the_lease_s_wherever_it_is_shown(machine: Machine) -> None:
+    """The process is some seconds old, and has held the GPU for two hours; then for three."""
+    with machine.holding("--gpus", "0") as one:
+        machine.since(one.pid, time.time() - 7210)
+        held = machine.status()["gpus"][0]
+        shown = machine.told().stdout
+        who = f"leased by sh -c echo; read x (pid {one.pid}) of {ME}, for"
+        assert held["message"] == f"{who} 2 h"
+        assert f"{who} 2 h\n" in shown
+        assert f"GPU 0: {who} 2 h;" in machine.refused("--gpus", "0")
+        machine.since(one.pid, time.time() - 10810)
+        assert machine.status()["gpus"][0]["message"] == f"{who} 3 h"
 
 
 def test_a_claim_inside_a_claim(machine: Machine) -> None:

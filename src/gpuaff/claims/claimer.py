@@ -55,8 +55,9 @@ def claim_gpus(
             ``"torch"``, ``"tensorflow"``, ``"pycuda"``, ``"cupy"``; a function of the device's
             ordinal in this process, whose attribute ``release``, if it has one, is called with its
             result on release; or None.
-        wait: how long to wait for GPUs that are busy, in seconds; None is without limit. Those
-            who wait for the same GPUs are served in order, and 0 passes nobody either.
+        wait: how long to wait for GPUs that are busy, in seconds; None is without limit. Waiters
+            are served in order: a GPU that an earlier one may choose is kept for it, also from a
+            claim with 0.
         gpus: exactly these, by index (as nvidia-smi counts), UUID (or the beginning of one) or PCI
             address; CUDA counts them in this order.
         candidates: some of these; named likewise.

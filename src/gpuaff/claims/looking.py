@@ -9,7 +9,7 @@ from gpuaff.claims.entries import Entry, ending
 from gpuaff.claims.leases import Holder
 from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
 from gpuaff.claims.occupancy import People, judge, leased_by
-from gpuaff.claims.people import names_of, people_on
+from gpuaff.claims.people import describe_holder, names_of, people_on
 from gpuaff.claims.queue import who
 
 TYPE_CHECKING = False
@@ -69,7 +69,6 @@ class Looker:
         """
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
-        self._holders = Names(HERE)
         self._people = HERE
         self._held: Mapping[str, str] = {}
         self._ending: frozenset[str] = frozenset()
@@ -135,7 +134,7 @@ class Looker:
         Args:
             entries: what stood on the board.
         """
-        told = _told(_holders(self._devices), entries, self._holders)
+        told = _told(_holders(self._devices), entries)
         held = {**self._held, **{uuid: words for uuid, words in told.items() if words}}
         return self._judge({**told, **held}, Names(self._people))
 
@@ -185,15 +184,11 @@ def _holders(devices: Iterable[Device]) -> Mapping[str, tuple[Holder, ...]]:
     return found
 
 
-def _told(
-    found: Mapping[str, Sequence[Holder]], entries: Sequence[Entry], names: Mapping[int, str]
-) -> dict[str, str]:
+def _told(found: Mapping[str, Sequence[Holder]], entries: Sequence[Entry]) -> dict[str, str]:
     """Who holds a lease, by UUID, in one line."""
     on_board = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
     return {
-        uuid: _in_words(on_board.get(uuid), holders, names)
-        for uuid, holders in found.items()
-        if holders
+        uuid: _in_words(on_board.get(uuid), holders) for uuid, holders in found.items() if holders
     }
 
 
@@ -202,12 +197,12 @@ def whole_of(instance: Device) -> Device:
     return Device(index=instance.index, uuid=str(instance.parent), pci_bus_id=instance.pci_bus_id)
 
 
-def _in_words(entry: Entry | None, holders: Sequence[Holder], names: Mapping[int, str]) -> str:
+def _in_words(entry: Entry | None, holders: Sequence[Holder]) -> str:
     """Who holds a lease: as the kernel tells, and since when, as the board does."""
     pid = next((holder.pid for holder in holders if holder.pid is not None), None)
     if pid is None:
         return "" if entry is None else who(entry)
-    known = names.get(pid)
+    known = describe_holder(pid, entry)
     if known is not None:
         return known
     return f"pid {pid}" if entry is None else f"{who(entry)}, which has ended; children hold it"

@@ -48,6 +48,8 @@ class Busy(str, Enum):
     """It has less free memory than was asked for."""
     WORKING = "working"
     """It works harder than was asked for."""
+    KEPT = "kept"
+    """It is idle, and an earlier waiter may choose it."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -118,7 +120,7 @@ class Waiting:
         position: how many who want any of the same GPUs come before; 0 is next.
         waited: for how long so far, in seconds.
         wanted: how many GPUs are asked for.
-        free: how many of those that fit are free.
+        free: how many of those that fit are free, and kept for no earlier waiter.
         reasons: one line for each GPU that is not.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from gpuaff.claims import board, queue
@@ -13,11 +13,12 @@ from gpuaff.claims.ground import AnyLease, Ground
 from gpuaff.claims.guard import guarded, let_go
 from gpuaff.claims.line import Place, join
 from gpuaff.claims.model import Device, Usage, Waiting
+from gpuaff.claims.people import describe_waiter, describe_writer
 from gpuaff.claims.pool import Pool
 from gpuaff.claims.settling import EXITS, STEP, Settling
 from gpuaff.claims.sleep import Sleep
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
-from gpuaff.records import dataclass
+from gpuaff.records import dataclass, replace
 from gpuaff.system import kernel
 from gpuaff.system.watch import Watch
 
@@ -49,8 +50,11 @@ class _Refused:
     """Why an attempt has got nothing.
 
     Attributes:
-        usages: how the devices of the pool are used.
+        usages: how the devices of the pool are used; empty where earlier waiters want so many that
+            it was not looked.
         ahead: who comes first.
+        in_the_way: who of those must leave before there are enough devices to choose from.
+        kept: the devices of the pool that those may choose, with the first of them for each.
         entries: what stands on the board.
         hidden: devices whose lease somebody has who cannot be seen.
         ending: those of them whose lease goes with processes that are exiting.
@@ -58,6 +62,8 @@ class _Refused:
 
     usages: tuple[Usage, ...]
     ahead: tuple[Entry, ...]
+    in_the_way: tuple[Entry, ...]
+    kept: Mapping[Device, Entry]
     entries: tuple[Entry, ...]
     hidden: frozenset[Device] = frozenset()
     ending: frozenset[Device] = frozenset()
@@ -66,18 +72,22 @@ class _Refused:
     def gist(self) -> object:
         """What counts of it: when that changes, people are told."""
         holders = {(one.slot, one.pid, one.gpus) for one in self.entries if not one.waits}
-        if self.ahead:
+        if self.in_the_way:
             return len(self.ahead), holders
-        return holders, [(one.device.uuid, one.busy, one.pids) for one in self.usages], self.hidden
+        uses = [(one.device.uuid, one.busy, one.pids) for one in self.usages]
+        return len(self.ahead), holders, uses, self.hidden
 
     @property
-    def free(self) -> int:
-        return sum(usage.busy is None for usage in self.usages) - len(self.hidden)
+    def free(self) -> tuple[Device, ...]:
+        """The devices that may be had."""
+        free = [usage.device for usage in self.usages if usage.busy is None]
+        return tuple(one for one in free if one not in self.hidden and one not in self.kept)
 
     @property
     def settling(self) -> int:
         """How many will probably be free in a moment."""
-        return self.free + len(self.ending) + sum(usage.leaving for usage in self.usages)
+        leaving = {usage.device for usage in self.usages if usage.leaving} | self.ending
+        return len(self.free) + sum(device not in self.kept for device in leaving)
 
     @property
     def exiting(self) -> bool:
@@ -108,7 +118,7 @@ class Attempts:
         """
         self._ground, self._pool, self._choose = ground, pool, choose
         self._quiet, self._kept = quiet, kept
-        self._wants = frozenset(map(ground.key, pool.devices))
+        self._wants = self._fit = frozenset(map(ground.key, pool.devices))
         self._record = about_me()
         self._place: Place | None = None
         self._slot: Slot | None = None
@@ -144,14 +154,14 @@ class Attempts:
         """
         self._ground.look()
         entries = board.entries()
-        seen = _Refused(
-            usages=self._ground.usages(entries), ahead=self._ahead(entries), entries=entries
-        )
+        seen = self._refused(entries, self._ground.usages(entries))
         self._never(seen)
-        free = [usage.device for usage in seen.usages if usage.busy is None]
+        free = seen.free
         if len(free) < self._pool.count:
-            free = [one.device for one in seen.usages if one.busy is None or one.leaving]
-        if seen.ahead or len(free) < self._pool.count:
+            leaving = {one.device for one in seen.usages if one.leaving}
+            usable = {*free, *(device for device in leaving if device not in seen.kept)}
+            free = tuple(device for device in self._pool.devices if device in usable)
+        if len(free) < self._pool.count:
             raise self._too_late(seen, 0)
         return self._choose(free)
 
@@ -183,7 +193,7 @@ class Attempts:
                 return got
             self._never(got)
             now = time.monotonic()
-            leaving = not got.ahead and got.settling >= self._pool.count
+            leaving = got.settling >= self._pool.count
             settles = settling.goes_on(now, leaving=leaving, exiting=got.exiting)
             if settles and (self._place is None or settling.is_short(now)):
                 time.sleep(STEP)
@@ -195,17 +205,16 @@ class Attempts:
                 raise self._too_late(got, wait)
             if teller.is_news(got.gist):
                 teller.tell(self._standing(got))
-            if got.ahead:
-                sleep.behind(self._place, got.ahead, left)
+            if got.in_the_way:
+                sleep.behind(self._place, got.in_the_way, left)
             else:
                 sleep.first(self._place, {pid for u in got.usages for pid in u.pids}, left)
 
     def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
         if self._place is not None:
-            entries = board.entries()
-            ahead = self._ahead(entries)
-            if ahead:
-                return _Refused(usages=(), ahead=ahead, entries=entries)
+            seen = self._refused(board.entries(), ())
+            if seen.in_the_way:
+                return seen
         with ExitStack() as stack:
             stack.enter_context(self._quiet())
             while True:
@@ -218,25 +227,20 @@ class Attempts:
                     if isinstance(got, Obtained):
                         self._kept.push(stack.pop_all())
                     elif may_join and self._place is None:
-                        self._place = self._join()
+                        self._place = self._join(got.usages)
                     return got
 
     def _choose_and_lease(self) -> Obtained | _Refused:
         entries = board.entries()
-        ahead = self._ahead(entries)
-        usages = self._ground.usages(entries)
-        hidden: frozenset[Device] = frozenset()
-        while not ahead:
-            free = [u.device for u in usages if u.busy is None and u.device not in hidden]
-            if len(free) < self._pool.count:
-                break
-            got = self._lease(self._choose(free), usages)
+        seen = self._refused(entries, self._ground.usages(entries))
+        while len(seen.free) >= self._pool.count:
+            got = self._lease(self._choose(seen.free), seen.usages)
             if isinstance(got, Obtained):
                 return got
-            hidden |= {got}
-        # In the line the kernel tells when they go.
-        ending = self._ground.ending(hidden) if hidden and self._place is None else frozenset()
-        return _Refused(usages=usages, ahead=ahead, entries=entries, hidden=hidden, ending=ending)
+            seen = replace(seen, hidden=seen.hidden | {got})
+        if seen.hidden and self._place is None:  # in the line the kernel tells when they go
+            return replace(seen, ending=self._ground.ending(seen.hidden))
+        return seen
 
     def _lease(self, chosen: tuple[Device, ...], usages: Sequence[Usage]) -> Obtained | Device:
         slot = self._slot_for_claim()
@@ -262,10 +266,24 @@ class Attempts:
             self._slot = board.take()
         return self._slot
 
-    def _join(self) -> Place:
+    def _join(self, usages: Sequence[Usage]) -> Place:
         if self._slot is not None:  # from an attempt that came to nothing: the place has its own
             self._slot.release()
-        return join(self._record, wanted=self._pool.count, gpus=self._wants)
+        # A GPU that this process can never use is kept from no other.
+        fit = frozenset(self._ground.key(one.device) for one in usages if not one.lasting)
+        self._fit = fit or self._wants
+        return join(self._record, wanted=self._pool.count, gpus=self._fit)
+
+    def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
+        ahead = self._ahead(entries)
+        kept = {one: queue.kept_for(ahead, self._ground.key(one)) for one in self._pool.devices}
+        return _Refused(
+            usages=usages,
+            ahead=ahead,
+            in_the_way=queue.in_the_way(ahead, wants=self._fit, count=self._pool.count),
+            kept={device: entry for device, entry in kept.items() if entry is not None},
+            entries=entries,
+        )
 
     def _ahead(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         place = self._place
@@ -312,19 +330,22 @@ class Attempts:
         told = {usage.device: usage.message for usage in usages if usage.busy is not None}
         for device in got.hidden:
             told.setdefault(device, f"{device}: leased by a process that cannot be seen from here")
-        if not got.ahead:
-            return got.free, tuple(told.values())
-        first = queue.in_words(got.ahead[0])
-        held = {
-            key: f"leased by {queue.who(entry)}"
-            for entry in got.entries
-            if not entry.waits
-            for key in entry.gpus
+        if not got.usages:
+            told = self._leased(got.entries)
+        waiters = {entry.slot: describe_waiter(entry) for entry in got.kept.values()}
+        for device, entry in got.kept.items():
+            told.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
+        return len(got.free), tuple(told[one] for one in self._pool.devices if one in told)
+
+    def _leased(self, entries: Sequence[Entry]) -> dict[Device, str]:
+        """Who has which device by the board alone, in words."""
+        held = {key: entry for entry in entries if not entry.waits for key in entry.gpus}
+        found = {device: held.get(self._ground.key(device)) for device in self._pool.devices}
+        return {
+            device: f"{device}: leased by {describe_writer(entry, since=entry.since)}"
+            for device, entry in found.items()
+            if entry is not None
         }
-        return 0, tuple(
-            told.get(one) or f"{one}: {held.get(self._ground.key(one), f'kept for {first}')}"
-            for one in self._pool.devices
-        )
 
 
 class _Teller:

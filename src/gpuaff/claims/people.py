@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from gpuaff.claims.entries import Entry, living
 from gpuaff.claims.model import DeviceReading
 from gpuaff.claims.occupancy import People, listed
 from gpuaff.claims.words import person
@@ -64,7 +65,7 @@ def names_of(pids: Collection[int], people: People) -> dict[int, str]:
 
 
 def describe(pid: int) -> str | None:
-    """A process in words.
+    """A process in words, with its own age.
 
     Returns:
         None when there is no such process, or it is not shown. What else it does not tell to this
@@ -76,6 +77,48 @@ def describe(pid: int) -> str | None:
     if found is None:
         return None
     return person(found.command, pid, user=found.user, since=found.started)
+
+
+def describe_holder(pid: int, entry: Entry | None) -> str | None:
+    """The holder of a lease in words, with the age of the lease where the board has that.
+
+    Args:
+        pid: the process.
+        entry: what the board has of the lease; None where it has nothing.
+
+    Returns:
+        As :func:`describe`.
+    """
+    from gpuaff.system.processes import look_up
+
+    found = look_up(pid)
+    if found is None:
+        return None
+    since = None if entry is None else entry.since
+    return person(found.command, pid, user=found.user, since=since)
+
+
+def describe_writer(entry: Entry, *, since: float | None = None) -> str:
+    """The process that has written on the board, in words: by /proc, else by what it has written.
+
+    Args:
+        entry: what it has written.
+        since: when what is said of it began, in seconds since 1970; None says no age.
+    """
+    from gpuaff.system.processes import look_up, user_name
+
+    alive = bool(living([entry]))
+    found = look_up(entry.pid) if alive and entry.pid is not None else None
+    command, user = (found.command, found.user) if found else (entry.text("name"), None)
+    if user is None and entry.uid is not None:
+        user = user_name(entry.uid)
+    return person(command or "an unknown program", entry.pid, user=user, since=since)
+
+
+def describe_waiter(entry: Entry) -> str:
+    """A waiter in words, and for how many GPUs it waits."""
+    wanted = "some" if entry.wanted is None else entry.wanted
+    return f"{describe_writer(entry)}, who waits for {wanted} of them"
 
 
 def _computes(pid: int) -> bool:

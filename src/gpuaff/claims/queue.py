@@ -1,9 +1,10 @@
 """The queue: first come, first served, among those who want the same GPUs. Pure.
 
-A ticket is a number on the board that grows. Nobody passes somebody who has waited for longer and
-wants any of the same GPUs, so that one who waits for four is not starved by many who want one. One
-who is stopped, or has not said for a while that it is well, is passed over; the dead are not on the
-board at all.
+A ticket is a number on the board that grows. A claim may take any free GPU but those from which an
+earlier waiter may choose: so a waiter for four of all GPUs is not starved by many who want one,
+and a waiter for one GPU keeps no other one. To keep only as many as the earlier waiters need would
+be wrong: which ones they choose is not known before. One who is stopped, or has not said for a
+while that it is well, is passed over; the dead are not on the board at all.
 """
 
 from __future__ import annotations
@@ -48,6 +49,35 @@ def ahead(
     return tuple(sorted(waiting, key=lambda entry: (entry.ticket, entry.slot)))
 
 
+def kept_for(ahead: Iterable[Entry], gpu: str) -> Entry | None:
+    """The first waiter that may choose a GPU, and so keeps it from those behind.
+
+    Args:
+        ahead: the waiters that come first, in their order.
+        gpu: what the board calls the GPU.
+    """
+    return next((entry for entry in ahead if not entry.gpus or gpu in entry.gpus), None)
+
+
+def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> tuple[Entry, ...]:
+    """The waiters that must leave, in their order, before enough GPUs are left to choose from.
+
+    Args:
+        ahead: the waiters that come first, in their order.
+        wants: the GPUs that are wanted, as the board calls them.
+        count: how many of them.
+
+    Returns:
+        None of them where enough GPUs are wanted by no waiter that comes first.
+    """
+    left = set(wants)
+    for place in reversed(range(len(ahead))):
+        left = left.difference(ahead[place].gpus) if ahead[place].gpus else set()
+        if len(left) < count:
+            return tuple(ahead[: place + 1])
+    return ()
+
+
 def is_well(entry: Entry, now: float) -> bool:
     """Whether somebody who waits has said lately that it is well."""
     if not entry.record:  # it is about to write its record, or somebody has spoiled it
@@ -67,9 +97,3 @@ def who(entry: Entry) -> str:
 
     name = printable(entry.text("name")[:40]) or "an unknown program"
     return f"{name} (pid {entry.pid})" if entry.pid is not None else name
-
-
-def in_words(entry: Entry) -> str:
-    """Who waits, and for what, for one line."""
-    wanted = "some" if entry.wanted is None else entry.wanted
-    return f"{who(entry)}, who waits for {wanted} of them"

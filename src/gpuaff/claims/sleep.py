@@ -1,4 +1,8 @@
-"""How one who waits sleeps between two attempts: behind others, or as the first in the line."""
+"""How a waiter sleeps between two attempts: until those in its way leave, or until GPUs are free.
+
+The first in the line has nobody in its way, nor has one that may take GPUs which no earlier waiter
+wants.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ class Sleep:
 
         Args:
             place: this process's place in the line.
-            ahead: who comes before, in their order.
+            ahead: who must leave before there is anything to choose from, in their order.
             left: seconds until the wait is over; None is without limit.
         """
         now = time.monotonic()
@@ -61,7 +65,9 @@ class Sleep:
                 return
 
     def first(self, place: Place, pids: Collection[int], left: float | None) -> None:
-        """Sleep until something may have changed; the first time, only begin to watch.
+        """With nobody in the way: sleep until something may have changed.
+
+        The first time, only begin to watch.
 
         Then one looks once more, as something may have happened before it was watched. After
         something has happened, it is looked again soon: the kernel tells that a file is closed

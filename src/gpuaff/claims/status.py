@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
+from gpuaff.claims import queue
 from gpuaff.claims.entries import Entry
 from gpuaff.claims.model import Busy, DeviceReading, Usage
 from gpuaff.claims.occupancy import listed
 from gpuaff.claims.sight import Sight
+from gpuaff.claims.words import person as in_words
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass
+from gpuaff.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ class Person:
         pid: its id; where it is out of sight, that of its own PID namespace.
         command: its program and arguments; of one that is out of sight, its program's name.
         user: whose it is.
-        since: since when, in seconds since 1970: since when it holds or waits, if it does that;
-            else when it started.
+        since: in seconds since 1970. Of a claimer or a waiter: since when it holds or waits; of
+            all others, when they started.
         exiting: whether it is exiting: soon the kernel gives back all that it has.
     """
 
@@ -117,6 +119,8 @@ class GpuStatus:
         busy: why it is not free; None when it is.
         message: that in words, without the GPU's name; empty when it is free.
         lease: who has leased it; None when nobody has.
+        kept_for: the first waiter that may choose it, so that no new claim gets it; None when none
+            waits, or it is not idle.
         uses: the processes on it, whether or not they make it busy.
     """
 
@@ -124,6 +128,7 @@ class GpuStatus:
     busy: Busy | None
     message: str
     lease: LeaseStatus | None
+    kept_for: Person | None
     uses: tuple[Use, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,6 +150,7 @@ class GpuStatus:
             "utilization": reading.utilization,
             "compute_mode": None if mode is None else mode.value,
             "lease": None if self.lease is None else self.lease.to_dict(),
+            "kept_for": None if self.kept_for is None else self.kept_for.to_dict(),
             "processes": [use.to_dict() for use in self.uses],
         }
 
@@ -202,21 +208,34 @@ def status_of(sight: Sight) -> Status:
     """Put together what was seen."""
     pairs = zip(sight.readings, sight.usages, strict=True)
     waiting = sorted((e for e in sight.entries if e.waits), key=lambda e: (e.ticket, e.slot))
+    well = [entry for entry in waiting if entry.slot not in sight.slow]
     return Status(
-        gpus=tuple(_gpu(sight, reading, usage) for reading, usage in pairs),
+        gpus=tuple(_gpu(sight, reading, usage, well) for reading, usage in pairs),
         waiting=tuple(_waiter(sight, entry) for entry in waiting),
         warnings=sight.notices,
     )
 
 
-def _gpu(sight: Sight, reading: DeviceReading, usage: Usage) -> GpuStatus:
+def _gpu(sight: Sight, reading: DeviceReading, usage: Usage, waiting: Sequence[Entry]) -> GpuStatus:
     lease = _lease(sight, reading.device.uuid)
     busy, message = usage.busy, usage.message.removeprefix(f"{reading.device}: ")
     if busy is None and lease is not None:
         # The lock is out of sight (another PID namespace), and the board tells of it.
         busy, message = Busy.LEASED, "leased by somebody who cannot be seen from here"
-    uses = tuple(_uses(sight, reading))
-    return GpuStatus(reading=reading, busy=busy, message=message, lease=lease, uses=uses)
+    waiter = queue.kept_for(waiting, reading.device.uuid) if busy is None else None
+    kept_for = None if waiter is None else _writer(sight, waiter)
+    if kept_for is not None:
+        command = kept_for.command or "an unknown program"
+        message = f"kept for {in_words(command, kept_for.pid, user=kept_for.user, since=None)}"
+        busy = Busy.KEPT
+    return GpuStatus(
+        reading=reading,
+        busy=busy,
+        message=message,
+        lease=lease,
+        kept_for=kept_for,
+        uses=tuple(_uses(sight, reading)),
+    )
 
 
 def _lease(sight: Sight, uuid: str) -> LeaseStatus | None:
@@ -226,7 +245,7 @@ def _lease(sight: Sight, uuid: str) -> LeaseStatus | None:
         return None
     taker = next((holder.pid for holder in holders if holder.pid is not None), None)
     if entry is None:
-        claimer = _process(sight, taker)
+        claimer = replace(_process(sight, taker), since=None)  # the lease's age is not known
         gone = None if taker is None else taker not in sight.processes
     else:
         claimer = _writer(sight, entry)

@@ -50,11 +50,17 @@ def _rows(gpu: GpuStatus) -> Iterator[tuple[Line, ...]]:
         line(device.uuid if device.is_mig else device.name or ""),
         line(_memory(reading)),
         line(load),
-        line("free" if gpu.busy is None else "busy"),
+        line(_state(gpu)),
     ]
     for words in list(_who(gpu)) or [()]:
         yield (*cells, words)
         cells = [()] * len(cells)
+
+
+def _state(gpu: GpuStatus) -> str:
+    if gpu.busy is None:
+        return "free"
+    return "kept" if gpu.busy is Busy.KEPT else "busy"
 
 
 def _memory(reading: DeviceReading) -> str:
@@ -66,7 +72,7 @@ def _who(gpu: GpuStatus) -> Iterator[Line]:
     if gpu.lease is not None:
         yield from _lease(gpu.lease)
     if gpu.busy is not None and gpu.busy not in _TOLD_BELOW:
-        yield line(Span(gpu.message, "bad"))
+        yield line(Span(gpu.message, "" if gpu.busy is Busy.KEPT else "bad"))
     for use in gpu.uses:
         yield _use(use, gpu.lease)
 
