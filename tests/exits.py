@@ -35,9 +35,10 @@ class Exit:
         self._loop = loop
 
     def goes_on(self) -> bool:
-        """Whether it is exiting still: it is no zombie yet, and not gone."""
-        state, flags = _seen(self.pid)
-        return state != "Z" and bool(flags & _PF_EXITING)
+        """Whether all its threads are exiting, and it is no zombie yet, and not gone."""
+        threads = [_seen(self.pid, tid) for tid in _threads(self.pid)]
+        lasts = any(state != "Z" for state, _ in threads)
+        return lasts and all(flags & _PF_EXITING for _, flags in threads)
 
     def finish(self) -> None:
         """Let it come to its end, soon."""
@@ -78,9 +79,11 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def _seen(pid: int) -> tuple[str, int]:
+def _seen(pid: int, tid: int) -> tuple[str, int]:
+    """A thread's state and flags; one that is gone is as one that has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return "Z", _PF_EXITING
+    fields = stat.rpartition(")")[2].split()
     return fields[0], int(fields[6])

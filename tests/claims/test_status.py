@@ -337,6 +337,7 @@ def test_as_json() -> None:
             "command": "python",
             "user": "ann",
             "since": 50.0,
+            "exiting": False,
             "wanted": 1,
             "gpus": ["GPU-0"],
             "well": True,
