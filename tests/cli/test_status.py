@@ -357,6 +357,19 @@ def test_a_gpu_that_is_kept_for_a_waiter_is_not_free(machine: Machine) -> None:
         waiter.kill()
 
 
+def test_a_waiter_for_one_gpu_keeps_no_other(machine: Machine) -> None:
+    """What is shown as free is what a claim would get, and what it gets."""
+    with (
+        machine.holding("--gpus", "0"),
+        machine.running("--gpus", "0", "--wait", "--", "true") as waiter,
+    ):
+        machine.wait_until(waiting=1)
+        assert [gpu["free"] for gpu in machine.status()["gpus"]] == [False, True]
+        assert machine.refused("--dry-run", "-n", "1") == ""
+        assert machine.refused("-n", "1") == ""
+        waiter.kill()
+
+
 def test_an_age_is_the_lease_s_wherever_it_is_shown(machine: Machine) -> None:
     """The process is some seconds old, and has held the GPU for two hours; then for three."""
     with machine.holding("--gpus", "0") as one:
