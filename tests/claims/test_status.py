@@ -230,7 +230,13 @@ class TestKept:
         (found,) = status_of(sight(entries=(waits,))).to_dict()["gpus"]
         assert (found["free"], found["busy"]) == (False, "kept")
         assert found["message"] == "kept for python (pid 101) of bob"
-        assert found["kept_for"] == {"pid": 101, "command": "python", "user": "bob", "since": 50.0}
+        assert found["kept_for"] == {
+            "pid": 101,
+            "command": "python",
+            "user": "bob",
+            "since": 50.0,
+            "exiting": False,
+        }
 
 
 class TestText:
