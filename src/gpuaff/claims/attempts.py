@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 from gpuaff._system import kernel
-from gpuaff._system.watch import Watch
 from gpuaff.claims.candidates import Pool
 from gpuaff.claims.devices.probe import describe_waiter, describe_writer
 from gpuaff.claims.locking import queue, registry
@@ -18,97 +18,6 @@ from gpuaff.claims.locking.registry import Entry, Slot, about_me, stopped
 from gpuaff.claims.model import Device, Usage, Waiting
 from gpuaff.claims.sources import AnyLease, Ground
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
-
-# How a waiter sleeps between two attempts: until those in its way leave, or until GPUs are free.
-#
-# The first in the line has nobody in its way, nor has one that may take GPUs which no earlier
-# waiter
-# wants.
-
-
-_LOOKS = 1.0
-"""How often the first in the line looks, in seconds, at what the kernel does not tell: memory that
-nobody explains, processes that are out of sight."""
-
-_SOON, _SLOWER = 0.03, 4
-"""After something has happened: seconds until the next look, and how much longer each time it takes
-to the one after."""
-
-_GLANCES = 0.05
-"""How often the first in the line looks who holds GPUs, in seconds, where it cannot watch files."""
-
-_PART_OF_LOOKING = 0.05
-"""How seldom one who waits behind others sees how far it has come: not more often than once in so
-many seconds for each that is before, as looking takes longer the more there are."""
-
-
-class Sleep:
-    """Sleeps until another attempt may come to something."""
-
-    def __init__(self, watch: Watch, ground: Ground, devices: Sequence[Device]) -> None:
-        """Nothing is watched at first.
-
-        Args:
-            watch: wakes the first in the line; whoever made it closes it.
-            ground: where the devices are claimed from.
-            devices: those whose release matters.
-        """
-        self._watch, self._ground, self._devices = watch, ground, devices
-        self._watches, self._pause = False, _LOOKS
-
-    def behind(self, place: Place, ahead: Sequence[Entry], left: float | None) -> None:
-        """Sleep until whoever is just before is gone, or it is time to see how far one has come.
-
-        Args:
-            place: this process's place in the line.
-            ahead: who must leave before there is anything to choose from, in their order.
-            left: seconds until the wait is over; None is without limit.
-        """
-        now = time.monotonic()
-        again = now + max(queue.BEAT, _PART_OF_LOOKING * len(ahead))
-        end = again if left is None else min(again, now + left)
-        before = ahead[-1]
-        while (limit := min(queue.BEAT, end - time.monotonic())) > 0:
-            gone = place.sleep_behind(before, limit)
-            place.beat()
-            if gone or not place.is_behind(before):
-                return
-
-    def first(self, place: Place, pids: Collection[int], left: float | None) -> None:
-        """With nobody in the way: sleep until something may have changed.
-
-        The first time, only begin to watch.
-
-        Then one looks once more, as something may have happened before it was watched. After
-        something has happened, it is looked again soon: the kernel tells that a file is closed
-        just before it gives back its locks, and a GPU's memory may go a little later.
-
-        Args:
-            place: this process's place in the line.
-            pids: the processes that have the devices.
-            left: as in :meth:`behind`.
-        """
-        if not self._watches:
-            self._watch.begin(self._ground.watched(self._devices))
-            self._watches = True
-            return
-        watch = self._watch
-        watch.follow(pids)
-        limit = self._pause if left is None else min(self._pause, left)
-        woken = watch.wait(limit) if watch.sees_files else _wait_unseeing(watch, limit, place)
-        self._pause = _SOON if woken else min(self._pause * _SLOWER, _LOOKS)
-        place.beat()
-
-
-def _wait_unseeing(watch: Watch, seconds: float, place: Place) -> bool:
-    """Where no file can be watched: look often at what costs little, who holds GPUs."""
-    holding = registry.holding(place.slot.handle)
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        if watch.wait(min(left, _GLANCES)) or registry.holding(place.slot.handle) != holding:
-            return True
-    return False
-
 
 # For how long what is about to go from a GPU is looked at again. Pure.
 #
@@ -227,6 +136,16 @@ class _Refused:
         return len(self.ahead), holders, uses, self.hidden
 
     @property
+    def holding(self) -> frozenset[int]:
+        """The slots of all claims."""
+        return frozenset(entry.slot for entry in self.entries if not entry.waits)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The other processes that use the devices."""
+        return frozenset(pid for usage in self.usages for pid in usage.pids)
+
+    @property
     def free(self) -> tuple[Device, ...]:
         """The devices that may be had."""
         free = [usage.device for usage in self.usages if usage.busy is None]
@@ -289,9 +208,7 @@ class Attempts:
             ClaimTimeoutError: they did not become free in time.
             LockDirectoryError: the lock directory cannot be used.
         """
-        with Watch() as watch:
-            sleep = Sleep(watch, self._ground, self._pool.devices)
-            return self._until_obtained(wait, _Teller(on_wait), sleep)
+        return self._until_obtained(wait, _Teller(on_wait))
 
     def preview(self) -> tuple[Device, ...]:
         """What :meth:`obtain` would get now, without waiting. Nothing is taken.
@@ -328,13 +245,13 @@ class Attempts:
                 self._held.release()
         finally:
             if self._place is not None:
-                self._place.leave()
+                self._place.slot.release()
             if self._slot is not None:
                 self._slot.release()
             registry.leave()
             let_go()
 
-    def _until_obtained(self, wait: float | None, teller: _Teller, sleep: Sleep) -> Obtained:
+    def _until_obtained(self, wait: float | None, teller: _Teller) -> Obtained:
         settling = Settling()
         while True:
             got = self._attempt(may_join=wait is None or wait > 0)
@@ -354,14 +271,15 @@ class Attempts:
                 raise self._too_late(got, wait)
             if teller.is_news(got.gist):
                 teller.tell(self._standing(got))
+            left = math.inf if left is None else left
             if got.in_the_way:
-                sleep.behind(self._place, got.in_the_way, left)
+                self._place.wait_behind(got.in_the_way, left)
             else:
-                sleep.first(self._place, {pid for u in got.usages for pid in u.pids}, left)
+                self._place.wait_for_gpus(got.holding, got.pids, left)
 
     def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
         if self._place is not None:
-            seen = self._refused(registry.entries(), ())
+            seen = self._refused(self._entries(), ())
             if seen.in_the_way:
                 return seen
         with ExitStack() as stack:
@@ -380,7 +298,7 @@ class Attempts:
                     return got
 
     def _choose_and_lease(self) -> Obtained | _Refused:
-        entries = registry.entries()
+        entries = self._entries()
         seen = self._refused(entries, self._ground.usages(entries))
         while len(seen.free) >= self._pool.count:
             got = self._lease(self._choose(seen.free), seen.usages)
@@ -424,27 +342,24 @@ class Attempts:
         return join(self._record, wanted=self._pool.count, gpus=self._fit)
 
     def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
-        ahead = self._ahead(entries)
+        ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
+        way: tuple[Entry, ...] = ()
+        passed: Collection[int] = {-1}
+        while passed:  # of those in the way the near ones decide; with none, all may keep GPUs
+            ahead = tuple(entry for entry in ahead if entry.slot not in passed)
+            way = queue.in_the_way(ahead, wants=self._fit, count=self._pool.count)
+            passed = stopped(way[: queue.NEAR] or ahead)
         kept = {one: queue.kept_for(ahead, self._ground.key(one)) for one in self._pool.devices}
         return _Refused(
             usages=usages,
             ahead=ahead,
-            in_the_way=queue.in_the_way(ahead, wants=self._fit, count=self._pool.count),
+            in_the_way=way,
             kept={device: entry for device, entry in kept.items() if entry is not None},
             entries=entries,
         )
 
-    def _ahead(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-        place = self._place
-        found = queue.ahead(
-            [entry for entry in entries if place is None or entry.slot != place.slot.number],
-            wants=self._wants,
-            now=kernel.uptime(),
-            stopped=(),
-            ticket=None if place is None else place.ticket,
-        )
-        passed = stopped(found)
-        return tuple(entry for entry in found if entry.slot not in passed)
+    def _entries(self) -> tuple[Entry, ...]:
+        return registry.entries() if self._place is None else self._place.entries()
 
     def _never(self, got: _Refused) -> None:
         """Raise when waiting would not help."""

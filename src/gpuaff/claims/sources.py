@@ -32,7 +32,7 @@ class Machine:
 
     def look(self) -> None:
         """Ask the driver, which takes a while, and may hang."""
-        self.looker.prepare(registry.entries())
+        self.looker.prepare(registry.entries(before=0))
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, as of the last look, and by the leases of this moment."""
@@ -53,10 +53,6 @@ class Machine:
         holders = leases.holders(devices)
         pids = {one: [holder.pid for holder in holders[one.uuid]] for one in devices}
         return frozenset(one for one in devices if pids[one] and all(map(_is_exiting, pids[one])))
-
-    def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """The files that are closed when somebody gives a device back."""
-        return tuple({lock.path: None for one in devices for lock in leases.locks_of(one)})
 
     def key(self, device: Device) -> str:
         """What the board calls a device."""
@@ -202,11 +198,6 @@ class Enclosing:
 
     def _byte(self, place: int) -> int:
         return registry.PARTS + self.slot * registry.PART_COUNT + place
-
-    def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """No file tells: the board is closed at every look, also by who would be woken."""
-        del devices
-        return ()
 
     def key(self, device: Device) -> str:
         """What the board calls a device inside this claim."""
