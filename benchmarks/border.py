@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from gpuaff.allocator.border import borders
+from gpuaff._system.kernel import Tree
+from gpuaff.allocator.domains import borders
 from gpuaff.cpuset import format_cpulist
-from gpuaff.system.kernel import Tree
-from gpuaff.topology.accelerators import on_the_bus
 from gpuaff.topology.model import Gpu, Topology
+from gpuaff.topology.pci import on_the_bus
 from gpuaff.topology.sysfs import Cpus, read_cpus
 
 import large_machine

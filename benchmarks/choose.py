@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from statistics import median
 
-from gpuaff.claims.closeness import ranks
-from gpuaff.claims.selection import choose
+from gpuaff.claims.devices.selection import choose, ranks
 from gpuaff.topology.model import Gpu, Topology
 
 SHIPPED = ("dgx-1", "dgx-2", "dgx-a100", "dgx-h100")

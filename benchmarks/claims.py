@@ -59,8 +59,8 @@ def _tell(what: str, measured: float, allowed: float, unit: str) -> None:
 _COSTS = """
 import json, statistics, time
 import gpuaff
-from gpuaff.system.nvml import usage_session
-from gpuaff.system.nvml_warmup import waking_driver
+from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml_prewarm import waking_driver
 
 def ask():
     with waking_driver(wanted=True) as let_rest, usage_session() as session:

@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
-from gpuaff.allocator.modes import Mode, Scope
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.model import Mode, Scope
+from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from gpuaff.system.kernel import Tree
+from gpuaff._system.kernel import Tree
 from gpuaff.topology.sysfs import read_cpus
 
 import large_machine

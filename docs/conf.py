@@ -65,7 +65,7 @@ def machine(online, *near, l3=None):
 
 
 def grant(machine, *gpus):
-    from gpuaff.binding.grant import grant_of
+    from gpuaff.pinning.grant import grant_of
 
     return grant_of(machine, gpus)[0]
 

@@ -63,12 +63,12 @@ def handles():
     return {n: at for n, at in found.items() if "/proc/" not in at and "driver" not in at}
 
 def state():
-    from gpuaff.claims import board
+    from gpuaff.claims.locking import registry
     # Not those of /proc: a thread that was joined may stand there for a moment.
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     tids = [os.getpid(), *(thread.native_id for thread in others if thread.native_id)]
     threads = {tid: sorted(os.sched_getaffinity(tid)) for tid in tids}
-    slots = [entry.slot for entry in board.entries()]
+    slots = [entry.slot for entry in registry.entries()]
     return dict(
         env=dict(os.environ), cpus=threads, handles=handles(), locks=locked(), slots=slots,
         claim=gpuaff.current_claim(),
@@ -97,7 +97,7 @@ def told(error):
 
 def occupant_that_waits():
     # it makes its context, and then lets others act
-    from gpuaff.system import cuda
+    from gpuaff._system import cuda
     contexts = cuda.Contexts(1)
     def occupant(number):
         cuda.start()

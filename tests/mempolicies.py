@@ -10,7 +10,7 @@ from pathlib import Path
 from processes import environment
 
 _TRY = """
-from gpuaff.system import mempolicy
+from gpuaff._system import mempolicy
 mempolicy.set_policy(mempolicy.Policy(mempolicy.BIND | mempolicy.STATIC, mempolicy.allowed_nodes()))
 """
 

@@ -7,9 +7,9 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+from gpuaff._system.nvml import DriverReading, GpuReading
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.errors import NoDriverError
-from gpuaff.system.nvml import DriverReading, GpuReading
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from fakedriver.driver import FakeDriver
@@ -17,7 +17,7 @@ from fakedriver.driver import FakeDriver
 PROGRAM = """
 import base64, pickle, sys
 from gpuaff.errors import NoDriverError
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 assert "pynvml" not in sys.modules, "imported too early"
 {before}
 try:

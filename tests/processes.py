@@ -92,8 +92,8 @@ def printed(script: str, *arguments: str, env: Mapping[str, str] | None = None) 
 _FORKS = """
 import json, os, sys
 import pynvml
-import gpuaff.allocator.planner, gpuaff.binding.apply, gpuaff.binding.decide, gpuaff.launch.ranks
-import gpuaff.binding.affinity, gpuaff.binding.report, gpuaff.system.nvml_warmup
+import gpuaff.allocator.plan, gpuaff.pinning.pin, gpuaff.pinning.pin, gpuaff.launch.ranks
+import gpuaff.pinning.affinity, gpuaff.pinning.report, gpuaff._system.nvml_prewarm
 import gpuaff.topology.live
 script, environments = json.load(sys.stdin)
 code = compile(script, "<script>", "exec")

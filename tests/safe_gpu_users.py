@@ -46,8 +46,8 @@ def become_nobody():
 OURS = """
 import os, sys, time
 from contextlib import ExitStack
-from gpuaff.claims import safe_gpu_lock
-from gpuaff.claims.safe_gpu_lock import holding
+from gpuaff.claims.locking import safe_gpu
+from gpuaff.claims.locking.safe_gpu import holding
 """
 """What a script may begin with that claims with gpuaff."""
 

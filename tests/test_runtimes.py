@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuaff.checking.culprits import culprits
-from gpuaff.runtimes import OPENMP, loaded, spares_the_main_thread, that_bind
+from gpuaff.pinning.check import culprits
+from gpuaff.pinning.openmp import OPENMP, loaded, spares_the_main_thread, that_bind
 
 pytestmark = pytest.mark.case("C4", "C5")
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would double what the import costs
 if TYPE_CHECKING:
     from gpuaff._version import __version__
-    from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
-    from gpuaff.allocator.plan import Plan, Share
-    from gpuaff.allocator.planner import plan
-    from gpuaff.binding.affinity import Affinity, set_affinity
-    from gpuaff.binding.spread import spread
-    from gpuaff.checking.check import Check, ThreadCheck, check
+    from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
+    from gpuaff.allocator.plan import plan
     from gpuaff.claims.claim import Claim
-    from gpuaff.claims.claimer import claim_gpus, current_claim
+    from gpuaff.claims.claiming import claim_gpus, current_claim
     from gpuaff.claims.model import ClaimedGpu, Waiting
     from gpuaff.errors import *
     from gpuaff.launch.ranks import Launcher, Ranks, ranks
     from gpuaff.notices import Notice
+    from gpuaff.pinning.affinity import Affinity, set_affinity
+    from gpuaff.pinning.check import Check, ThreadCheck, check
+    from gpuaff.pinning.spread import spread
     from gpuaff.topology.model import Topology
 
 __all__ = [
@@ -35,12 +34,12 @@ __all__ = [
 ]  # fmt: skip
 
 _NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` costs nothing
-    "_version": "__version__", "allocator.modes": "Mode Multithreading Partition Scope",
-    "allocator.plan": "Plan Share", "allocator.planner": "plan",
-    "binding.affinity": "Affinity set_affinity", "binding.spread": "spread",
-    "checking.check": "Check ThreadCheck check", "claims.claim": "Claim",
-    "claims.claimer": "claim_gpus current_claim", "claims.model": "ClaimedGpu Waiting",
-    "launch.ranks": "Launcher Ranks ranks", "notices": "Notice", "topology.model": "Topology",
+    "_version": "__version__", "allocator.model": "Mode Multithreading Partition Plan Scope Share",
+    "allocator.plan": "plan", "claims.claim": "Claim",
+    "claims.claiming": "claim_gpus current_claim", "claims.model": "ClaimedGpu Waiting",
+    "launch.ranks": "Ranks ranks", "launch.launchers": "Launcher", "notices": "Notice",
+    "pinning.affinity": "Affinity set_affinity", "pinning.check": "Check ThreadCheck check",
+    "pinning.spread": "spread", "topology.model": "Topology",
 }  # fmt: skip
 _HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}
 

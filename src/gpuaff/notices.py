@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from gpuaff.records import dataclass, field
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Notice:
     """One remark, for people (``message``) and for programs (``code``).
 

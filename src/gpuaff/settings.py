@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
-from gpuaff.allocator.options import Options, check_count, check_cpus, check_reserve, check_word
-from gpuaff.digits import natural
+from gpuaff._system import env
+from gpuaff.allocator.model import (
+    Mode,
+    Multithreading,
+    Options,
+    Partition,
+    Scope,
+    check_count,
+    check_cpus,
+    check_reserve,
+    check_word,
+)
 from gpuaff.errors import InvalidOptionError
-from gpuaff.system import environ
+from gpuaff.options import natural
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -58,7 +67,7 @@ def said(option: str, argument: object) -> tuple[str, object]:
     """
     if argument is not None:
         return option, argument
-    return f"GPUAFF_{option.upper()}", environ.option(option)
+    return f"GPUAFF_{option.upper()}", env.option(option)
 
 
 def pinning_is_off() -> bool:
@@ -67,7 +76,7 @@ def pinning_is_off() -> bool:
     Raises:
         InvalidOptionError: the variable is neither a yes nor a no.
     """
-    text = (environ.get("GPUAFF") or "").strip()
+    text = (env.get("GPUAFF") or "").strip()
     return bool(text) and not flag("GPUAFF", text)
 
 
@@ -125,7 +134,7 @@ def with_environment(arguments: Mapping[str, object]) -> dict[str, object]:
         InvalidOptionError: the value of a variable that counts cannot be meant.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
-    texts = {name: environ.option(name) for name in READERS if name not in given}
+    texts = {name: env.option(name) for name in READERS if name not in given}
     read = {
         name: READERS[name](f"GPUAFF_{name.upper()}", text)
         for name, text in texts.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpuaff.allocator.plan import Plan
+from gpuaff.allocator.model import Plan
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.machines import names
 from gpuaff.topology.model import Topology

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.border import BORDER_RULE, borders
+from gpuaff.allocator.domains import BORDER_RULE, borders
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Accelerator, Gpu, NumaNode, Package, Source, Topology

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError, InvalidOptionError
 from gpuaff.topology.model import Gpu, Topology
 

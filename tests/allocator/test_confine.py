@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.border import borders
-from gpuaff.allocator.plan import Plan
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.domains import borders
+from gpuaff.allocator.model import Plan
+from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
-from gpuaff.records import replace
 from gpuaff.topology.model import Accelerator, MigInstance, Topology
 
 from allocator.described import box, codes, cpus, dgx_a100, shown, spread_cores

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuaff.allocator.planner import plan
-from gpuaff.binding.report import refuse_if_broken
+from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
+from gpuaff.pinning.report import refuse_if_broken
 from gpuaff.topology.model import Gpu, Source, Topology
 
 from allocator.described import bare, box, codes, cpus, one_node, shown, spread_cores, union

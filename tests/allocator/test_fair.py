@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff.allocator.fair import fair_shares, group_cores
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, Source, Topology
 
 from allocator.described import bare, codes, cpus, shown

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuaff.allocator.plan import Plan
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.model import Plan
+from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
 
 from allocator.described import bare, box, codes, cpus, dgx_a100, one_node, shown, spread_cores

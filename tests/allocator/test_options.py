@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuaff.allocator.modes import Mode, Multithreading, Scope
-from gpuaff.allocator.options import MOST, Options, check_rank
-from gpuaff.allocator.planner import plan, plan_with
+from gpuaff.allocator.model import MOST, Mode, Multithreading, Options, Scope, check_rank
+from gpuaff.allocator.plan import plan, plan_with
 from gpuaff.errors import InvalidOptionError
 
 from allocator.described import one_node, spread_cores

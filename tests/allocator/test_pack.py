@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.pack import pack
+from gpuaff.allocator.blocks import pack
 
 
 def domains(*sizes: int) -> list[int]:

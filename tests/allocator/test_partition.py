@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuaff.allocator.blocks import Cutter
 from gpuaff.allocator.cores import Cores
-from gpuaff.allocator.partition import Cutter
 
 
 def cutter(count: int, slow_from: int, domains: tuple[int, ...] = ()) -> Cutter:

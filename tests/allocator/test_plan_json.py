@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 
 from allocator.described import dgx_a100
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuaff.allocator.cores import Cores
-from gpuaff.allocator.pieces import split, undivided
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.cores import Cores, split, undivided
+from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError, InvalidOptionError
 from gpuaff.topology.model import Gpu, Source, Topology
 

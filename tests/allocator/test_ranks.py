@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, Source, Topology

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpuaff.allocator.plan import Plan
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.model import Plan
+from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, Source, Topology

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, Source
 
 from allocator.described import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuaff.allocator.border import borders
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.domains import borders
+from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Topology
 

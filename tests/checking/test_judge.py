@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.checking.check import State
-from gpuaff.checking.culprits import Culprit, culprits
-from gpuaff.checking.judge import judge, usual
-from gpuaff.checking.seen import Seen, Thread
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.records import replace
+from gpuaff.pinning.check import Culprit, Seen, State, Thread, culprits, evaluate, usual
 
 
 def cpus(text: str) -> CpuSet:
@@ -41,7 +39,7 @@ def seen(
 
 
 def states(process: Seen) -> list[str]:
-    return [str(thread.state) for thread in judge(process).threads]
+    return [str(thread.state) for thread in evaluate(process).threads]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def states(process: Seen) -> list[str]:
 def test_against_what_gpuaff_has_set(masks: list[str], cpuset: str | None, found: str) -> None:
     process = seen(*masks, expected="0-7", original="0-15", cpuset=cpuset)
     assert states(process) == found.split()
-    assert judge(process).ok == set(found.split()).issubset({"ok", "bound"})
+    assert evaluate(process).ok == set(found.split()).issubset({"ok", "bound"})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_against_what_gpuaff_has_set(masks: list[str], cpuset: str | None, found
 )
 def test_against_each_other(masks: list[str], most: str, found: str) -> None:
     assert states(seen(*masks)) == found.split()
-    assert judge(seen(*masks)).usual == cpus(most)
+    assert evaluate(seen(*masks)).usual == cpus(most)
 
 
 def test_helper_threads_are_where_they_belong() -> None:
@@ -101,13 +99,13 @@ def test_helpers_of_the_kernel_are_left_alone() -> None:
         Thread(tid=101, name="iou-wrk-100", cpus=cpus("0-63"), movable=False),
         Thread(tid=102, name="iou-wrk-100", cpus=cpus("0-63"), movable=False),
     ]
-    found = judge(Seen(pid=100, threads=tuple(threads), ours=True))
+    found = evaluate(Seen(pid=100, threads=tuple(threads), ours=True))
     assert [thread.state for thread in found.threads] == [State.OK, State.FIXED, State.FIXED]
     assert found.ok
 
 
 def test_nothing_is_known_of_no_threads() -> None:
-    found = judge(Seen(pid=100, threads=(), ours=True))
+    found = evaluate(Seen(pid=100, threads=(), ours=True))
     assert (found.ok, found.usual, found.name) == (True, frozenset(), "")
 
 
@@ -116,7 +114,7 @@ BY = (Culprit(reason="an OpenMP runtime", remedy="unset OMP_PROC_BIND"),)
 
 def test_reasons_and_remedies() -> None:
     process = seen("0", "0", "0-15", "12", expected="0-7", original="0-15", by=BY)
-    main, heir, never, moved = judge(process).threads
+    main, heir, never, moved = evaluate(process).threads
     assert main.reason == "CPUs 0, gpuaff had set 0-7: an OpenMP runtime"
     assert main.remedy == ("affinity.reapply(), on what set_affinity returned; unset OMP_PROC_BIND")
     assert "inherits" in heir.reason
@@ -126,14 +124,14 @@ def test_reasons_and_remedies() -> None:
 
 
 def test_of_another_process() -> None:
-    main, other, _ = judge(seen("0", "9", "0-7", ours=False)).threads
+    main, other, _ = evaluate(seen("0", "9", "0-7", ours=False)).threads
     assert main.reason.startswith("CPUs 0, most threads have 0-7: some import")
     assert main.remedy == other.remedy == "taskset -p -c 0-7 TID, or reapply() in the program"
     assert "taskset" in other.reason
 
 
 def test_a_cpuset_is_told_as_one() -> None:
-    (main,) = judge(seen("0-3", expected="0-7", cpuset="0-3")).threads
+    (main,) = evaluate(seen("0-3", expected="0-7", cpuset="0-3")).threads
     assert "cpuset" in main.reason
     assert "plans from those that are left" in main.remedy
 
@@ -145,7 +143,7 @@ masks = st.frozensets(st.integers(0, 6), min_size=1)
 def test_what_is_off_is_said_and_what_is_fine_is_not(
     threads: list[CpuSet], expected: CpuSet | None
 ) -> None:
-    found = judge(
+    found = evaluate(
         Seen(
             pid=0,
             threads=tuple(Thread(tid=n, name="", cpus=mask) for n, mask in enumerate(threads)),

@@ -101,10 +101,10 @@ def main() -> None:
     import psutil  # noqa: F401 - likewise
     import pynvml  # noqa: F401 - likewise
 
-    import gpuaff.claims.making
-    import gpuaff.claims.safe_gpu_lock
-    import gpuaff.system.processes
-    import gpuaff.text
+    import gpuaff._system.processes
+    import gpuaff.claims.acquire
+    import gpuaff.claims.locking.safe_gpu
+    import gpuaff.formatting
     import gpuaff.topology.live  # noqa: F401 - likewise
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from gpuaff._system.watch import Watch
 from gpuaff.claims.model import Device
-from gpuaff.system.watch import Watch
 
 from processes import Stopped, run, stopped
 
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
-from gpuaff.claims import board, entries, guard, leases, line, lockdir, queue
-from gpuaff.claims.leases import Holder, Lease
+from gpuaff.claims.locking import registry, registry, guard, leases, queue, lockdir, queue
+from gpuaff.claims.locking.leases import Holder, Lease
 from gpuaff.claims.model import Device
-from gpuaff.system.watch import Watch
+from gpuaff._system.watch import Watch
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import lock_files, locks
+from gpuaff._system import lock_files, locks
 
 def become(uid):
     # Another user of the machine (root only).

@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--kill", action="store_true")
     args = parser.parse_args()
     # Once for all, as long as nothing is looked at.
-    for name in "gpuaff.claims.making", "gpuaff.compat.safe_gpu", "safe_gpu.safe_gpu":
+    for name in "gpuaff.claims.acquire", "gpuaff.compat.safe_gpu", "safe_gpu.safe_gpu":
         import_module(name)
     base = Path(os.environ["GPUAFF_SAFE_GPU"])
     rng = random.Random(args.seed)

@@ -23,10 +23,10 @@ from typing import Any
 import psutil  # noqa: F401 - likewise
 import pynvml  # noqa: F401 - likewise
 
-import gpuaff.binding.grant
-import gpuaff.claims.making
-import gpuaff.claims.safe_gpu_lock
-import gpuaff.system.nvml_usage
+import gpuaff._system.nvml_usage
+import gpuaff.claims.acquire
+import gpuaff.claims.locking.safe_gpu
+import gpuaff.pinning.grant
 import gpuaff.topology.live  # noqa: F401 - likewise
 
 _HIGH = 300

@@ -27,10 +27,10 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import gpuaff
-from gpuaff.claims import board
+from gpuaff._system import lock_files, locks
+from gpuaff._system.nvml import usage_session
+from gpuaff.claims.locking import registry
 from gpuaff.errors import CudaInitializedError
-from gpuaff.system import lock_files, locks
-from gpuaff.system.nvml import usage_session
 
 Step: TypeAlias = "tuple[str, int, int]"
 """A file, a line, and the how-manieth time."""
@@ -41,15 +41,15 @@ LIMIT = 20.0
 """Seconds that a child may take."""
 TRACED = (
     "gpuaff/claims/",
-    "gpuaff/binding/grant.py",
-    "gpuaff/system/locks.py",
-    "gpuaff/system/lock_files.py",
-    "gpuaff/system/descriptors.py",
-    "gpuaff/system/cuda.py",
-    "gpuaff/system/watch.py",
-    "gpuaff/system/foreign_lock.py",
-    "gpuaff/system/environ.py",
-    "gpuaff/system/nvml_warmup.py",
+    "gpuaff/pinning/grant.py",
+    "gpuaff/_system/locks.py",
+    "gpuaff/_system/lock_files.py",
+    "gpuaff/_system/descriptors.py",
+    "gpuaff/_system/cuda.py",
+    "gpuaff/_system/watch.py",
+    "gpuaff/_system/lockf.py",
+    "gpuaff/_system/env.py",
+    "gpuaff/_system/nvml_prewarm.py",
 )
 
 
@@ -233,7 +233,7 @@ def held_locks() -> list[str]:
 
 def left() -> list[str]:
     """What the dead have left."""
-    return [*held_locks(), *(f"slot {entry.slot} on the board" for entry in board.entries())]
+    return [*held_locks(), *(f"slot {entry.slot} on the board" for entry in registry.entries())]
 
 
 def take_all() -> object:
@@ -265,7 +265,7 @@ def state() -> dict[str, Any]:
         "CPUs": str(sorted(os.sched_getaffinity(0))),  # fewer are as wrong as more
         "contexts": contexts(),
         "claim": repr(gpuaff.current_claim()),
-        "board": [entry.slot for entry in board.entries()],
+        "board": [entry.slot for entry in registry.entries()],
         "threads": sorted(t.name for t in threading.enumerate() if t.name != "gpuaff-queue"),
     }
 

@@ -12,18 +12,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuaff.claims import board, entries, lost, queue
-from gpuaff.claims.board import HOLDS, PART_COUNT, PARTS, SLOT_SIZE, SLOTS, WAITS
-from gpuaff.claims.entries import MOST, Entry
-from gpuaff.claims.people import describe_waiter
+from gpuaff._system import kernel, lock_files, locks
+from gpuaff.claims.devices import conflicts
+from gpuaff.claims.devices.probe import describe_waiter
+from gpuaff.claims.locking import queue, registry
+from gpuaff.claims.locking.registry import (
+    HOLDS,
+    MOST,
+    PART_COUNT,
+    PARTS,
+    SLOT_SIZE,
+    SLOTS,
+    WAITS,
+    Entry,
+)
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import kernel, lock_files, locks
 
 from claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
 
 STAND = """
-slot = board.take()
-slot.write({**entries.about_me(), "ticket": 1, "gpus": ["GPU-0"]})
+slot = registry.take()
+slot.write({**registry.about_me(), "ticket": 1, "gpus": ["GPU-0"]})
 if %r:
     slot.hold_begins()
 print(slot.number)
@@ -42,7 +51,7 @@ def test_the_layout_is_what_the_page_says() -> None:
     """Other languages have it from docs/lease-protocol.md."""
     assert (SLOTS, SLOT_SIZE) == (512, 4096)
     assert (WAITS, HOLDS, PARTS, PART_COUNT) == (2097152, 2097664, 2098176, 64)
-    assert board.VERSION == 1
+    assert registry.VERSION == 1
 
 
 @pytest.mark.parametrize("holds", [False, True])
@@ -50,10 +59,10 @@ def test_the_layout_is_what_the_page_says() -> None:
 def test_a_record_is_there_for_as_long_as_its_writer(
     lock_folder: Path, holds: bool, how: str
 ) -> None:
-    assert board.entries() == ()
+    assert registry.entries() == ()
     with locker(stand(holds=holds)) as one:
         number = int(one.heard())
-        (entry,) = board.entries()
+        (entry,) = registry.entries()
         assert (entry.slot, entry.waits, entry.pid) == (number, not holds, one.pid)
         assert (entry.ticket, entry.gpus) == (1, ("GPU-0",))
         assert entry.record["uid"] == os.geteuid()
@@ -66,7 +75,7 @@ def test_a_record_is_there_for_as_long_as_its_writer(
         else:
             one.go_on()
             one.heard()
-        assert board.entries() == ()
+        assert registry.entries() == ()
 
 
 @two_users
@@ -75,28 +84,28 @@ def test_two_users_see_each_other(lock_folder: Path) -> None:
     with locker(stand(), uid=A_USER) as one, locker(stand(holds=True), uid=ANOTHER) as other:
         one.heard()
         other.heard()
-        found = {(entry.pid, entry.record["uid"], entry.waits) for entry in board.entries()}
+        found = {(entry.pid, entry.record["uid"], entry.waits) for entry in registry.entries()}
         assert found == {(one.pid, A_USER, True), (other.pid, ANOTHER, False)}
 
 
 def test_one_that_waits_becomes_one_that_holds(lock_folder: Path) -> None:
-    slot = board.take()
-    assert [entry.waits for entry in board.entries()] == [True]
+    slot = registry.take()
+    assert [entry.waits for entry in registry.entries()] == [True]
     slot.hold_begins()
-    assert [entry.waits for entry in board.entries()] == [False]
-    assert board.read(slot.handle) == ()  # one's own is not among them
+    assert [entry.waits for entry in registry.entries()] == [False]
+    assert registry.read(slot.handle) == ()  # one's own is not among them
     slot.release()
     slot.release()
-    assert board.entries() == ()
+    assert registry.entries() == ()
 
 
 def test_children_do_not_keep_a_slot_that_is_released(lock_folder: Path) -> None:
-    slot = board.take()
+    slot = registry.take()
     child = os.fork()
     if child == 0:
         signal.pause()
     slot.release()
-    assert board.entries() == ()
+    assert registry.entries() == ()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -105,67 +114,67 @@ def test_a_full_board_is_an_error_and_one_who_leaves_makes_room(lock_folder: Pat
     with ExitStack() as stack:
         slots = []
         for _ in range(SLOTS):
-            slots.append(board.take())
+            slots.append(registry.take())
             stack.callback(slots[-1].release)
         assert sorted(slot.number for slot in slots) == list(range(SLOTS))
         with pytest.raises(LockDirectoryError, match="all of its 512 slots are in use"):
-            board.take()
+            registry.take()
         slots[7].release()
-        last = board.take()
+        last = registry.take()
         assert last.number == slots[7].number
         last.release()
 
 
 def test_a_used_slot_has_nothing_of_its_last_writer(lock_folder: Path) -> None:
-    first = board.take()
+    first = registry.take()
     first.write({"pid": 7, "gpus": ["GPU-7"]})
     number = first.number
     first.release()
-    second = board.take()
+    second = registry.take()
     assert second.number == number
-    (entry,) = board.entries()
+    (entry,) = registry.entries()
     assert entry.record == {}
     second.release()
 
 
 def test_the_slot_of_a_claim_that_ended_before_its_ranks_is_not_given_on(lock_folder: Path) -> None:
     """Its parts would count as those of the next claim."""
-    first = board.take()
+    first = registry.take()
     number = first.number
-    rank = board.opened()
+    rank = registry.opened()
     assert locks.try_range(rank, PARTS + number * PART_COUNT + 3)
     first.release()
-    second = board.take()
+    second = registry.take()
     assert second.number == (number + 1) % SLOTS
     second.release()
     os.close(rank)
-    third = board.take()
+    third = registry.take()
     assert third.number == number
     third.release()
 
 
 def test_a_record_of_a_hundred_instances_still_has_its_place(lock_folder: Path) -> None:
     """It is too long for a slot; then it wants any."""
-    slot, other = board.take(), board.take()
+    slot, other = registry.take(), registry.take()
     uuids = [f"MIG-00000000-0000-4000-8000-{number:012}" for number in range(112)]
-    record = {**entries.about_me(), "ticket": 5, "wanted": 2, "gpus": uuids}
+    record = {**registry.about_me(), "ticket": 5, "wanted": 2, "gpus": uuids}
     slot.write(record)
-    (entry,) = board.read(other.handle)
+    (entry,) = registry.read(other.handle)
     assert (entry.ticket, entry.gpus, entry.pid) == (5, (), os.getpid())
     assert queue.is_well(entry, kernel.uptime())
     slot.write({"name": "x" * 5000})
-    (entry,) = board.read(other.handle)
+    (entry,) = registry.read(other.handle)
     assert entry.record == {}
     slot.release()
     other.release()
 
 
 def test_whether_others_see_it(lock_folder: Path) -> None:
-    slot = board.take()
+    slot = registry.take()
     seen = [slot.is_current]
     (lock_folder / "board").unlink()
     seen.append(slot.is_current)
-    second = board.take()
+    second = registry.take()
     seen += [second.is_current, slot.is_current]
     assert seen == [True, False, True, False]
     slot.release()
@@ -175,19 +184,19 @@ def test_whether_others_see_it(lock_folder: Path) -> None:
 def test_a_descriptor_that_is_somebody_elses_by_now_is_left_alone(
     lock_folder: Path, tmp_path: Path
 ) -> None:
-    slot = board.take()
+    slot = registry.take()
     log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
     number = slot.handle
     os.dup2(log, number)
     slot.release()
-    board.leave()
+    registry.leave()
     assert os.write(number, b"x") == 1
     os.close(number)
     os.close(log)
 
 
 def test_looking_makes_no_file(lock_folder: Path) -> None:
-    assert board.entries() == ()
+    assert registry.entries() == ()
     assert not lock_folder.exists()
 
 
@@ -218,10 +227,10 @@ RECORDS = st.dictionaries(
     )
 )
 def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
-    bad, mine = board.take(), board.take()
+    bad, mine = registry.take(), registry.take()
     try:
         lock_files.write_at(bad.handle, bad.number * SLOT_SIZE, data[:SLOT_SIZE].ljust(SLOT_SIZE))
-        (entry,) = board.read(mine.handle)
+        (entry,) = registry.read(mine.handle)
         assert all(isinstance(uuid, str) for uuid in entry.gpus)
         ticket = queue.next_ticket([entry])
         assert 1 <= ticket <= MOST
@@ -230,7 +239,7 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
         assert describe_waiter(entry).isprintable()
         for number in (entry.since, entry.beat, entry.wanted, entry.uid):
             assert number is None or 0 <= number <= MOST
-        entries.stopped([entry])
+        registry.stopped([entry])
         mine.write({"ticket": ticket})
         assert mine.is_current
     finally:
@@ -245,7 +254,7 @@ def test_a_file_of_any_length_is_a_board(data: bytes) -> None:
     other = os.open(f"/proc/self/fd/{handle}", os.O_RDWR)
     locks.try_range(other, HOLDS + 1)
     locks.try_range(other, WAITS + 0)
-    slots = [(entry.slot, entry.waits) for entry in board.read(handle)]
+    slots = [(entry.slot, entry.waits) for entry in registry.read(handle)]
     assert slots == [(0, True), (1, False)]
     os.close(handle)
     os.close(other)
@@ -254,21 +263,21 @@ def test_a_file_of_any_length_is_a_board(data: bytes) -> None:
 def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> None:
     with locker(stand()) as one:
         one.heard()
-        (entry,) = board.entries()
-        assert entries.stopped([entry]) == frozenset()
+        (entry,) = registry.entries()
+        assert registry.stopped([entry]) == frozenset()
         os.kill(one.pid, signal.SIGSTOP)
-        until(lambda: entries.stopped([entry]) == {entry.slot})
+        until(lambda: registry.stopped([entry]) == {entry.slot})
         forged = Entry(slot=1, waits=True, record={**entry.record, "start": 1})
-        assert entries.stopped([forged]) == frozenset()
+        assert registry.stopped([forged]) == frozenset()
 
 
 def test_a_loss_is_remembered_for_its_user_and_told_by_no_other_error(lock_folder: Path) -> None:
-    lost.stand_back()  # none yet: no wait, and no file
+    conflicts.stand_back()  # none yet: no wait, and no file
     assert not lock_folder.exists()
-    lost.remember()
+    conflicts.remember()
     assert (lock_folder / f"lost-{os.geteuid()}").stat().st_size == 8
     (lock_folder / f"lost-{os.geteuid()}").unlink()
     (lock_folder / f"lost-{os.geteuid()}").mkdir()
-    lost.remember()
-    lost.stand_back()  # nobody is kept from claiming by what stands in its place
-    assert said("print(board.entries())") == "()"
+    conflicts.remember()
+    conflicts.stand_back()  # nobody is kept from claiming by what stands in its place
+    assert said("print(registry.entries())") == "()"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuaff.claims.cheapest import Search, searchable, twin_masks
+from gpuaff.claims.devices.selection import Search, searchable, twin_masks
 
 ISLANDS = [[0 if i // 4 == j // 4 else 1 for j in range(8)] for i in range(8)]
 PATH = [[0 if abs(i - j) <= 1 else 1 for j in range(4)] for i in range(4)]

@@ -198,7 +198,7 @@ class TestPrograms:
         for rank in range(2):
             child = os.fork()
             if child == 0:
-                from gpuaff.system import cuda
+                from gpuaff._system import cuda
                 cuda.start()
                 cuda.Contexts(2).retain(rank)
                 mine = gpuaff.current_claim()
@@ -221,7 +221,7 @@ class TestPrograms:
         lab.driver.set_compute_mode(0, 3)
         lab.holder("claim_gpus()")
         code = """
-        from gpuaff.system import cuda
+        from gpuaff._system import cuda
         cuda.start()
         try:
             cuda.Contexts(1).retain(0)

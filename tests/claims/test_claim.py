@@ -215,7 +215,7 @@ class TestTheNextClaim:
         """The placeholder had started CUDA already."""
         code = """
         def occupant(number):
-            from gpuaff.system import cuda
+            from gpuaff._system import cuda
             cuda.start()
             raise ValueError("no")
         try:
@@ -231,7 +231,7 @@ class TestTheNextClaim:
 
     @pytest.mark.case("D9")
     def test_somebody_has_started_cuda_before(self, lab: Lab) -> None:
-        said = lab.one("from gpuaff.system import cuda; cuda.start(); told(refused(1))")
+        said = lab.one("from gpuaff._system import cuda; cuda.start(); told(refused(1))")
         assert said.startswith("CudaInitializedError CUDA is initialised in this process already")
 
 

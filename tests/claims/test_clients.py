@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import board, lockdir
+from gpuaff.claims.locking import lockdir, registry
 
 import pci_devices
 from claims.lockers import can_lease, locker, until
@@ -86,12 +86,12 @@ def test_c_excludes_and_is_excluded(
     with held(*command) as process:
         assert not can_lease(device(in_sysfs), prefix=prefix)
         assert not can_lease()  # where sysfs is another one, as in a container
-        (entry,) = board.entries()
+        (entry,) = registry.entries()
         assert (entry.pid, entry.gpus, entry.waits) == (process.pid, ("GPU-0",), False)
         assert entry.text("name") == "lease.c"
         assert says(*command) == "busy"
         assert says(client, lock_folder, "GPU-1") == "has it"
-    assert board.entries() == ()
+    assert registry.entries() == ()
     with locker(HOLD.format(device=device(in_sysfs)), prefix=prefix) as ours:
         assert ours.heard() == "True"
         assert says(*command) == "busy"
@@ -107,7 +107,7 @@ def test_what_c_makes_is_what_we_make(lock_folder: Path, client: Path) -> None:
         path.unlink()
     for name in "guard", "gpu-GPU-0":
         os.close(lockdir.open_file(name))
-    os.close(board.opened())
+    os.close(registry.opened())
     ours = {path.name: (path.stat().st_mode, path.stat().st_size) for path in files(lock_folder)}
     assert theirs == ours
 

@@ -16,7 +16,7 @@ UUIDS = [f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2)]
 BEGIN = """
 import ctypes, os, sys
 from gpuaff.errors import NoDriverError
-from gpuaff.system import cuda
+from gpuaff._system import cuda
 
 def tried(function, *arguments):
     try:

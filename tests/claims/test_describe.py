@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from gpuaff.claims.people import describe
-from gpuaff.system import kernel
+from gpuaff._system import kernel
+from gpuaff.claims.devices.probe import describe
 
 from processes import stopped
 

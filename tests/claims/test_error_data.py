@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import lockdir
+from gpuaff.claims.locking import lockdir
 from gpuaff.errors import LockDirectoryError
 from gpuaff.topology.model import Topology
 
@@ -38,7 +38,7 @@ class TestOfClaims:
 
     def test_cuda_was_started_before(self, lab: Lab) -> None:
         code = """
-        from gpuaff.system import cuda
+        from gpuaff._system import cuda
         cuda.start()
         say(refused(1).gpus)
         """

@@ -13,17 +13,17 @@ import time
 import pytest
 
 from exits import LARGE, exiting
-from gpuaff.claims import settling
-from gpuaff.claims.entries import Entry, ending, stopped
-from gpuaff.claims.people import people_on
-from gpuaff.claims.settling import Settling
-from gpuaff.system import kernel
+from gpuaff._system import kernel
+from gpuaff.claims import attempts
+from gpuaff.claims.attempts import Settling
+from gpuaff.claims.devices.probe import people_on
+from gpuaff.claims.locking.registry import Entry, ending, stopped
 
 from claim_lab import Lab, Program
 from claims.readings import used_by
 from processes import stopped as stopped_process
 
-BEYOND = settling.SETTLES + 0.3
+BEYOND = attempts.SETTLES + 0.3
 """Longer than GPUs are looked at again whose processes have ended, in seconds."""
 
 
@@ -165,8 +165,8 @@ class TestClaims:
     def test_of_one_whose_lease_the_board_does_not_tell_of(self, lab: Lab) -> None:
         """The kernel may have closed its slot first."""
         code = """
-            from gpuaff.claims.leases import Lease
-            from gpuaff.system.nvml import usage_session
+            from gpuaff.claims.locking.leases import Lease
+            from gpuaff._system.nvml import usage_session
             with usage_session() as session:
                 lease = Lease()
                 assert lease.take(session.devices()) is None
@@ -236,7 +236,7 @@ class TestClaims:
     def test_a_dry_run_has_its_gpus_for_free(self, lab: Lab) -> None:
         before = large(lab, "gpuaff.claim_gpus(4)")
         code = """
-        from gpuaff.claims.preview import preview
+        from gpuaff.claims.acquire import preview
         say(*(one.index for one in preview(2, arguments={})))
         """
         with exiting(before.pid) as exit_:
@@ -250,5 +250,5 @@ class TestClaims:
                 lab.driver.use(gpu, other.pid)
             start = time.monotonic()
             assert "in use by sleep 60" in lab.one("told(refused(1, wait=0))")
-            assert time.monotonic() - start < settling.EXITS
+            assert time.monotonic() - start < attempts.EXITS
             other.kill()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import guard
+from gpuaff._system.kernel import open_files
+from gpuaff.claims.locking import guard
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system.kernel import open_files
 
 from claims.lockers import ANOTHER, locker, said, two_users, until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import leases
-from gpuaff.claims.leases import Holder, Lease
+from gpuaff.claims.locking import leases
+from gpuaff.claims.locking.leases import Holder, Lease
 from gpuaff.claims.model import Device
 
 import pci_devices

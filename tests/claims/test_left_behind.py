@@ -120,7 +120,7 @@ class TestWhatIsRaised:
     def test_cuda_shows_other_gpus(self, lab: Lab) -> None:
         code = """
         def occupant(number):
-            from gpuaff.system import cuda
+            from gpuaff._system import cuda
             os.environ["CUDA_VISIBLE_DEVICES"] = "3"
             cuda.start()
             os.environ["CUDA_VISIBLE_DEVICES"] = "0"
@@ -132,7 +132,7 @@ class TestWhatIsRaised:
 
     def test_a_gpu_is_lost_while_it_is_claimed(self, lab: Lab) -> None:
         code = """
-        from gpuaff.system import cuda
+        from gpuaff._system import cuda
         def occupant(number):
             cuda.start()
             say("now")
@@ -339,7 +339,7 @@ class TestCtrlC:
     def test_just_when_all_is_occupied(self, lab: Lab, placeholder: str) -> None:
         """Before the caller has what it must let go of."""
         code = f"""
-        from gpuaff.system import cuda
+        from gpuaff._system import cuda
         released = []
         class Occupant:
             def __call__(self, number):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import lockdir
+from gpuaff._system import lock_files
+from gpuaff.claims.locking import lockdir
 from gpuaff.errors import LockDirectoryError
-from gpuaff.system import lock_files
 
 import powers
 import seccomp
@@ -26,7 +26,7 @@ from processes import run
 USE = """
 def use():
     with guard.guarded(limit=0.2):
-        slot = board.take()
+        slot = registry.take()
     slot.write({"pid": 1})
     return leased(gpu(0)).release()
 print(refused(use))
@@ -282,13 +282,13 @@ def test_what_is_planted_in_the_folders_place(
 def test_an_owner_who_keeps_others_from_opening_a_file_delays_nobody(lock_folder: Path) -> None:
     """By a lease of fcntl(2), for which an open would wait for 45 s."""
     script = """
-        os.close(board.opened())
-        handle = os.open(board.path(), os.O_RDONLY)
+        os.close(registry.opened())
+        handle = os.open(registry.path(), os.O_RDONLY)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         signal.signal(signal.SIGIO, signal.SIG_IGN)
         child = os.fork()
         if child == 0:
-            print(refused(board.take), flush=True)
+            print(refused(registry.take), flush=True)
             os._exit(0)
         os.waitpid(child, 0)
     """
@@ -315,8 +315,8 @@ def test_a_disk_that_is_full_before_the_boards_own_room_is_written(lock_folder: 
     """A board that somebody has made without room, as ``touch`` does."""
     script = f"""
         lockdir.open_file("guard")
-        Path(board.path()).touch()
-        Path(board.path()).chmod(0o666)
+        Path(registry.path()).touch()
+        Path(registry.path()).chmod(0o666)
         try:
             Path({str(lock_folder)!r}, "filler").write_bytes(b"x" * (1 << 20))
         except OSError:

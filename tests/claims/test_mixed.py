@@ -236,7 +236,7 @@ while True:
 def test_they_are_served_among_claimers_that_keep_coming(machine: Machine) -> None:
     """Ours would share the lock so that it is never free; but they stand back."""
     script = f"""
-import gpuaff.claims.making, random
+import gpuaff.claims.acquire, random
 {OURS}
 print("begun")
 while True:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuaff.claims.devices.occupancy import UNEXPLAINED, People, judge, listed
 from gpuaff.claims.model import Busy, ComputeMode, Demand, DeviceReading, Usage
-from gpuaff.claims.occupancy import UNEXPLAINED, People, judge, listed
 
 from claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from gpuaff.claims.entries import Entry
-from gpuaff.claims.people import describe_holder, describe_waiter, names_of, people_on
-from gpuaff.system import kernel
+from gpuaff._system import kernel
+from gpuaff.claims.devices.probe import describe_holder, describe_waiter, names_of, people_on
+from gpuaff.claims.locking.registry import Entry
 
 from claims.readings import idle, used_by
 from processes import SRC, run, stopped
@@ -49,7 +49,7 @@ child.kill()
     def test_what_has_started_this_process(self) -> None:
         script = """
 import os
-from gpuaff.claims.people import people_on
+from gpuaff.claims.devices.probe import people_on
 from claims.readings import used_by
 print(os.getppid() in people_on([used_by(os.getppid())]).own)
 """
@@ -62,7 +62,7 @@ print(os.getppid() in people_on([used_by(os.getppid())]).own)
     def test_not_what_was_started_beside_it(self) -> None:
         script = """
 import sys
-from gpuaff.claims.people import people_on
+from gpuaff.claims.devices.probe import people_on
 from claims.readings import used_by
 print(sorted(people_on([used_by(int(sys.argv[1]))]).own))
 """
@@ -99,7 +99,7 @@ def test_names() -> None:
 
 INSIDE = """
 import os, sys
-from gpuaff.claims.people import names_of, people_on
+from gpuaff.claims.devices.probe import names_of, people_on
 from claims.readings import used_by
 if "uvm" in sys.argv:
     held = open("/dev/nvidia-uvm", "w")

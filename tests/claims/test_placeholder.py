@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.claims.cuda_trouble import explain
+from gpuaff._system.cuda import CudaError
 from gpuaff.claims.placeholder import Placeholder, kind_of, occupy
+from gpuaff.claims.placeholder.cuda_errors import explain
 from gpuaff.errors import InvalidOptionError
-from gpuaff.system.cuda import CudaError
 
 from fakedriver.driver import FakeDriver
 from processes import stopped
@@ -31,7 +31,7 @@ BEGIN = f"""
 import os, signal, sys
 from gpuaff.claims.placeholder import kind_of, occupy
 from gpuaff.errors import PlaceholderError
-from gpuaff.system import cuda, nvml
+from gpuaff._system import cuda, nvml
 
 UUIDS = {UUIDS}
 
@@ -303,7 +303,7 @@ class TestInterrupts:
     def test_ctrl_c_in_a_function_that_hangs(self, driver: FakeDriver) -> None:
         program = """
 import time
-from gpuaff.system.cuda import Contexts
+from gpuaff._system.cuda import Contexts
 
 contexts = Contexts(2)
 
@@ -336,8 +336,8 @@ input()
     def test_ctrl_c_at_every_step(self, driver: FakeDriver) -> None:
         """Wherever in our code it comes, no context is left."""
         program = """
-from gpuaff.claims import contexts, placeholder
-OURS = {module.__file__ for module in (cuda, contexts, placeholder)}
+from gpuaff.claims import placeholder
+OURS = {module.__file__ for module in (cuda, placeholder)}
 left = None
 
 def trace(frame, event, argument):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.claims.portion import portion
+from gpuaff.claims.candidates import portion
 from gpuaff.errors import NotEnoughGpusError
 from gpuaff.launch.ranks import Ranks
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.claims import board, entries, queue
-from gpuaff.claims.entries import MOST, Entry
-from gpuaff.claims.line import join
+from gpuaff.claims.locking import queue, registry
+from gpuaff.claims.locking.queue import join
+from gpuaff.claims.locking.registry import MOST, Entry
 
 from claims.lockers import locker, until
 
@@ -131,7 +131,7 @@ def test_somebody_is_always_first_and_nobody_waits_for_the_stuck(
 # ---- standing in it --------------------------------------------------------------------------
 
 STAND = """
-place = line.join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+place = queue.join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
 print(place.ticket)
 hear()
 place.leave()
@@ -140,8 +140,8 @@ hear()
 """
 
 BEHIND = """
-place = line.join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
-(first,) = board.read(place.slot.handle)
+place = queue.join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+(first,) = registry.read(place.slot.handle)
 print("asleep")
 start, used = time.monotonic(), time.process_time()
 gone = place.sleep_behind(first, 30)
@@ -171,8 +171,8 @@ def test_the_kernel_wakes_who_stands_behind(lock_folder: Path, how: str) -> None
 def test_sleeping_ends_when_time_is_up_and_wakes_the_next_time(lock_folder: Path) -> None:
     with locker(STAND) as one:
         one.heard()
-        place = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
-        (first,) = board.read(place.slot.handle)
+        place = join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+        (first,) = registry.read(place.slot.handle)
         assert not place.sleep_behind(first, 0.01)
         assert place.is_behind(first)
         one.go_on()
@@ -180,14 +180,14 @@ def test_sleeping_ends_when_time_is_up_and_wakes_the_next_time(lock_folder: Path
         assert place.sleep_behind(first, 20)
         assert not place.is_behind(first)
         place.leave()
-    assert board.entries() == ()
+    assert registry.entries() == ()
 
 
 def test_one_who_is_stopped_is_not_stood_behind(lock_folder: Path) -> None:
     with locker(STAND) as one:
         one.heard()
-        place = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
-        (first,) = board.read(place.slot.handle)
+        place = join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+        (first,) = registry.read(place.slot.handle)
         assert place.is_behind(first)
         os.kill(one.pid, signal.SIGSTOP)
         until(lambda: not place.is_behind(first))
@@ -195,11 +195,11 @@ def test_one_who_is_stopped_is_not_stood_behind(lock_folder: Path) -> None:
 
 
 def test_a_slot_that_somebody_else_has_by_now_is_not_stood_behind(lock_folder: Path) -> None:
-    one = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
-    two = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
-    first = next(entry for entry in board.entries() if entry.ticket == one.ticket)
+    one = join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    two = join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    first = next(entry for entry in registry.entries() if entry.ticket == one.ticket)
     one.leave()
-    again = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    again = join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
     assert again.slot.number == first.slot
     assert not two.is_behind(first)
     two.leave()
@@ -208,28 +208,28 @@ def test_a_slot_that_somebody_else_has_by_now_is_not_stood_behind(lock_folder: P
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_who_waits_comes_back_when_the_board_is_removed(lock_folder: Path, replaced: bool) -> None:
-    place = join(entries.about_me(), wanted=3, gpus=frozenset(["GPU-0", "GPU-1"]))
-    (before,) = board.entries()
+    place = join(registry.about_me(), wanted=3, gpus=frozenset(["GPU-0", "GPU-1"]))
+    (before,) = registry.entries()
     (lock_folder / "board").unlink()
     if replaced:
-        os.close(board.opened())
-    assert board.entries() == ()
+        os.close(registry.opened())
+    assert registry.entries() == ()
     place.beat()
-    (entry,) = board.entries()
+    (entry,) = registry.entries()
     assert (entry.ticket, entry.gpus) == (before.ticket, ("GPU-0", "GPU-1"))
     assert entry.beat is not None
     assert before.beat is not None
     assert entry.beat > before.beat
     place.leave()
-    assert board.entries() == ()
+    assert registry.entries() == ()
 
 
 def test_a_spoiled_board_wakes_nobody_and_says_nothing_of_its_own(lock_folder: Path) -> None:
     """The thread that sleeps cannot be told; whoever looks next gets the error."""
-    place = join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+    place = join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
     (lock_folder / "board").unlink()
     (lock_folder / "board").mkdir()
-    gone = Entry(slot=(place.slot.number + 1) % board.SLOTS, waits=True, record={"ticket": 1})
+    gone = Entry(slot=(place.slot.number + 1) % registry.SLOTS, waits=True, record={"ticket": 1})
     assert not place.sleep_behind(gone, 0.1)
     with pytest.raises(OSError, match="a folder stands in its place"):
         place.beat()
@@ -237,7 +237,7 @@ def test_a_spoiled_board_wakes_nobody_and_says_nothing_of_its_own(lock_folder: P
 
 
 def test_numbers_are_given_in_turn(lock_folder: Path) -> None:
-    places = [join(entries.about_me(), wanted=1, gpus=frozenset(["GPU-0"])) for _ in range(5)]
+    places = [join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"])) for _ in range(5)]
     assert [place.ticket for place in places] == [1, 2, 3, 4, 5]
     for place in places:
         place.leave()

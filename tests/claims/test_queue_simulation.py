@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuaff.claims import queue
-from gpuaff.claims.entries import Entry
+from gpuaff.claims.locking import queue
+from gpuaff.claims.locking.registry import Entry
 
 GPUS = "abcd"
 

@@ -28,13 +28,13 @@ def environment(driver: FakeDriver) -> dict[str, str]:
 AFTERWARDS = """
 import json, os
 import gpuaff
-from gpuaff.claims import board
-from gpuaff.system import lock_files, locks
+from gpuaff.claims.locking import registry
+from gpuaff._system import lock_files, locks
 
 folder = os.environ["GPUAFF_LOCK_DIR"]
 ours = {lock_files.identity(os.path.join(folder, name)): name for name in os.listdir(folder)}
 left = [ours[lock.file] for lock in locks.held_locks() if lock.file in ours]
-slots = [entry.slot for entry in board.entries()]
+slots = [entry.slot for entry in registry.entries()]
 claim = gpuaff.claim_gpus(int(os.environ["ALL"]))
 print(json.dumps([left, slots, len(claim.gpus)]))
 """

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import safe_gpu_lock
-from gpuaff.claims.safe_gpu_lock import DEFAULT, holding
+from gpuaff.claims.locking import safe_gpu
+from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from safe_gpu_users import OURS, THEIRS, begin, end, get, our_user, their_user
 
@@ -32,9 +32,9 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the lock file will be: there is nothing yet."""
     path = tmp_path / "safe_gpu" / "the-lock"
     monkeypatch.setenv("GPUAFF_SAFE_GPU", str(path))
-    monkeypatch.setattr(safe_gpu_lock, "_said", set())
+    monkeypatch.setattr(safe_gpu, "_said", set())
     yield path
-    assert not safe_gpu_lock._open
+    assert not safe_gpu._open
 
 
 def is_free(path: Path) -> bool:
@@ -72,11 +72,11 @@ def test_who_has_no_safe_gpu_users_can_say_so(lock: Path, word: str) -> None:
 def test_the_path_is_safe_gpus_own_or_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     for word in "", "on", "1", "yes", "true":
         monkeypatch.setenv("GPUAFF_SAFE_GPU", word)
-        assert safe_gpu_lock.path() == DEFAULT
+        assert safe_gpu.path() == DEFAULT
     monkeypatch.delenv("GPUAFF_SAFE_GPU")
-    assert safe_gpu_lock.path() == DEFAULT
+    assert safe_gpu.path() == DEFAULT
     monkeypatch.setenv("GPUAFF_SAFE_GPU", "/shared/locks/gpus")
-    assert safe_gpu_lock.path() == "/shared/locks/gpus"
+    assert safe_gpu.path() == "/shared/locks/gpus"
 
 
 @pytest.mark.parametrize("word", ["of", "gpu-lock", "./gpu-lock", "/tmp/"])
@@ -231,7 +231,7 @@ print(os.fstat(locked({str(lock)!r})).st_ino)
 print("ready")
 sys.stdin.readline()
 with holding() as said:
-    print(*(os.fstat(handle).st_ino for handle in safe_gpu_lock._open), *said)
+    print(*(os.fstat(handle).st_ino for handle in safe_gpu._open), *said)
 """
     with ExitStack() as stack:
         env = {"GPUAFF_SAFE_GPU": str(lock)}
@@ -378,7 +378,7 @@ def test_what_somebody_has_planted_is_left_alone(
     plant(path)
     before = everything(tmp_path)
     monkeypatch.setenv("GPUAFF_SAFE_GPU", str(path))
-    monkeypatch.setattr(safe_gpu_lock, "_said", set())
+    monkeypatch.setattr(safe_gpu, "_said", set())
     for _ in range(2):
         with holding() as said:
             (notice,) = said
@@ -498,8 +498,8 @@ def test_a_claimer_that_is_stopped_does_not_stop_the_others(
     lock: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A safe_gpu user waits for it; ours go on together with it, after a while."""
-    monkeypatch.setattr(safe_gpu_lock, "STAND_BACK", 0.3)
-    monkeypatch.setattr(safe_gpu_lock, "_TELL", 0.1)
+    monkeypatch.setattr(safe_gpu, "STAND_BACK", 0.3)
+    monkeypatch.setattr(safe_gpu, "_TELL", 0.1)
     caplog.set_level(logging.INFO)
     with our_user(lock) as stuck, their_user(lock) as theirs:
         get(stuck)
@@ -558,7 +558,7 @@ def test_a_wait_is_told_and_can_be_interrupted(lock: Path) -> None:
 {OURS}
 import logging, signal
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-safe_gpu_lock._TELL = 0.1
+safe_gpu._TELL = 0.1
 try:
     with holding(limit=None):
         print("has it")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuaff.claims.selection import choose
+from gpuaff.claims.devices.selection import choose
 from gpuaff.topology.model import Topology
 
 from claims.linked import islands, linked
@@ -21,7 +21,7 @@ Kind = tuple[int, int]
 
 
 class Oracle:
-    """The rules of `gpuaff.claims.selection`, for machines whose links are all told."""
+    """The rules of `gpuaff.claims.devices.selection`, for machines whose links are all told."""
 
     def __init__(self, machine: Topology) -> None:
         assert machine.links is not None

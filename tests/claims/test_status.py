@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from gpuaff.claims.entries import Entry
-from gpuaff.claims.leases import Holder
+from gpuaff._system.processes import Process
+from gpuaff.claims.locking.leases import Holder
+from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Busy, Usage
-from gpuaff.claims.sight import Sight
-from gpuaff.claims.status import Kind, Person, Status, status_of
-from gpuaff.cli.status_lines import lines
+from gpuaff.claims.status import Kind, Person, Sight, Status, status_of
+from gpuaff.cli.status import lines
+from gpuaff.formatting import plain
 from gpuaff.notices import Notice
-from gpuaff.records import replace
-from gpuaff.system.processes import Process
-from gpuaff.text import plain
 
 from claims.readings import CONTEXT, gpu, idle, instance, used_by
 

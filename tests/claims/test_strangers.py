@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpuaff.claims.devices.conflicts import View, too_much, unlisted, view
+from gpuaff.claims.devices.occupancy import People
 from gpuaff.claims.model import ComputeMode, Device, DeviceReading
-from gpuaff.claims.occupancy import People
-from gpuaff.claims.unlisted import View, too_much, unlisted, view
-from gpuaff.records import replace
 from gpuaff.topology.model import Topology
 
 from claim_lab import BEGIN, Lab, Program, until
@@ -33,7 +33,7 @@ LISTS = "nvmlDeviceGetComputeRunningProcesses_v3"
 OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 STRANGER = """
-from gpuaff.system import cuda
+from gpuaff._system import cuda
 contexts = cuda.Contexts(8)
 cuda.start()
 for place in {gpus}:
@@ -267,7 +267,7 @@ class TestNobodyIsListed:
 
 
 CLAIM_BY_FUNCTION = """
-from gpuaff.system import cuda
+from gpuaff._system import cuda
 contexts = cuda.Contexts(1)
 def occupant(number):
     cuda.start()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims.too_late import likely
+from gpuaff.claims.placeholder.cuda_errors import likely
 
 from fakedriver.driver import FakeDriver
 
@@ -14,7 +14,7 @@ STAND_INS = str(Path(__file__).parent / "stand_in")
 
 BEGIN = """
 import os, sys
-from gpuaff.claims.too_late import too_late
+from gpuaff.claims.placeholder.cuda_errors import too_late
 """
 
 
@@ -41,7 +41,7 @@ print(too_late())
         assert "torch.cuda.is_available() (unless PYTORCH_NVML_BASED_CUDA_CHECK=1)" in said
 
     def test_somebody_has_initialised_cuda(self, driver: FakeDriver) -> None:
-        program = "from gpuaff.system import cuda; cuda.start(); print(too_late())"
+        program = "from gpuaff._system import cuda; cuda.start(); print(too_late())"
         (said,) = lines(driver, program)
         assert "some import or call has done it" in said
 

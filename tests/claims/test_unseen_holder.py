@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import board
+from gpuaff.claims.locking import registry
 
 from claims.lockers import locker, until
 from fakedriver.driver import FakeDriver
@@ -50,12 +50,14 @@ def test_a_lease_that_cannot_be_seen_is_waited_for_and_leaves_one_slot(
         holder.heard()
         with stopped(CLAIM, env=env, prefix=apart) as claimer:
             assert claimer.heard() == "claims"
-            until(lambda: [(entry.waits, entry.ticket) for entry in board.entries()] == [(True, 1)])
+            until(
+                lambda: [(entry.waits, entry.ticket) for entry in registry.entries()] == [(True, 1)]
+            )
             holder.go_on()
             assert claimer.heard() == "has it"
-            (entry,) = board.entries()
+            (entry,) = registry.entries()
             assert not entry.waits
             assert entry.gpus[0] in uuids
             claimer.go_on()
             assert claimer.heard() == "released"
-            assert board.entries() == ()
+            assert registry.entries() == ()

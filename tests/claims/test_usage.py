@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gpuaff.claims.devices.occupancy import People, judge
 from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading
-from gpuaff.claims.occupancy import People, judge
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from claims.readings import GIB, MIB
@@ -64,7 +64,7 @@ DEVICES = (
 
 LOOK = """
 import base64, pickle, sys
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 assert "pynvml" not in sys.modules, "imported too early"
 with nvml.usage_session() as session:
     looks = []
@@ -294,7 +294,7 @@ class TestOneFunctionFails:
         """It is said of the look that it spoiled: the next one asks anew."""
         plain.use(0, ELSEWHERE)
         program = """
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 import pynvml
 with nvml.usage_session() as session:
     right = pynvml.nvmlDeviceGetComputeMode
@@ -358,7 +358,7 @@ class TestLeftOut:
         driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.UNKNOWN, gpu=1)
         driver.fail("*", NVML.GPU_IS_LOST, gpu=2, after=5)
         program = """
-from gpuaff.system.nvml import usage_session
+from gpuaff._system.nvml import usage_session
 with usage_session() as session:
     print(*[one.index for one in session.left_out()])
     session.look()
@@ -448,7 +448,7 @@ def test_no_driver(plain: FakeDriver) -> None:
     plain.refuse(NVML.DRIVER_NOT_LOADED)
     program = """
 from gpuaff import errors
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 try:
     with nvml.usage_session():
         print("started")
@@ -461,7 +461,7 @@ except errors.NoDriverError as error:
 
 def test_nvml_is_shut_down_when_something_is_raised(plain: FakeDriver) -> None:
     program = """
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 with nvml.usage_session():
     raise SystemExit
 """

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims import board
-from gpuaff.claims.queue import TOO_LONG
-from gpuaff.system.locks import held_locks
-from gpuaff.system.watch import Watch
+from gpuaff._system.locks import held_locks
+from gpuaff._system.watch import Watch
+from gpuaff.claims.locking import registry
+from gpuaff.claims.locking.queue import TOO_LONG
 from gpuaff.topology.model import Topology
 
 import pci_devices
@@ -57,17 +57,17 @@ def one(fake_driver: MakeDriver, tmp_path: Path) -> Iterator[Crowd]:
 def on_board(of: Crowd, monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
     """The processes that stand on the board."""
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
-    return {entry.pid for entry in board.entries()}
+    return {entry.pid for entry in registry.entries()}
 
 
 def held_since(of: Crowd, who: str, ago: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the record of a holder say that it has held its GPUs for so many seconds."""
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
-    (entry,) = (one for one in board.entries() if one.pid == of.pids[who])
+    (entry,) = (one for one in registry.entries() if one.pid == of.pids[who])
     record = json.dumps({**entry.record, "since": time.time() - ago}).encode()
-    with Path(board.path()).open("r+b") as file:
-        file.seek(entry.slot * board.SLOT_SIZE)
-        file.write(record.ljust(board.SLOT_SIZE))
+    with Path(registry.path()).open("r+b") as file:
+        file.seek(entry.slot * registry.SLOT_SIZE)
+        file.write(record.ljust(registry.SLOT_SIZE))
 
 
 class TestWoken:

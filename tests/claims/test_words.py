@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuaff.claims.words import duration, enumeration, size
+from gpuaff.formatting import duration, enumeration, size
 
 
 @pytest.mark.parametrize(

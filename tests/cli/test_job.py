@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from gpuaff.cli.job import Job, settle
-from gpuaff.cli.parser import build_parser
+from gpuaff.cli.dispatch import build_parser
+from gpuaff.cli.run import Job, settle
 from gpuaff.errors import InvalidOptionError
 from gpuaff.launch.ranks import Ranks
 

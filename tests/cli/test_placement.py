@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpuaff.checking.check import Check
-from gpuaff.cli.placement import Placement
+from gpuaff._system import kernel
+from gpuaff._system.kernel import Tree
+from gpuaff.cli.check import Placement
 from gpuaff.cpuset import CpuSet
-from gpuaff.system import kernel
-from gpuaff.system.kernel import Tree
-from gpuaff.topology.device_files import indices_by_minor, minors_of
+from gpuaff.pinning.check import Check
 from gpuaff.topology.model import Topology
+from gpuaff.topology.pci import indices_by_minor, minors_of
 
 
 def test_the_numbers_of_device_files() -> None:

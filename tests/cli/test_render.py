@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff import text
-from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
-from gpuaff.allocator.plan import Plan, Share
-from gpuaff.cli import picture, render, richtext, seats, tree
+from gpuaff import formatting
+from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
+from gpuaff.cli import output, richtext, views
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Package, Source, Topology
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def shown(lines: list[text.Line]) -> str:
-    return "\n".join(text.plain(line) for line in lines)
+def shown(lines: list[formatting.Line]) -> str:
+    return "\n".join(formatting.plain(line) for line in lines)
 
 
 def share(rank: int, gpu: int | None, cpus: set[int], *, nodes: tuple[int, ...] = ()) -> Share:
@@ -54,7 +53,7 @@ THREE = (
 
 class TestTree:
     def test_says_who_sits_where(self, box: Topology) -> None:
-        assert shown(tree.lines(box, "box")) == (
+        assert shown(views.topology_lines(box, "box")) == (
             "box: 16 CPUs, 8 cores of 2 CPUs, 2 packages, 2 NUMA nodes, 3 GPUs\n"
             "allowed: 0-6,8-14 (14 of 16 CPUs)\n"
             "package 0  4 cores                          0-3,8-11\n"
@@ -75,14 +74,14 @@ class TestTree:
     def test_says_what_is_not_told(self) -> None:
         four = frozenset(range(4))
         bare = Topology(cpus=four, allowed=four)
-        assert shown(tree.lines(bare, "it")) == (
+        assert shown(views.topology_lines(bare, "it")) == (
             "it: 4 CPUs, no GPU\n"
             "not told: cores, packages, L3 caches, NUMA nodes\n"
             "CPUs  0-3"
         )  # fmt: skip
 
     def test_knows_nothing_at_all(self) -> None:
-        assert "CPUs unknown, no GPU" in shown(tree.lines(Topology(), "it"))
+        assert "CPUs unknown, no GPU" in shown(views.topology_lines(Topology(), "it"))
 
     @pytest.mark.case("A9", "A10")
     def test_nodes_without_cpus_take_one_line(self) -> None:
@@ -93,14 +92,16 @@ class TestTree:
         )
         gpu = Gpu(index=0, node_cpus=four, numa_node=0, memory_node=1)
         seen = Topology(cpus=four, allowed=four, numa_nodes=nodes, gpus=(gpu,), visible=(0,))
-        lines = shown(tree.lines(seen, "gh")).splitlines()
+        lines = shown(views.topology_lines(seen, "gh")).splitlines()
         assert lines[0] == "gh: 4 CPUs, 9 NUMA nodes (1 with CPUs), 1 GPU"
         assert lines[-2:] == ["  GPU 0    cuda:0, its memory is node 1", "nodes 1-8  no CPUs"]
 
     def test_a_node_over_two_packages_stands_for_itself(self, box: Topology) -> None:
         one = NumaNode(id=0, cpus=box.cpus, has_memory=True)
         gpus = tuple(replace(gpu, numa_node=0) for gpu in box.gpus)
-        lines = shown(tree.lines(replace(box, numa_nodes=(one,), gpus=gpus), "box")).splitlines()
+        lines = shown(
+            views.topology_lines(replace(box, numa_nodes=(one,), gpus=gpus), "box")
+        ).splitlines()
         assert [line.split("  ")[0] for line in lines[2:5]] == ["package 0", "package 1", "node 0"]
         assert lines[5].strip().startswith("GPU 0")
         assert "near 4-7,12-15" in lines[5]
@@ -108,10 +109,10 @@ class TestTree:
     def test_a_gpu_may_sit_at_a_package(self, box: Topology) -> None:
         gpu = Gpu(index=0, node_cpus=box.cpus - {0, 1, 2, 3, 8, 9, 10, 11})
         packages = replace(box, numa_nodes=None, gpus=(gpu,), links=None)
-        lines = shown(tree.lines(packages, "box")).splitlines()
+        lines = shown(views.topology_lines(packages, "box")).splitlines()
         assert lines[-1] == "  GPU 0    cuda:1"
         some = replace(gpu, node_cpus=frozenset({4, 5}))
-        lines = shown(tree.lines(replace(packages, gpus=(some,)), "box")).splitlines()
+        lines = shown(views.topology_lines(replace(packages, gpus=(some,)), "box")).splitlines()
         assert lines[-1] == "  GPU 0    cuda:1, near 4-5"
 
     def test_tells_slow_cores_and_mig(self) -> None:
@@ -125,14 +126,14 @@ class TestTree:
             gpus=(Gpu(index=0, numa_node=3, mig=mig),),
             visible=(0,),
         )
-        lines = shown(tree.lines(seen, "hybrid"))
+        lines = shown(views.topology_lines(seen, "hybrid"))
         assert "5 cores of 1-2 CPUs" in lines
         assert "slow cores: 2-5" in lines
         assert "GPU 0  cuda:0, near CPUs unknown, node 3, MIG: 1 instance" in lines
 
     def test_one_gpu_has_no_links(self, box: Topology) -> None:
         alone = replace(box, gpus=box.gpus[:1], links=(("X",),))
-        assert "X" not in shown(tree.lines(alone, "box"))
+        assert "X" not in shown(views.topology_lines(alone, "box"))
 
     @pytest.mark.case("A25")
     def test_long_lists_are_broken_only_for_a_terminal(self) -> None:
@@ -141,15 +142,15 @@ class TestTree:
         nodes = (NumaNode(id=0, cpus=even), NumaNode(id=1, cpus=odd))
         seen = Topology(cpus=even | odd, allowed=even | odd, numa_nodes=nodes)
         whole = ",".join(str(cpu) for cpu in sorted(even))
-        assert f"  {whole}\n" in shown(tree.lines(seen, "x"))
-        broken = tree.lines(seen, "x", width=60)
-        assert max(len(text.plain(line)) for line in broken) <= 60
+        assert f"  {whole}\n" in shown(views.topology_lines(seen, "x"))
+        broken = views.topology_lines(seen, "x", width=60)
+        assert max(len(formatting.plain(line)) for line in broken) <= 60
         assert whole in re.sub(r"\n\s*", "", shown(broken))
 
 
 class TestPicture:
     def test_table_and_strips(self, box: Topology) -> None:
-        assert shown(picture.lines(box, plan(*THREE), "box")) == (
+        assert shown(views.plan_lines(box, plan(*THREE), "box")) == (
             "box: 3 ranks, unique_contiguous, by node\n"
             "\n"
             "rank  GPU  NUMA  cores  source  CPUs\n"
@@ -166,12 +167,12 @@ class TestPicture:
         odd = replace(
             plan(*THREE[:1], balanced=False), multithreading=Multithreading.SINGLE_LOGICAL
         )
-        first = shown(picture.lines(box, odd, "box")).splitlines()[0]
+        first = shown(views.plan_lines(box, odd, "box")).splitlines()[0]
         assert first == "box: 1 rank, unique_contiguous, by node, single_logical, unbalanced"
         whole = plan(*THREE[:1], mode=Mode.CORE_COMPLEX, balanced=False)
-        assert ", by node, unbalanced\n" in shown(picture.lines(box, whole, "box"))
+        assert ", by node, unbalanced\n" in shown(views.plan_lines(box, whole, "box"))
         shared = plan(*THREE[:1], mode=Mode.ALL, balanced=False)
-        assert shown(picture.lines(box, shared, "box")).startswith("box: 1 rank, all, by node\n")
+        assert shown(views.plan_lines(box, shared, "box")).startswith("box: 1 rank, all, by node\n")
 
     def test_shows_what_is_kept_for_helpers(self, box: Topology) -> None:
         """Rank 0 keeps core 1, rank 1 core 6; core 5 is kept for both; core 7 is not allowed."""
@@ -181,7 +182,7 @@ class TestPicture:
             replace(share(2, 0, {4, 12}, nodes=(1,)), reserved=frozenset({5, 13})),
             share(3, 1, {2, 10}, nodes=(0,)),
         ]
-        lines = picture.lines(box, plan(*kept), "box")
+        lines = views.plan_lines(box, plan(*kept), "box")
         assert shown(lines) == (
             "box: 4 ranks, unique_contiguous, by node\n"
             "\n"
@@ -202,21 +203,21 @@ class TestPicture:
     def test_a_rank_on_a_core_counts_more_than_what_is_kept(self, box: Topology) -> None:
         """One CPU of the core is used, the other kept: the rank has the core."""
         half = replace(share(0, 1, {0}, nodes=(0,)), reserved=frozenset({8}))
-        assert "node 0  GPU 1  0. .." in shown(picture.lines(box, plan(half), "box"))
+        assert "node 0  GPU 1  0. .." in shown(views.plan_lines(box, plan(half), "box"))
 
     def test_names_the_borders(self, box: Topology) -> None:
         cut = replace(plan(*THREE[:1]), partition=Partition.MACHINE)
-        first = shown(picture.lines(box, cut, "box")).splitlines()[0]
+        first = shown(views.plan_lines(box, cut, "box")).splitlines()[0]
         assert first == "box: 1 rank, unique_contiguous, by node, cut by machine"
 
     def test_a_share_of_nothing(self, box: Topology) -> None:
-        row = shown(picture.lines(box, plan(share(0, None, set())), "box")).splitlines()[3]
+        row = shown(views.plan_lines(box, plan(share(0, None, set())), "box")).splitlines()[3]
         assert row == "   0    -     -      0  all     -"
 
     def test_draws_cpus_where_cores_are_unknown(self) -> None:
         cpus = frozenset(range(4))
         seen = Topology(cpus=cpus, allowed=cpus)
-        lines = shown(picture.lines(seen, plan(share(0, None, {0, 1})), "it")).splitlines()
+        lines = shown(views.plan_lines(seen, plan(share(0, None, {0, 1})), "it")).splitlines()
         assert lines[-2:] == [
             "one character a CPU (cores are not known): the rank that has it, . free",
             "CPUs  00..  0-3",
@@ -224,27 +225,27 @@ class TestPicture:
 
     def test_draws_packages_and_what_is_in_none(self, box: Topology) -> None:
         part = replace(box, numa_nodes=None, packages=box.packages and box.packages[:1])
-        lines = shown(picture.lines(part, plan(*THREE), "box")).splitlines()
+        lines = shown(views.plan_lines(part, plan(*THREE), "box")).splitlines()
         assert lines[-2:] == [
             "package 0  GPU 1  0* 2.  0-3,8-11",
             "elsewhere         11 .-  4-7,12-15",
         ]
 
     def test_knows_no_cpu(self) -> None:
-        lines = shown(picture.lines(Topology(), plan(share(0, None, set())), "it"))
+        lines = shown(views.plan_lines(Topology(), plan(share(0, None, set())), "it"))
         assert lines.splitlines()[-1].startswith("one character")
 
     @pytest.mark.parametrize(("rank", "sign"), [(9, "9"), (10, "a"), (36, "A"), (61, "Z")])
     def test_each_rank_has_a_letter(self, rank: int, sign: str) -> None:
         one = frozenset({0})
         seen = Topology(cpus=one, allowed=one, cores=(one,))
-        lines = shown(picture.lines(seen, plan(share(rank, None, {0})), "it")).splitlines()
+        lines = shown(views.plan_lines(seen, plan(share(rank, None, {0})), "it")).splitlines()
         assert lines[-1] == f"CPUs  {sign}  0"
 
     def test_ranks_without_a_letter_share_one(self) -> None:
         one = frozenset({0})
         seen = Topology(cpus=one, allowed=one, cores=(one,))
-        lines = shown(picture.lines(seen, plan(share(62, None, {0})), "it")).splitlines()
+        lines = shown(views.plan_lines(seen, plan(share(62, None, {0})), "it")).splitlines()
         assert lines[-2:] == [
             "one character a core: the rank that has it, # a rank above 61",
             "CPUs  #  0",
@@ -254,17 +255,17 @@ class TestPicture:
         cpus = frozenset(range(100))
         seen = Topology(cpus=cpus, allowed=cpus, cores=tuple(frozenset({c}) for c in range(100)))
         made = plan(share(0, None, set(range(100))))
-        assert shown(picture.lines(seen, made, "it")).splitlines()[-2:] == [
+        assert shown(views.plan_lines(seen, made, "it")).splitlines()[-2:] == [
             f"CPUs  {'0' * 64}  0-99",
             f"      {'0' * 36}",
         ]
-        narrow = [text.plain(line) for line in picture.lines(seen, made, "it", width=50)]
+        narrow = [formatting.plain(line) for line in views.plan_lines(seen, made, "it", width=50)]
         assert max(map(len, narrow[8:])) <= 50
         assert "".join(narrow).count("0" * 8) >= 12
 
     @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
     def test_every_core_is_drawn_once(self, box: Topology, width: int) -> None:
-        lines = shown(picture.lines(box, plan(*THREE), "box", width=width)).split("ranks\n")[-1]
+        lines = shown(views.plan_lines(box, plan(*THREE), "box", width=width)).split("ranks\n")[-1]
         assert sorted(re.sub(r"node \d|GPU \d|[\d-]+,[\d-]*|\d+-\d+|\s", "", lines)) == sorted(
             "0*2.11.-"
         )
@@ -272,77 +273,86 @@ class TestPicture:
 
 class TestSeats:
     def test_near_cpus_in_two_nodes_are_no_seat(self, box: Topology) -> None:
-        assert seats.node_of(box, Gpu(index=0, node_cpus=frozenset({3, 4}))) is None
+        assert views.node_of(box, Gpu(index=0, node_cpus=frozenset({3, 4}))) is None
 
     @pytest.mark.case("A9", "A10")
     def test_a_node_without_cpus_is_no_seat(self, box: Topology) -> None:
         nodes = (*(box.numa_nodes or ()), NumaNode(id=2, cpus=frozenset()))
         more = replace(box, numa_nodes=nodes)
-        assert seats.node_of(more, Gpu(index=0, numa_node=2)) is None
+        assert views.node_of(more, Gpu(index=0, numa_node=2)) is None
 
     def test_a_node_over_two_packages_is_in_none(self, box: Topology) -> None:
-        assert seats.package_of_node(box, NumaNode(id=0, cpus=frozenset({3, 4}))) is None
-        assert seats.package_of_node(box, NumaNode(id=0, cpus=frozenset())) is None
+        assert views.package_of_node(box, NumaNode(id=0, cpus=frozenset({3, 4}))) is None
+        assert views.package_of_node(box, NumaNode(id=0, cpus=frozenset())) is None
 
     def test_socket_cpus_tell_the_package(self, box: Topology) -> None:
-        found = seats.package_of(box, Gpu(index=0, socket_cpus=frozenset({4, 5})))
+        found = views.package_of(box, Gpu(index=0, socket_cpus=frozenset({4, 5})))
         assert found is not None
         assert found.id == 1
 
     def test_each_gpu_has_one_seat(self, box: Topology) -> None:
-        seated = [seats.at_node(box, node) for node in box.numa_nodes or ()]
-        seated += [seats.at_package(box, package) for package in box.packages or ()]
-        seated.append(seats.elsewhere(box))
+        seated = [views.at_node(box, node) for node in box.numa_nodes or ()]
+        seated += [views.at_package(box, package) for package in box.packages or ()]
+        seated.append(views.elsewhere(box))
         assert sorted(gpu.index for gpus in seated for gpu in gpus) == [0, 1, 2]
 
     def test_regions_cover_every_cpu(self, box: Topology) -> None:
         for seen in (box, replace(box, numa_nodes=None), replace(box, packages=None)):
-            parts = [region.cpus for region in seats.regions(seen)]
+            parts = [region.cpus for region in views.regions_of(seen)]
             assert frozenset().union(*parts) == box.cpus
             assert sum(map(len, parts)) == len(box.cpus)
 
 
 WORDS = st.text("abc 01", max_size=8)
-CELLS = st.lists(WORDS, max_size=6).map(lambda words: text.line(*(text.Span(w) for w in words)))
+CELLS = st.lists(WORDS, max_size=6).map(
+    lambda words: formatting.line(*(formatting.Span(w) for w in words))
+)
 ROWS = st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=5)
 
 
 class TestTable:
     @given(ROWS, st.integers(1, 60))
-    def test_loses_nothing(self, rows: list[tuple[text.Line, ...]], width: int) -> None:
-        made = "".join(text.plain(line) for line in text.table(rows, width=width))
-        expected = "".join(text.plain(cell) for row in rows for cell in row)
+    def test_loses_nothing(self, rows: list[tuple[formatting.Line, ...]], width: int) -> None:
+        made = "".join(formatting.plain(line) for line in formatting.table(rows, width=width))
+        expected = "".join(formatting.plain(cell) for row in rows for cell in row)
         assert sorted(made.replace(" ", "")) == sorted(expected.replace(" ", ""))
 
     def test_columns_stand_below_each_other(self) -> None:
-        cell = text.line(text.Span("00 "), text.Span("11 "), text.Span("22"))
-        lines = text.table([(cell, text.line("end"))], width=7)
-        assert [text.plain(line) for line in lines] == ["00  end", "11", "22"]
-        lines = text.table([(cell, text.line("end"))], width=10)
-        assert [text.plain(line) for line in lines] == ["00 11  end", "22"]
+        cell = formatting.line(
+            formatting.Span("00 "), formatting.Span("11 "), formatting.Span("22")
+        )
+        lines = formatting.table([(cell, formatting.line("end"))], width=7)
+        assert [formatting.plain(line) for line in lines] == ["00  end", "11", "22"]
+        lines = formatting.table([(cell, formatting.line("end"))], width=10)
+        assert [formatting.plain(line) for line in lines] == ["00 11  end", "22"]
 
     @given(ROWS, st.integers(1, 60))
-    def test_stays_inside_where_it_can(self, rows: list[tuple[text.Line, ...]], width: int) -> None:
+    def test_stays_inside_where_it_can(
+        self, rows: list[tuple[formatting.Line, ...]], width: int
+    ) -> None:
         longest = max((len(s.text) for row in rows for cell in row for s in cell), default=0)
-        widest = max(len(text.plain(line)) for line in text.table(rows, width=width))
-        assert widest <= max(width, 3 * max(longest, 8) + 2 * text.GAP)
+        widest = max(len(formatting.plain(line)) for line in formatting.table(rows, width=width))
+        assert widest <= max(width, 3 * max(longest, 8) + 2 * formatting.GAP)
 
     def test_breaks_between_pieces_only(self) -> None:
-        cell = text.listed(["10-11", "20-21", "30"], ",")
-        lines = text.table([(text.line("a"), cell)], width=10)
-        assert [text.plain(line) for line in lines] == ["a  10-11,", "   20-21,", "   30"]
+        cell = formatting.listed(["10-11", "20-21", "30"], ",")
+        lines = formatting.table([(formatting.line("a"), cell)], width=10)
+        assert [formatting.plain(line) for line in lines] == ["a  10-11,", "   20-21,", "   30"]
 
     def test_an_empty_column_takes_no_room(self) -> None:
-        rows = [(text.line("a"), (), text.line("b")), (text.line("cc"), (), text.line("d"))]
-        assert shown(text.table(rows)) == "a   b\ncc  d"
+        rows = [
+            (formatting.line("a"), (), formatting.line("b")),
+            (formatting.line("cc"), (), formatting.line("d")),
+        ]
+        assert shown(formatting.table(rows)) == "a   b\ncc  d"
 
     def test_no_rows(self) -> None:
-        assert text.table([]) == []
+        assert formatting.table([]) == []
 
 
 class TestRich:
     def test_colours_change_no_character(self, box: Topology) -> None:
-        lines = [*tree.lines(box, "box"), *picture.lines(box, plan(*THREE), "box")]
+        lines = [*views.topology_lines(box, "box"), *views.plan_lines(box, plan(*THREE), "box")]
         stream = io.StringIO()
         richtext.write(lines, stream, force=True)
         assert "\x1b[" in stream.getvalue()
@@ -350,13 +360,13 @@ class TestRich:
 
     def test_ranks_have_unlike_colours(self) -> None:
         stream = io.StringIO()
-        spans = [text.Span("x", f"rank:{rank}") for rank in range(12)]
+        spans = [formatting.Span("x", f"rank:{rank}") for rank in range(12)]
         richtext.write([(span,) for span in spans], stream, force=True)
         assert len(set(stream.getvalue().splitlines())) == 12
 
     def test_brackets_are_no_markup(self) -> None:
         stream = io.StringIO()
-        richtext.write([text.line("[red]a[/] :smile:")], stream)
+        richtext.write([formatting.line("[red]a[/] :smile:")], stream)
         assert stream.getvalue() == "[red]a[/] :smile:\n"
 
 
@@ -388,26 +398,26 @@ class TestOutput:
         self, box: Topology, capsys: pytest.CaptureFixture[str]
     ) -> None:
         evil = replace(box.gpus[0], name="a\x1b[31mb\nc\ud800")
-        render.show_lines(tree.lines(replace(box, gpus=(evil,), links=None), "box"))
+        output.show_lines(views.topology_lines(replace(box, gpus=(evil,), links=None), "box"))
         assert "a\\x1b[31mb\\nc\\ud800, cuda:1" in capsys.readouterr().out
 
     def test_what_the_encoding_lacks_is_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         raw = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-        render.show_lines([text.line("é")])
+        output.show_lines([formatting.line("é")])
         sys.stdout.flush()
         assert raw.getvalue() == b"\\xe9\n"
 
     def test_notes_go_to_standard_error(self, capsys: pytest.CaptureFixture[str]) -> None:
-        render.show_notes([Notice("a", "one\ntwo"), Notice("b", "three")])
+        output.show_notes([Notice("a", "one\ntwo"), Notice("b", "three")])
         out, err = capsys.readouterr()
         assert (out, err) == ("", "gpuaff: note: one\\ntwo [a]\ngpuaff: note: three [b]\n")
 
     def test_json_is_indented_ascii_in_order(self, capsys: pytest.CaptureFixture[str]) -> None:
-        render.show_json({"b": "é", "a": 1})
+        output.show_json({"b": "é", "a": 1})
         assert capsys.readouterr().out == '{\n  "b": "\\u00e9",\n  "a": 1\n}\n'
 
 
 def test_package_of_unknown_packages() -> None:
-    assert seats.package_of(Topology(), Gpu(index=0, node_cpus=frozenset({0}))) is None
-    assert seats.regions(Topology(packages=(Package(id=0, cpus=frozenset({1})),)))[0].gpus == ()
+    assert views.package_of(Topology(), Gpu(index=0, node_cpus=frozenset({0}))) is None
+    assert views.regions_of(Topology(packages=(Package(id=0, cpus=frozenset({1})),)))[0].gpus == ()

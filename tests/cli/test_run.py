@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.system import program
+from gpuaff._system import execute
 
 import environments
 from fakedriver.driver import FakeDriver
@@ -214,7 +214,7 @@ class TestEnvironment:
     )
     def test_is_as_it_was(self, extra: dict[str, str]) -> None:
         """Python sets LC_CTYPE where the locale is C; the command is not to see that."""
-        path = str(Path(program.__file__).parents[2])
+        path = str(Path(execute.__file__).parents[2])
         plain = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **extra}
         listing = ["env", "-0"]
         assert started([*ONLY, *listing], env=plain).stdout == started(listing, env=plain).stdout
@@ -297,10 +297,10 @@ class TestFinding:
         script = f"""
 import os
 from gpuaff.errors import CommandError
-from gpuaff.system import program
+from gpuaff._system import execute
 os.setuid(65534)
 try:
-    program.find("{folder}/first/script")
+    execute.find("{folder}/first/script")
 except CommandError as error:
     print(error.found, error)
 """
@@ -384,10 +384,10 @@ class TestCosts:
         done = started(command, env=unmeasured(environment()))
         assert done.returncode == 0
         modules = set(re.findall(rb"\| +([\w.]+)$", done.stderr, re.MULTILINE))
-        assert b"gpuaff.cli.job" in modules
+        assert b"gpuaff.launch.ranks" in modules
         others = {b"gpuaff.cli." + name for name in (b"topo", b"plan", b"check", b"source")}
-        heavy = {b"typing", b"dataclasses", b"json", b"rich", b"psutil", b"pynvml", b"logging"}
-        assert modules & (others | heavy | {b"gpuaff.binding", b"gpuaff.cli.render"}) == set()
+        heavy = {b"typing", b"json", b"rich", b"psutil", b"pynvml", b"logging"}
+        assert modules & (others | heavy | {b"gpuaff.pinning", b"gpuaff.cli.views"}) == set()
 
     def test_needs_no_rich(self, tmp_path: Path) -> None:
         for name in ("rich", "rich_argparse"):

@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exits import LARGE, exiting
-from gpuaff.claims import board
-from gpuaff.claims.entries import Entry
-from gpuaff.records import replace
-from gpuaff.system import kernel
+from gpuaff._system import kernel
+from gpuaff.claims.locking import registry
+from gpuaff.claims.locking.registry import Entry
 from gpuaff.topology.model import MigInstance
 
 from fakedriver.driver import FakeDriver, MakeDriver
@@ -72,7 +72,7 @@ class Machine:
         except FileNotFoundError:
             return ()
         try:
-            return board.read(handle)
+            return registry.read(handle)
         finally:
             os.close(handle)
 
@@ -98,8 +98,8 @@ class Machine:
         (entry,) = (one for one in self._entries() if one.pid == pid)
         record = json.dumps({**entry.record, "since": time}).encode()
         with (self.locks / "board").open("r+b") as file:
-            file.seek(entry.slot * board.SLOT_SIZE)
-            file.write(record.ljust(board.SLOT_SIZE))
+            file.seek(entry.slot * registry.SLOT_SIZE)
+            file.write(record.ljust(registry.SLOT_SIZE))
 
     @contextmanager
     def running(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuaff.allocator.plan import Plan
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.model import Plan
+from gpuaff.allocator.plan import plan
 from gpuaff.compat.gpu_affinity import refusal
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GPUAffinityError

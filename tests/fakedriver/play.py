@@ -6,8 +6,8 @@ import ctypes
 import re
 from collections.abc import Iterable
 
+from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import parse_cpulist
-from gpuaff.system.kernel import Tree
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from fakedriver.state import GPUS, LINKS, MIG_SLOTS, NVML, WORD_BITS, GpuState, State

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
 
 from gpuaff.cpuset import CpuSet
-from gpuaff.records import replace
-from gpuaff.topology import snapshot
+from gpuaff.topology import serialize
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
 
 from fuzz.seeds import UUID, topologies
@@ -28,7 +28,7 @@ UNIQUE = MODES[3:]
 @cache
 def known() -> tuple[Topology, ...]:
     """The machines that ship or were saved."""
-    return tuple(map(snapshot.loads, topologies()))
+    return tuple(map(serialize.loads, topologies()))
 
 
 def machine(random: Random) -> Topology:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from gpuaff.allocator.border import borders
-from gpuaff.allocator.modes import Partition
-from gpuaff.allocator.plan import Plan
-from gpuaff.allocator.planner import plan
-from gpuaff.cpuset import (
-    MAX_CPU_ID,
-    CpuSet,
-    format_cpulist,
-    format_mask,
-    parse_cpulist,
-    parse_mask,
-)
+from gpuaff.allocator.domains import borders
+from gpuaff.allocator.model import Partition, Plan
+from gpuaff.allocator.plan import plan
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, format_mask, parse_cpulist, parse_mask
 from gpuaff.errors import GpuaffError, TopologyError
-from gpuaff.records import replace
-from gpuaff.topology import jsontext, snapshot
+from gpuaff.topology import serialize
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 from gpuaff.topology.pasted import parse
 from gpuaff.topology.visible import Visible, resolve
@@ -99,7 +90,7 @@ def _letter(random: Random) -> str:
 def _huge(random: Random, pieces: Sequence[str]) -> str:
     """Megabytes of the same, around the longest text that is taken."""
     piece = random.choice(pieces)
-    return piece * (random.choice((10_000, 500_000, jsontext.MAX_BYTES + 9)) // len(piece))
+    return piece * (random.choice((10_000, 500_000, serialize.MAX_BYTES + 9)) // len(piece))
 
 
 def check_pasted(text: str) -> str:
@@ -116,8 +107,8 @@ def check_pasted(text: str) -> str:
 
 def _comes_back(found: Topology) -> str:
     """A topology as JSON, which must give the topology and the same JSON again."""
-    written = jsontext.dumps(found.to_dict())
-    again = snapshot.loads(written)
+    written = serialize.format_json(found.to_dict())
+    again = serialize.loads(written)
     assert again == found
     assert again.notes == found.notes
     return written
@@ -158,7 +149,7 @@ def make_snapshot(random: Random) -> bytes | str:
 def check_snapshot(data: bytes | str) -> str:
     """A topology that comes back, or one clear error; also from the parsed JSON itself."""
     try:
-        found = snapshot.loads(data)
+        found = serialize.loads(data)
     except TopologyError as error:
         raise _unread(error) from None
     assert found.allowed <= found.cpus or not found.cpus

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuaff.launch.beside import classify
+from gpuaff.launch.consistency import check_consistency
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
 
@@ -17,7 +17,7 @@ ONE_OF_TORCHRUN = {**TORCHRUN, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def said(env: Mapping[str, str], rank: int = 0, size: int = 1) -> list[Notice]:
-    return list(classify(env.get, Ranks(local_rank=rank, local_size=size)))
+    return list(check_consistency(env.get, Ranks(local_rank=rank, local_size=size)))
 
 
 def codes(env: Mapping[str, str], rank: int = 0, size: int = 1) -> list[str]:

@@ -6,33 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.claimed import VARIABLE, Claimed, classify
+from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim, classify_parent_claim
 
 GPU = "GPU-8d0ce8f2-1b2d-4c9a-8f0e-0123456789ab"
 MIG = "MIG-GPU-8d0ce8f2-1b2d-4c9a-8f0e-0123456789ab/7/0"
 
 
-def read(text: str | None) -> tuple[Claimed | None, list[str]]:
-    found, notice = classify({VARIABLE: text}.get)
+def read(text: str | None) -> tuple[ParentClaim | None, list[str]]:
+    found, notice = classify_parent_claim({CLAIM_VARIABLE: text}.get)
     return found, [] if notice is None else [notice.code]
 
 
 def test_an_example() -> None:
-    expected = Claimed(slot=3, pid=4711, started=12345678901, uuids=(GPU, MIG))
+    expected = ParentClaim(slot=3, pid=4711, started=12345678901, uuids=(GPU, MIG))
     assert str(expected) == f"v1:3:4711:12345678901:{GPU},{MIG}"
     assert read(f"v1:3:4711:12345678901:{GPU},{MIG}") == (expected, [])
 
 
 @given(
     st.builds(
-        Claimed,
+        ParentClaim,
         slot=st.integers(0, 1023),
         pid=st.integers(1, 1 << 22),
         started=st.integers(0, 1 << 63),
         uuids=st.lists(st.uuids().map("GPU-{}".format), min_size=1, unique=True).map(tuple),
     )
 )
-def test_what_is_read_is_what_was_written(claim: Claimed) -> None:
+def test_what_is_read_is_what_was_written(claim: ParentClaim) -> None:
     assert read(str(claim)) == (claim, [])
 
 

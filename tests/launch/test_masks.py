@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.innermost import innermost
 from gpuaff.launch.launchers import Launcher
-from gpuaff.launch.masks import Masks, Seen, Whose, classify
-from gpuaff.launch.ranks import Ranks
+from gpuaff.launch.masks import Masks, Seen, Whose, classify_masks
+from gpuaff.launch.ranks import Ranks, active_launcher
 from gpuaff.launch.slurm import named_masks, tasks_here
 
 from environments import Started, started
@@ -22,7 +21,7 @@ NARROW, WIDE = frozenset({0}), frozenset({0, 1})
 
 
 def found(rank: Started, **seen: object) -> Masks:
-    return classify(rank.environ.get, rank.ranks, rank.seen(**seen))
+    return classify_masks(rank.environ.get, rank.ranks, rank.seen(**seen))
 
 
 def with_variables(rank: Started, **changes: str | None) -> Started:
@@ -47,7 +46,7 @@ def with_variables(rank: Started, **changes: str | None) -> Started:
 )
 def test_each_launcher_has_its_own_remedy(environ: dict[str, str], unbound: str) -> None:
     seen = Seen(own=NARROW, starter=WIDE, starter_name=None, online=WIDE)
-    masks = classify(environ.get, Ranks(local_rank=0, local_size=2), seen)
+    masks = classify_masks(environ.get, Ranks(local_rank=0, local_size=2), seen)
     assert (masks.whose, masks.unbound) == (Whose.UNKNOWN, unbound)
 
 
@@ -263,7 +262,7 @@ def test_tasks_of_this_node(text: tuple[str, int], expected: int | None) -> None
 def test_a_batch_script_is_no_step() -> None:
     """Whatever starts the ranks there, rank 0 must not take it for srun and the others not."""
     for rank in started("slurm", "batch-script"):
-        assert innermost(rank.environ.get, rank.ranks) is Launcher.UNKNOWN
+        assert active_launcher(rank.environ.get, rank.ranks) is Launcher.UNKNOWN
         assert found(rank).whose is Whose.COMMON
 
 
@@ -280,7 +279,7 @@ def test_a_shell_that_srun_started() -> None:
 def test_torchrun_inside_slurm(outside: str) -> None:
     for rank in started("torchrun", "torchrun"):
         inside = replace(rank, environ={**started("slurm", outside)[0].environ, **rank.environ})
-        assert innermost(inside.environ.get, inside.ranks) is Launcher.TORCHRUN
+        assert active_launcher(inside.environ.get, inside.ranks) is Launcher.TORCHRUN
         assert found(inside).whose is Whose.COMMON
         assert found(inside, own=NARROW).whose is Whose.UNKNOWN, "a wrapper bound it"
 
@@ -318,7 +317,7 @@ def test_mpirun_inside_slurm() -> None:
     for rank in started("openmpi", "unbound"):
         outside = with_variables(started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1(x2)")
         inside = replace(rank, environ={**outside.environ, **rank.environ})
-        assert innermost(inside.environ.get, inside.ranks) is Launcher.OPEN_MPI
+        assert active_launcher(inside.environ.get, inside.ranks) is Launcher.OPEN_MPI
         assert found(inside).whose is Whose.COMMON
 
 
@@ -331,7 +330,7 @@ def by_hand(**seen: Any) -> Masks:
     }
     ranks = Ranks(local_rank=1, local_size=2)
     nothing: dict[str, str] = {}
-    return classify(nothing.get, ranks, Seen(**{**values, **seen}))
+    return classify_masks(nothing.get, ranks, Seen(**{**values, **seen}))
 
 
 @pytest.mark.case("G7", "A23")

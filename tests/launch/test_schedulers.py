@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch import grid_engine
-from gpuaff.launch.schedulers import Granted, classify
+from gpuaff.launch import allocation
+from gpuaff.launch.allocation import Granted, classify_grant
 
 from environments import started
 from processes import printed
@@ -32,7 +32,7 @@ def of(
     variables: Mapping[str, str], *, gpu_file: str | None = None, host: str | None = "node7"
 ) -> Granted:
     names = [name for name in variables if name.startswith("SGE_HGR_")]
-    return classify(variables.get, names=names, gpu_file=gpu_file, host=host)
+    return classify_grant(variables.get, names=names, gpu_file=gpu_file, host=host)
 
 
 # Slurm: what it was seen to set, without what CUDA shows, and with it.
@@ -312,7 +312,7 @@ usage    1:                 cpu=00:01:30, mem=1.0 GBs, io=0.0
     ],
 )
 def test_what_qstat_prints(requests: str, count: int | None) -> None:
-    found, said = grid_engine.read(REPORT.format(requests=requests), "4711")
+    found, said = allocation.read_qstat(REPORT.format(requests=requests), "4711")
     assert (found, bool(said)) == (count, True)
     assert len(said) < 300
 
@@ -326,27 +326,27 @@ def test_what_qstat_prints(requests: str, count: int | None) -> None:
     ],
 )
 def test_a_report_of_something_else(text: str) -> None:
-    assert grid_engine.read(text, "4711") == (None, "this is not about the job")
+    assert allocation.read_qstat(text, "4711") == (None, "this is not about the job")
 
 
 def test_the_other_spelling() -> None:
     text = "job_number: 4711\nhard_resource_list: gpu=2"
-    assert grid_engine.read(text, "4711") == (2, "gpu=2")
+    assert allocation.read_qstat(text, "4711") == (2, "gpu=2")
 
 
 @given(st.text())
 def test_any_report(text: str) -> None:
-    assert grid_engine.read(text, "4711")[0] is None
-    assert grid_engine.read(f"job_number: 4711\n{text}", "4711")[1]
+    assert allocation.read_qstat(text, "4711")[0] is None
+    assert allocation.read_qstat(f"job_number: 4711\n{text}", "4711")[1]
 
 
 IN_A_JOB = {"JOB_ID": "4711", "SGE_ROOT": "/opt/sge", "QUEUE": "gpu.q"}
 
 ASK = """
     import json
-    from gpuaff.launch import grid_engine, schedulers
-    grid_engine.SECONDS = {seconds}
-    found = schedulers.granted()
+    from gpuaff.launch import allocation, allocation
+    allocation.SECONDS = {seconds}
+    found = allocation.granted()
     print(json.dumps([found.count, found.indices, found.source, found.visible]))
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuaff.launch import ranks, sharers
+from gpuaff.launch import allocation, ranks
 from gpuaff.launch.ranks import Ranks
 
 from environments import started
@@ -14,7 +14,7 @@ from environments import started
 
 def classify(environ: Mapping[str, str], *, visible: int) -> Ranks | None:
     here = ranks.found(environ.get)
-    return sharers.classify(environ.get, here, visible=visible) if here.is_told else None
+    return allocation.classify_sharers(environ.get, here, visible=visible) if here.is_told else None
 
 
 def places(environ: Mapping[str, str], *, visible: int) -> tuple[int, int] | None:

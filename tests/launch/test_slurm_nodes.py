@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.slurm_nodes import holds
+from gpuaff.launch.slurm import holds
 
 
 @pytest.mark.parametrize(

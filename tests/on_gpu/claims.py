@@ -143,8 +143,8 @@ def check_look(report: dict[str, Any]) -> None:
     """What looking and leasing cost beside NVML's own calls, in a process that is warm."""
     program = """
 import time, statistics, gpuaff
-from gpuaff.claims import making
-from gpuaff.system.nvml import usage_session
+from gpuaff.claims import acquire
+from gpuaff._system.nvml import usage_session
 with usage_session() as keep:
     keep.devices(); keep.look(utilization=False)
     def ours():
@@ -319,7 +319,7 @@ sys.stdin.read()
 def check_release(report: dict[str, Any]) -> None:
     program = """
 import os, gpuaff
-from gpuaff.system.nvml import usage_session
+from gpuaff._system.nvml import usage_session
 def used():
     with usage_session() as session:
         return [(r.used >> 20, sorted(r.compute or ())) for r in session.look(utilization=False)]
@@ -388,7 +388,7 @@ def check_run(folder: Path, gpus: int, report: dict[str, Any]) -> None:
     end(stranger)
     plain, ours = ["true"], [*gpuaff, "run", "--no-pin", "--", "true"]
     nvml = python(
-        "from gpuaff.system.nvml import usage_session\n"
+        "from gpuaff._system.nvml import usage_session\n"
         "with usage_session() as s: s.devices(); s.look(utilization=False)"
     )
     costs = compare(

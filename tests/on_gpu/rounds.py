@@ -25,8 +25,8 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 CLAIMER = """
 import mmap, sys
 sys.path.insert(0, sys.argv[1])
-import gpuaff, gpuaff.claims.preview
-from gpuaff.system.nvml import usage_session
+import gpuaff, gpuaff.claims.acquire
+from gpuaff._system.nvml import usage_session
 with usage_session() as session:
     session.look()
 large = mmap.mmap(-1, 1 + (int(sys.argv[2]) << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--large", type=int, default=0, help="MiB of memory that a claimer has")
     given = parser.parse_args()
     sys.path.insert(0, str(SRC))
-    from gpuaff.system.nvml import usage_session
+    from gpuaff._system.nvml import usage_session
 
     with usage_session() as session:
         gpus = len(session.devices())

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpuaff.records import replace
 from gpuaff.topology.model import Topology
 
 from fakedriver.play import this_machine

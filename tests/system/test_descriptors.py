@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.system import descriptors
+from gpuaff._system import descriptors
 
 from processes import environment, unmeasured
 
 INTERRUPTED = """
 import os, sys, time
-from gpuaff.system import descriptors, lock_files as locks
-from gpuaff.system.watch import Watch
+from gpuaff._system import descriptors, lock_files as locks
+from gpuaff._system.watch import Watch
 
 where, every = sys.argv[1], int(sys.argv[2])
 
@@ -58,7 +58,7 @@ class Tracer:
     def __init__(self, at):
         self.left, self.came = at, False
     def __call__(self, frame, event, _):
-        if "gpuaff/system/" not in frame.f_code.co_filename:
+        if "gpuaff/_system/" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":

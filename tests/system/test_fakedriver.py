@@ -182,7 +182,7 @@ class TestMake:
     def test_every_cpu_of_this_machine_is_near(self, tmp_path: Path) -> None:
         program = """
 import os
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 for gpu in nvml.read(highest_cpu=8191).gpus:
     assert gpu.node_cpus == gpu.socket_cpus
     assert gpu.node_cpus >= os.sched_getaffinity(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.system import kernel
+from gpuaff._system import kernel
 
 from processes import stopped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpuaff.system import lock_files, locks
+from gpuaff._system import lock_files, locks
 
 from processes import printed, stopped
 
@@ -20,7 +20,7 @@ def test_descriptors_are_out_of_the_way_of_scripts(tmp_path: Path) -> None:
 def test_a_low_limit_of_open_files_is_no_failure(tmp_path: Path) -> None:
     script = f"""
 import os, resource
-from gpuaff.system import lock_files, locks
+from gpuaff._system import lock_files, locks
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 handle = lock_files.open_directory({str(tmp_path)!r})
 print(handle < 64, locks.try_flock(handle), os.get_inheritable(handle))
@@ -31,7 +31,7 @@ print(handle < 64, locks.try_flock(handle), os.get_inheritable(handle))
 def test_the_program_that_a_process_becomes_keeps_what_it_may_inherit(tmp_path: Path) -> None:
     script = f"""
 import os, sys
-from gpuaff.system import lock_files, locks
+from gpuaff._system import lock_files, locks
 handle = lock_files.open_directory({str(tmp_path)!r})
 assert locks.try_flock(handle)
 if sys.stdin.readline().strip() == "keep":

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.system import lock_files, locks
+from gpuaff._system import lock_files, locks
 
 from claims.lockers import until
 from processes import stopped

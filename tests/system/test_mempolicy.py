@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.system import mempolicy
-from gpuaff.system.mempolicy import Policy
+from gpuaff._system import mempolicy
+from gpuaff._system.mempolicy import Policy
 
 import mempolicies
 import seccomp
@@ -39,7 +39,7 @@ from processes import printed, run
 def test_the_kernel_has_what_was_set(policy: str, in_proc: str, text: str) -> None:
     script = f"""
         import sys
-        from gpuaff.system.mempolicy import *
+        from gpuaff._system.mempolicy import *
         sys.path.append({str(Path(mempolicies.__file__).parent)!r})
         import mempolicies
         nodes = allowed_nodes()
@@ -63,7 +63,7 @@ def test_the_kernel_has_what_was_set(policy: str, in_proc: str, text: str) -> No
 @pytest.mark.needs("memory-policies")
 def test_several_nodes_are_preferred_since_linux_5_15() -> None:
     script = """
-        from gpuaff.system.mempolicy import *
+        from gpuaff._system.mempolicy import *
         set_policy(Policy(PREFERRED_MANY | STATIC, allowed_nodes()))
         print(get_policy(), set(open("/proc/self/numa_maps").readline().split()))
     """
@@ -75,7 +75,7 @@ def test_several_nodes_are_preferred_since_linux_5_15() -> None:
 def test_the_allowed_nodes_are_those_in_proc() -> None:
     script = """
         from gpuaff.cpuset import format_cpulist
-        from gpuaff.system.mempolicy import allowed_nodes
+        from gpuaff._system.mempolicy import allowed_nodes
         print(format_cpulist(allowed_nodes()))
     """
     assert printed(script) == mempolicies.nodes()
@@ -94,7 +94,7 @@ def test_masks_are_as_large_as_the_nodes_need() -> None:
     """The kernel drops nodes that it lacks, but not those that it could never have."""
     beyond = [room(), room() + 63, 2 * room() - 1, 2 * room(), 5 * room() + 1]
     script = f"""
-        from gpuaff.system.mempolicy import *
+        from gpuaff._system.mempolicy import *
         nodes = allowed_nodes()
         for extra in {[200, room() - 1]}:
             set_policy(Policy(BIND, nodes | {{extra}}))
@@ -116,7 +116,7 @@ def test_the_last_bit_of_a_mask_counts() -> None:
     Of a static policy the kernel remembers what was named, be it there or not.
     """
     script = """
-        from gpuaff.system.mempolicy import *
+        from gpuaff._system.mempolicy import *
         nodes = allowed_nodes() | {63}
         set_policy(Policy(BIND | STATIC, nodes))
         print(get_policy().nodes == nodes)
@@ -169,7 +169,7 @@ def test_the_numbers_of_this_machine_are_those_of_its_headers() -> None:
 def test_a_machine_that_is_not_known_is_told() -> None:
     script = """
         import os
-        from gpuaff.system import mempolicy
+        from gpuaff._system import mempolicy
         os.uname = lambda: type("", (), {"machine": "vax"})
         try:
             mempolicy.get_policy()
@@ -184,7 +184,7 @@ def test_a_machine_that_is_not_known_is_told() -> None:
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EINVAL])
 def test_what_a_filter_answers_is_raised(error: int) -> None:
     script = """
-        from gpuaff.system.mempolicy import *
+        from gpuaff._system.mempolicy import *
         for call in (get_policy, allowed_nodes, lambda: set_policy(Policy(DEFAULT))):
             try:
                 call()

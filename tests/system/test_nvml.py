@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.system.nvml import DriverReading, GpuReading
-from gpuaff.system.nvml_calls import pci_address
+from gpuaff._system.nvml import DriverReading, GpuReading
+from gpuaff._system.nvml_calls import pci_address
 from gpuaff.topology.model import Topology
 
 from fakedriver.driver import MakeDriver
@@ -171,7 +171,7 @@ else:
         driver = fake_driver(FULL)
         program = """
 import pynvml
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 def interrupted(handle):
     raise KeyboardInterrupt
 pynvml.nvmlDeviceGetName = interrupted

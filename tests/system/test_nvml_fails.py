@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gpuaff.system.nvml import GpuReading
+from gpuaff._system.nvml import GpuReading
 
 from fakedriver.driver import MakeDriver
 from fakedriver.state import NVML

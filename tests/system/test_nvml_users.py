@@ -31,7 +31,7 @@ PAIR = Topology(
 
 READ = """
 import json
-from gpuaff.system import nvml
+from gpuaff._system import nvml
 pids = [None if u.pids is None else sorted(u.pids) for u in nvml.users()]
 print(json.dumps([[u.index, p, u.problems] for u, p in zip(nvml.users(), pids)]))
 """

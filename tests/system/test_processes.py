@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gpuaff.system import kernel
+from gpuaff._system import kernel
 
 from processes import run, stopped
 
@@ -45,7 +45,9 @@ ctypes.CDLL(None).syscall(exit_thread, 0)
     @pytest.mark.needs("mounts")
     def test_proc_does_not_show_it(self) -> None:
         """As with hidepid: other users' processes are there, and look as if they were gone."""
-        script = "from gpuaff.system import kernel\nprint(kernel.has_ended(1), kernel.parent_of(1))"
+        script = (
+            "from gpuaff._system import kernel\nprint(kernel.has_ended(1), kernel.parent_of(1))"
+        )
         command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"']
         done = run(script, prefix=command)
         assert done.stdout.split() == ["False", "None"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.system import lock_files
-from gpuaff.system.watch import Watch
+from gpuaff._system import lock_files
+from gpuaff._system.watch import Watch
 
 import seccomp
 from claims.lockers import watching
@@ -78,7 +78,7 @@ def test_where_there_is_no_more_of_it_time_wakes(tmp_path: Path, call: int, erro
     """A user has 128 instances of inotify, and so many watches; old kernels lack pidfds."""
     script = f"""
 import os
-from gpuaff.system.watch import Watch
+from gpuaff._system.watch import Watch
 with Watch() as watch:
     watch.begin([{str(tmp_path)!r}, "/not/there"])
     watch.follow([os.getppid()])

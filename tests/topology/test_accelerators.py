@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpuaff import Topology
+from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import format_cpulist, parse_cpulist
-from gpuaff.system.kernel import Tree
-from gpuaff.topology.accelerators import on_the_bus
 from gpuaff.topology.live import observe, with_accelerators
 from gpuaff.topology.model import Accelerator
+from gpuaff.topology.pci import on_the_bus
 from gpuaff.topology.sysfs import read_cpus
 
 import machine_trees

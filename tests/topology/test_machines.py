@@ -8,7 +8,7 @@ import pytest
 
 from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.errors import TopologyError
-from gpuaff.topology import jsontext
+from gpuaff.topology import serialize
 from gpuaff.topology.machines import named, names
 from gpuaff.topology.model import Source, Topology
 
@@ -102,7 +102,7 @@ def test_a_name_is_no_path(name: str) -> None:
 def test_files_are_as_gpuaff_saves_them(name: str) -> None:
     file = Path(__file__).parents[2] / "src/gpuaff/topology/machines" / f"{name}.json"
     text = file.read_text("utf-8")
-    assert text == jsontext.dumps(named(name).to_dict())
+    assert text == serialize.format_json(named(name).to_dict())
     assert len(text) < 10_240
 
 

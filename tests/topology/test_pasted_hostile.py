@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuaff.errors import TopologyError
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
-from gpuaff.topology.pasted.reading import MAX_CHARS, MAX_LINES
+from gpuaff.topology.pasted.text import MAX_CHARS, MAX_LINES
 
 from pasted_machines import DATA, MACHINES
 from sound import sound

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.allocator import planner
+from gpuaff.allocator.plan import plan as make_plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology.model import Topology
@@ -76,7 +76,7 @@ def test_round_trips_through_json(machine: Pasted, tmp_path: Path) -> None:
 
 @each_plan
 def test_plan(machine: Pasted, plan: Plan) -> None:
-    made = planner.plan(parse(machine.text), len(plan.ranks), balanced=plan.balanced)
+    made = make_plan(parse(machine.text), len(plan.ranks), balanced=plan.balanced)
     assert [format_cpulist(share.cpus) for share in made.shares] == plan.ranks
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.planner import plan
+from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse

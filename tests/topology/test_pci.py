@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpuaff import Topology
+from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import format_cpulist, parse_cpulist
-from gpuaff.system.kernel import Tree
 from gpuaff.topology import pci
 from gpuaff.topology.model import Source
 from gpuaff.topology.sysfs import read_cpus

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.system.kernel import Tree
-from gpuaff.topology.quota import quotas
+from gpuaff._system.kernel import Tree
+from gpuaff.topology.cgroup import quotas
 
 V2 = {"proc/self/cgroup": "0::/pod/rank\n", "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"}
 V1 = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.notices import Notice
-from gpuaff.topology import jsontext, snapshot
+from gpuaff.topology import serialize
 from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Package, Source, Topology
 
 from strategies import topologies
@@ -143,22 +143,22 @@ def test_round_trip(topology: Topology) -> None:
     assert Topology.from_dict(data).notes == topology.notes
     again = json.loads(json.dumps(data, allow_nan=False))
     assert again == data
-    assert snapshot.loads(json.dumps(data)) == topology
+    assert serialize.loads(json.dumps(data)) == topology
 
 
 @settings(deadline=None)
 @given(topologies(max_cores=8, max_gpus=4))
 def test_what_is_written_reads_back_in_any_layout(topology: Topology) -> None:
-    text = jsontext.dumps(topology.to_dict())
+    text = serialize.format_json(topology.to_dict())
     assert json.loads(text) == topology.to_dict()
-    assert snapshot.loads(text.encode()) == topology
+    assert serialize.loads(text.encode()) == topology
 
 
 def test_lines_are_filled_up_to_their_limit() -> None:
     full = ", ".join("1" * 33)  # with two blanks before it and a comma behind it: 100 characters
-    assert jsontext.dumps([1] * 66) == f"[\n  {full},\n  {full}\n]\n"
+    assert serialize.format_json([1] * 66) == f"[\n  {full},\n  {full}\n]\n"
     thirty, more = ", ".join("1" * 30), ", ".join("1" * 31)  # 97 and, without its key, 98
-    assert jsontext.dumps({"a": [1] * 30, "b": [1] * 31}) == (
+    assert serialize.format_json({"a": [1] * 30, "b": [1] * 31}) == (
         f'{{\n  "a": [{thirty}],\n  "b": [\n    {more}\n  ]\n}}\n'
     )
 
@@ -176,7 +176,7 @@ def test_every_member_is_always_there() -> None:
 
 
 def test_the_shortest_file() -> None:
-    topology = snapshot.loads('{"schema_version": 1, "cpus": "0-3", "gpus": [{"index": 4}]}')
+    topology = serialize.loads('{"schema_version": 1, "cpus": "0-3", "gpus": [{"index": 4}]}')
     expected = frozenset(range(4))
     assert topology == Topology(cpus=expected, allowed=expected, gpus=(Gpu(index=4),), visible=(4,))
 
@@ -189,9 +189,9 @@ def test_a_process_that_may_use_no_cpu_is_not_one_that_may_use_all() -> None:
 
 
 def test_cpus_that_are_not_known() -> None:
-    topology = snapshot.loads('{"schema_version": 1, "cpus": null, "gpus": []}')
+    topology = serialize.loads('{"schema_version": 1, "cpus": null, "gpus": []}')
     assert topology == Topology()
-    bounded = snapshot.loads('{"schema_version": 1, "cpus": null, "allowed": "2-3", "gpus": []}')
+    bounded = serialize.loads('{"schema_version": 1, "cpus": null, "allowed": "2-3", "gpus": []}')
     assert bounded.allowed == {2, 3}
 
 
@@ -278,13 +278,13 @@ def test_a_large_machine_makes_a_small_file() -> None:
         gpus=tuple(Gpu(index=i, name="NVIDIA A100-SXM4-80GB", node_cpus=cpus) for i in range(8)),
         links=(("NV12",) * 8,) * 8,
     )
-    assert len(jsontext.dumps(big.to_dict())) < 10_240
+    assert len(serialize.format_json(big.to_dict())) < 10_240
 
 
 def test_the_example_in_the_docs() -> None:
     page = Path(__file__).parents[2] / "docs" / "topology-json.md"
     block = page.read_text("utf-8").split("```json\n")[1].split("```")[0]
-    machine = snapshot.loads(block)
+    machine = serialize.loads(block)
     assert [gpu.name for gpu in machine.gpus] == ["left", "right"]
     assert machine.cores is not None
     assert len(machine.cores) == 8
@@ -448,7 +448,7 @@ def test_bad_data_is_refused_with_its_place(spoil: Any, message: str) -> None:
     data = small()
     spoil(data)
     with pytest.raises(TopologyError) as caught:
-        snapshot.from_dict(data, "machine.json")
+        serialize.from_dict(data, "machine.json")
     told = str(caught.value)
     assert told.startswith(f"machine.json: {message}")
     assert len(told) < 300
@@ -483,15 +483,15 @@ def test_data_that_is_no_object(data: Any) -> None:
 )
 def test_text_that_is_no_topology(text: bytes, message: str) -> None:
     with pytest.raises(TopologyError) as caught:
-        snapshot.loads(text, "standard input")
+        serialize.loads(text, "standard input")
     told = str(caught.value)
     assert told.startswith(f"standard input: {message}")
     assert len(told.splitlines()) == 1
 
 
 def test_a_byte_order_mark_is_welcome() -> None:
-    assert snapshot.loads(b"\xef\xbb\xbf" + WRITTEN.encode()) == SMALL
-    assert snapshot.loads("\ufeff" + WRITTEN) == SMALL
+    assert serialize.loads(b"\xef\xbb\xbf" + WRITTEN.encode()) == SMALL
+    assert serialize.loads("\ufeff" + WRITTEN) == SMALL
 
 
 _JSON = st.recursive(
@@ -534,7 +534,7 @@ def test_spoilt_data_is_read_or_refused(data: st.DataObject) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_refused_politely(raw: bytes) -> None:
     with pytest.raises(TopologyError):
-        snapshot.loads(raw)
+        serialize.loads(raw)
 
 
 # --- files ---------------------------------------------------------------------------------

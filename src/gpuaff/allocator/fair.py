@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpuaff.allocator.pack import Domains, pack
+from gpuaff.allocator.blocks import Domains, pack
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """Who may have them (claimants, ascending), and the cores (places, ascending)."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from gpuaff.allocator.cores import Cores
-from gpuaff.allocator.picks import node_cores_of, nodes_first
-from gpuaff.allocator.sites import Draft, Site
+from gpuaff.allocator.placement import Draft, Site
+from gpuaff.allocator.split import node_cores_of, nodes_first
 from gpuaff.errors import GPUAffinityError
-from gpuaff.records import replace
 
 
 def cut_off(

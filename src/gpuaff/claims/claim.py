@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from gpuaff.claims import held
-from gpuaff.system import kernel
+from gpuaff._system import kernel
+from gpuaff.claims import state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from gpuaff.binding.grant import Grant
+    from gpuaff.claims.attempts import Obtained
     from gpuaff.claims.model import ClaimedGpu
-    from gpuaff.claims.obtain import Obtained
     from gpuaff.claims.placeholder import Occupied
-    from gpuaff.claims.undo import Undo
+    from gpuaff.claims.state import Undo
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
+    from gpuaff.pinning.grant import Grant
 
 
 class Claim:
@@ -102,7 +102,7 @@ class Claim:
                 self._undo()  # Ctrl-C may have come in the first
 
     def _abandon(self) -> None:
-        held.forget(self)
+        state.forget(self)
         if not self._is_abandoned:
             self._is_abandoned = True
             self._obtained.lease.abandon()

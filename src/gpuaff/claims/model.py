@@ -5,10 +5,10 @@ What the driver says of devices comes from its gate, and belongs to these record
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 
-from gpuaff.records import dataclass, field
-from gpuaff.system.readings import ComputeMode, Device, DeviceReading, LeftOut
+from gpuaff._system.nvml_usage import ComputeMode, Device, DeviceReading, LeftOut
 
 __all__ = [
     "Busy",
@@ -55,7 +55,7 @@ class Busy(str, Enum):
         return str(self.value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Whether a device is free.
 
@@ -79,7 +79,7 @@ class Usage:
     lasting: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What is asked of each device.
 
@@ -92,7 +92,7 @@ class Demand:
     max_utilization: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedGpu:
     """A GPU, or MIG instance, that a claim holds.
 
@@ -112,7 +112,7 @@ class ClaimedGpu:
     name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """How a wait stands: what ``on_wait`` is called with.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from gpuaff.digits import whole
 from gpuaff.errors import InvalidOptionError
-from gpuaff.hints import suggestion
-from gpuaff.records import dataclass
+from gpuaff.options import suggestion, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class VisibleAs(str, Enum):
     """UUIDs, as MIG instances always are."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What was asked for; the attributes are ``claim_gpus``' arguments.
 

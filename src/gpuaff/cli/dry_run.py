@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from shlex import join
 
 from gpuaff.claims.model import Device
-from gpuaff.cli import render
-from gpuaff.cli.job import Job
+from gpuaff.cli import output
+from gpuaff.cli.run import Job
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.text import Span, line, table
+from gpuaff.formatting import Span, line, table
 
 
 def show(job: Job, path: str, words: Sequence[str]) -> None:
@@ -34,11 +34,11 @@ def show(job: Job, path: str, words: Sequence[str]) -> None:
         "run": join([path, *words[1:]]),
     }
     cells = [(line(Span(f"would {what}", "head")), line(told)) for what, told in rows.items()]
-    render.show_lines(table(cells))
+    output.show_lines(table(cells))
 
 
 def _previewed(claim: Mapping[str, object]) -> tuple[Device, ...]:
-    from gpuaff.claims.preview import preview
+    from gpuaff.claims.acquire import preview
 
     asked = {name: value for name, value in claim.items() if name not in ("n", "pin")}
     return preview(claim["n"], arguments=asked)
@@ -47,13 +47,13 @@ def _previewed(claim: Mapping[str, object]) -> tuple[Device, ...]:
 def _pinned(job: Job, devices: Sequence[Device]) -> CpuSet | None:
     """Where the command would be pinned; None when it would not be."""
     if job.pin:
-        from gpuaff.binding.affinity import set_affinity
+        from gpuaff.pinning.affinity import set_affinity
 
         affinity = set_affinity()
         return affinity if affinity.pinned else None
     if job.claim is None or not job.claim["pin"]:
         return None
-    from gpuaff.binding.grant import take_grant
+    from gpuaff.pinning.grant import take_grant
 
     grant = take_grant([device.index for device in devices])
     return grant.cpus if grant.pinned else None

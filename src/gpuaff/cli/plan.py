@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuaff.allocator.modes import Mode, Multithreading, Partition, Scope
+from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
 from gpuaff.cli import options, source
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import Notice, one_reason
-from gpuaff.records import replace
 from gpuaff.settings import READERS, reserve, whole_number, with_environment
 
 if TYPE_CHECKING:
-    from gpuaff.allocator.plan import Plan
+    from gpuaff.allocator.model import Plan
 
 _NO_MATTER = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknown", "no-gpus"}
 """Remarks on a topology that no plan depends on, or that the planner makes itself."""
@@ -96,8 +96,8 @@ def _add_word(
 
 def run(args: argparse.Namespace) -> int:
     """Make and show the plan; returns the exit code."""
-    from gpuaff.allocator.planner import plan
-    from gpuaff.cli import picture, render
+    from gpuaff.allocator.plan import plan
+    from gpuaff.cli import output, views
 
     limit = _limit(args)
     seen = source.observe(args.what, visible_devices=args.visible_devices, limit=limit, links=False)
@@ -106,11 +106,11 @@ def run(args: argparse.Namespace) -> int:
     made = plan(seen.topology, nproc, rank_allowed=args.rank_allowed, **chosen)
     made = _with_notes(made, seen.topology.notes)
     if args.json:
-        render.show_json(made.to_dict())
+        output.show_json(made.to_dict())
         return 0
-    width = render.terminal_width()
-    render.show_lines(picture.lines(seen.topology, made, seen.name, width=width))
-    render.show_notes(made.warnings)
+    width = output.terminal_width()
+    output.show_lines(views.plan_lines(seen.topology, made, seen.name, width=width))
+    output.show_notes(made.warnings)
     return 0
 
 

@@ -7,14 +7,14 @@ import errno
 import os
 import re
 import sys
+from dataclasses import dataclass, replace
 
+from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError, TopologyError
-from gpuaff.hints import suggestion
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass, replace
-from gpuaff.system import environ, kernel
-from gpuaff.topology import jsontext
+from gpuaff.options import suggestion
+from gpuaff.topology import serialize
 from gpuaff.topology.model import Topology
 
 _MOST = 4 << 20
@@ -28,7 +28,7 @@ _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 """What text does not have; the escapes (1b) that nvidia-smi underlines with are text."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Observed:
     """A machine to talk about.
 
@@ -43,7 +43,7 @@ class Observed:
     live: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Limit:
     """What an argument allows.
 
@@ -92,7 +92,7 @@ def observe(
         InvalidOptionError: ``limit`` names only CPUs that are not there.
         OSError: a file cannot be read.
     """
-    if what is None and environ.fsroot() is None:
+    if what is None and env.fsroot() is None:
         seen = Observed(_live(visible_devices, links=links), "this machine", live=True)
     else:
         topology, name = _tree(links=links) if what is None else _read(what)
@@ -105,7 +105,7 @@ def _live(visible_devices: str | None, *, links: bool) -> Topology:
     topology = Topology.observe(links=links)
     if visible_devices is None:
         return topology
-    order = environ.get("CUDA_DEVICE_ORDER")
+    order = env.get("CUDA_DEVICE_ORDER")
     return topology.with_visible_devices(visible_devices, device_order=order)
 
 
@@ -182,9 +182,9 @@ def _standard_input() -> bytes:
     if sys.stdin is None:
         raise TopologyError("standard input", "is closed")
     if sys.stdin.isatty():
-        from gpuaff.cli.render import say
+        from gpuaff.cli.output import print_stderr
 
-        say("paste the text here, then press Ctrl-D")
+        print_stderr("paste the text here, then press Ctrl-D")
     return sys.stdin.buffer.read(_MOST + 1)
 
 
@@ -246,7 +246,7 @@ def _text(data: bytes) -> str:
 
 def _from_json(text: str) -> Topology:
     try:
-        data = jsontext.loads(text)
+        data = serialize.parse_json(text)
     except ValueError as error:
         raise TopologyError("", str(error)) from None
     return Topology.from_dict(data)

@@ -30,26 +30,28 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show or save the topology; returns the exit code."""
-    from gpuaff.cli import render, tree
+    from gpuaff.cli import output, views
 
     seen = source.observe(args.what, visible_devices=args.visible_devices, links=True)
     if args.json:
-        render.show_json(seen.topology.to_dict())
+        output.show_json(seen.topology.to_dict())
         return 0
     if args.save is not None:
         _save(seen.topology, args.save)
     else:
-        render.show_lines(tree.lines(seen.topology, seen.name, width=render.terminal_width()))
-    render.show_notes(seen.topology.notes)
+        output.show_lines(
+            views.topology_lines(seen.topology, seen.name, width=output.terminal_width())
+        )
+    output.show_notes(seen.topology.notes)
     return 0
 
 
 def _save(topology: Topology, file: str) -> None:
-    from gpuaff.cli import render
-    from gpuaff.text import counted
+    from gpuaff.cli import output
+    from gpuaff.formatting import counted
 
     if Path(file).is_dir():
         raise TopologyError(file, "is a folder; name the file to write")
     topology.save(file)
     found = f"{counted(len(topology.cpus), 'CPU')}, {counted(len(topology.gpus), 'GPU')}"
-    render.say(f"saved {file} ({found})")
+    output.print_stderr(f"saved {file} ({found})")

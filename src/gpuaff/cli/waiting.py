@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gpuaff.cli.render import say
-from gpuaff.text import counted
+from gpuaff.cli.output import print_stderr
+from gpuaff.formatting import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Teller:
         said, self._latest, self._timer = self._latest, None, None
         if self._is_over or said is None:
             return
-        say(said)
+        print_stderr(said)
         timer = threading.Timer(self._pause, self._when_due)
         timer.daemon = True
         with suppress(RuntimeError):  # no more threads can be had: then each is said at once

@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 
-from gpuaff.allocator.modes import Multithreading, Scope, Word
+from gpuaff.allocator.model import Multithreading, Scope, Word
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeVar
 
-    from gpuaff.allocator.plan import Plan
-    from gpuaff.binding.affinity import Affinity
+    from gpuaff.allocator.model import Plan
+    from gpuaff.pinning.affinity import Affinity
 
     _W = TypeVar("_W", bound=Word)
 
@@ -85,7 +85,7 @@ def set_affinity(
     """
     if None in (gpu_id, nproc_per_node):  # to gpuaff None means: ask the launcher
         raise TypeError("set_affinity() needs two numbers: gpu_id and nproc_per_node")
-    from gpuaff.binding.affinity import set_affinity as bind
+    from gpuaff.pinning.affinity import set_affinity as bind
 
     most = _NO_LIMIT if max_physical_cores is None else min(max_physical_cores, _NO_LIMIT)
     with _their_errors():
@@ -142,7 +142,7 @@ def _word(name: str, value: object, words: type[_W]) -> _W:
     """A member, or its string; gpuaff would take None for "not said"."""
     if isinstance(value, words):  # as ever; the driver is not kept waiting for an import
         return value
-    from gpuaff.allocator.options import check_word
+    from gpuaff.allocator.model import check_word
 
     return check_word(name, value, words)
 

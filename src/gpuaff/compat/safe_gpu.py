@@ -14,8 +14,9 @@ import operator
 import time
 from contextlib import contextmanager
 
-from gpuaff.claims.frameworks import load
-from gpuaff.claims.safe_gpu_lock import DEFAULT, holding
+from gpuaff._system import env
+from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
+from gpuaff.claims.placeholder.frameworks import load
 from gpuaff.errors import (
     AlreadyClaimedError,
     GpuaffError,
@@ -24,15 +25,14 @@ from gpuaff.errors import (
     NoDriverError,
     NotEnoughGpusError,
 )
-from gpuaff.system import environ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, TypeAlias
 
+    from gpuaff._system.nvml_usage import UsageSession
     from gpuaff.claims.claim import Claim
-    from gpuaff.system.nvml_usage import UsageSession
 
     PlaceholderFn: TypeAlias = str | Callable[[int], object]
 
@@ -81,12 +81,12 @@ def get_free_gpus() -> list[str]:
     Raises:
         NvidiasmiError: there is no usable driver.
     """
-    from gpuaff.claims import board
-    from gpuaff.claims.looking import Looker
+    from gpuaff.claims.devices.probe import Looker
+    from gpuaff.claims.locking import registry
 
     with _their_errors(), _driver() as session:
         whole = [device for device in session.devices() if not device.is_mig]
-        usages = Looker(session, whole, own_is_free=False).usages(board.entries())
+        usages = Looker(session, whole, own_is_free=False).usages(registry.entries())
     return [str(usage.device.index) for usage in usages if usage.busy is None]
 
 
@@ -206,12 +206,12 @@ class GPUOwner:
             return
         for device in self.devices_taken:
             self.logger.info(f"Releasing placeholder on CUDA device: {device}")
-        variables = {name: environ.get(name) for name in _VARIABLES}
+        variables = {name: env.get(name) for name in _VARIABLES}
         try:
             self._claim.release()
         finally:
             for name, value in variables.items():
-                environ.put(name, value)
+                env.put(name, value)
 
     def _give_back(self) -> None:
         if self._claim is not None:
@@ -228,10 +228,10 @@ class GPUOwner:
             self._claim_gpus(nb_gpus)
 
     def _claim_gpus(self, nb_gpus: int) -> None:
-        from gpuaff.claims.claimer import claim_gpus as claim
+        from gpuaff.claims.claiming import claim_gpus as claim
 
         if nb_gpus == 0:  # safe_gpu hides all GPUs then
-            environ.put("CUDA_VISIBLE_DEVICES", "")
+            env.put("CUDA_VISIBLE_DEVICES", "")
             self._tell_visible()
             return
         function = self.placeholder_fn
@@ -249,7 +249,7 @@ class GPUOwner:
             self._tell_visible()
 
     def _tell_visible(self) -> None:
-        self.logger.info(f"Set CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')}")
+        self.logger.info(f"Set CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES')}")
         time.sleep(self.debug_sleep)
 
 
@@ -318,7 +318,7 @@ def _has_one_for_display(session: UsageSession) -> bool:
 
 
 def _driver() -> Any:
-    from gpuaff.system.nvml import usage_session
+    from gpuaff._system.nvml import usage_session
 
     return usage_session()
 

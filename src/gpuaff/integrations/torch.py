@@ -34,7 +34,7 @@ class WorkerInit:
         """
         from torch.utils.data import get_worker_info
 
-        from gpuaff.binding.spread import spread_within
+        from gpuaff.pinning.spread import spread_within
 
         info = get_worker_info()
         if info is None:
@@ -46,7 +46,7 @@ class WorkerInit:
         spread_within(worker_id, info.num_workers, share=self._share)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from gpuaff.binding.process import expected
+        from gpuaff.pinning.state import expected
 
         share = expected() or self._share
         return WorkerInit, (share and frozenset(share),)

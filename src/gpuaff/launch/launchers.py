@@ -8,11 +8,11 @@ job or a task, srun inside nothing. Their variables are inherited, so all of the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 
 from gpuaff.launch import slurm
 from gpuaff.launch.variables import Get, number
-from gpuaff.records import dataclass
 
 
 class Launcher(str, Enum):
@@ -36,7 +36,7 @@ class Launcher(str, Enum):
     """Another one, or a script's own loop, or nobody."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """Which variables a launcher sets for each of its processes; None: it sets none for that.
 

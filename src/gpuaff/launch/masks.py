@@ -6,17 +6,86 @@ names the mask of every rank; else it can only plan for itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import slurm
-from gpuaff.launch.above import Above
-from gpuaff.launch.innermost import innermost
-from gpuaff.launch.launchers import Launcher
-from gpuaff.launch.ranks import Ranks
+from gpuaff.launch.launchers import ROWS, Launcher
+from gpuaff.launch.ranks import Ranks, active_launcher
 from gpuaff.launch.variables import Get, number
-from gpuaff.records import dataclass, replace
-from gpuaff.system import environ, kernel
+
+# What started this rank: the process that is above it and above its wrappers.
+#
+# A launcher that binds nobody hands its own mask down. A wrapper between it and Python (a shell,
+# ``timeout``, a profiler) may have been bound for this rank alone, and then has the rank's mask. It
+# is known by its variables: it was given the rank's own, which the launcher has not.
+
+
+_MOST = 64
+"""The most wrappers; a chain of processes that changes while it is read has no end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ancestry:
+    """Processes above this one, read at one moment.
+
+    Attributes:
+        parent: the CPUs that its parent may use; None when that cannot be seen.
+        starter: those of the process that started the rank; its parent's where nobody stands
+            between, or it can't be told.
+        starter_name: the name of that process's program.
+    """
+
+    parent: CpuSet | None
+    starter: CpuSet | None
+    starter_name: str | None
+
+
+def observe_ancestry(ranks: Ranks) -> Ancestry:
+    """Look at the processes above this one."""
+    parent = kernel.parent_id()
+    starter = parent if ranks.local_size == 1 else _starter(env.get, ranks, parent)
+    mask = kernel.affinity_of(parent)
+    return Ancestry(
+        parent=mask,
+        starter=mask if starter == parent else kernel.affinity_of(starter),
+        starter_name=kernel.name_of(starter),
+    )
+
+
+def _starter(get: Get, ranks: Ranks, parent: int | None) -> int | None:
+    own = own_variables(get, ranks)
+    if parent is None or not own:
+        return parent
+    found: int | None = parent
+    for _ in range(_MOST):
+        if found is None or not carries(found, own):
+            break
+        found = kernel.parent_of(found)
+    return found
+
+
+def own_variables(get: Get, ranks: Ranks) -> dict[str, str | None]:
+    """The variables that are this rank's own; none where its launcher is not known.
+
+    They are its number, and what tells one run of the launcher from another: that may run inside
+    another one's rank, and then has such variables itself.
+    """
+    launcher = active_launcher(get, ranks)
+    for row in ROWS:
+        if row.launcher is launcher is not Launcher.UNKNOWN and get(row.local_rank):
+            names = (row.local_rank, row.rank, *row.run)
+            return {name: get(name) for name in names if name}
+    return {}
+
+
+def carries(pid: int, own: dict[str, str | None]) -> bool:
+    """Whether a process was started with a rank's variables; who can't be read was not."""
+    variables = kernel.variables_of(pid)
+    return all(variables.get(name) == value for name, value in own.items())
+
 
 _DAEMONS = frozenset({"mpirun", "prte", "prted", "prterun"})
 """The programs of PRRTE that start ranks."""
@@ -33,7 +102,7 @@ class Whose(str, Enum):
     """They may differ, and nobody tells how."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
     """The masks of this node's ranks.
 
@@ -52,14 +121,14 @@ class Masks:
     unbound: str = "without taskset or numactl around each"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What this process sees of masks.
 
     Attributes:
         own: the CPUs that it may use.
-        starter: those that what started it may use (:class:`gpuaff.launch.above.Above`); None when
-            that cannot be seen.
+        starter: those that what started it may use (:class:`Ancestry`); None when that
+            cannot be seen.
         starter_name: the name of that program.
         online: the CPUs of the machine.
         cpuset: those of this process's cpuset; None when they are not told, or do not matter.
@@ -72,7 +141,7 @@ class Seen:
     cpuset: CpuSet | None = None
 
 
-def observe(ranks: Ranks, *, own: CpuSet, above: Above, online: CpuSet) -> Masks:
+def observe_masks(ranks: Ranks, *, own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
     """The masks of the ranks of this process's job on this node.
 
     Args:
@@ -87,20 +156,20 @@ def observe(ranks: Ranks, *, own: CpuSet, above: Above, online: CpuSet) -> Masks
         starter=above.starter,
         starter_name=above.starter_name,
         online=online,
-        cpuset=None if own == above.starter else _cpuset(environ.get),
+        cpuset=None if own == above.starter else _cpuset(env.get),
     )
-    return classify(environ.get, ranks, seen)
+    return classify_masks(env.get, ranks, seen)
 
 
 def _cpuset(get: Get) -> CpuSet | None:
     if slurm.binding(get) != "none":
         return None
-    from gpuaff.topology.cpusets import cpuset_of  # nobody else needs it to pin
+    from gpuaff.topology.cgroup import cpuset_of  # nobody else needs it to pin
 
     return cpuset_of(kernel.machine_tree())
 
 
-def classify(get: Get, ranks: Ranks, seen: Seen) -> Masks:
+def classify_masks(get: Get, ranks: Ranks, seen: Seen) -> Masks:
     """:func:`observe`, of what was read already.
 
     Args:
@@ -111,7 +180,7 @@ def classify(get: Get, ranks: Ranks, seen: Seen) -> Masks:
     if ranks.local_size == 1:
         bound = _is_bound(get, seen)
         return Masks(whose=Whose.COMMON, source="there is one rank", bound=bound)
-    launcher = innermost(get, ranks)
+    launcher = active_launcher(get, ranks)
     found = _by_launcher(get, ranks, launcher, seen)
     return replace(found, unbound=_UNBOUND.get(launcher, found.unbound))
 

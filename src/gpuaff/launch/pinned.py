@@ -11,13 +11,14 @@ It counts only where the process may use no other CPUs than these.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.variables import Get, number
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass
 
-VARIABLE = "GPUAFF_PINNED"
+PINNED_VARIABLE = "GPUAFF_PINNED"
 
 EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
 """The remarks about a mask whose origin is not known. Here it is: each rank has its share."""
@@ -26,7 +27,7 @@ _MOST = 65_536
 """The longest value that is read, in characters."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
     """A share that was set; ``str()`` gives the variable's value.
 
@@ -58,7 +59,7 @@ def read(get: Get, own: CpuSet) -> Pinned | None:
         get: the environment.
         own: the CPUs that this process may use.
     """
-    text = get(VARIABLE) or ""
+    text = get(PINNED_VARIABLE) or ""
     fields = text.split(":")
     if len(text) > _MOST or len(fields) != 5 or fields[0] != "v1":
         return None

@@ -13,20 +13,296 @@ The rules, in order (``docs/launchers.md`` has them with examples):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from gpuaff.launch import contradictions, inherited
-from gpuaff.launch.launchers import Launcher, Row
-from gpuaff.launch.said import Said, all_said
+from gpuaff._system import env, kernel
+from gpuaff.launch import inherited, slurm
+from gpuaff.launch.launchers import BY_PROGRAM, Launcher, Row, present, size_by
 from gpuaff.launch.variables import Get, number
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass, field, replace
-from gpuaff.system import environ, kernel
+
+# What each launcher's variables say of this process's place on its node. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherReport:
+    """What one launcher says; both numbers are None where they name no rank.
+
+    Attributes:
+        row: the launcher.
+        local_rank: the number on this node.
+        local_size: how many there are on this node.
+        rank_from: the variable that tells ``local_rank``.
+        size_from: the one that tells ``local_size``.
+        is_partial: whether only ``local_size`` is missing, as nobody tells it; ``told_rank`` is
+            the number then.
+        told_rank: the number on this node, whether or not ``local_size`` bears it out.
+        why: what is wrong, where the numbers name no rank.
+        remarks: what is assumed, where they do.
+    """
+
+    row: Row
+    local_rank: int | None = None
+    local_size: int | None = None
+    rank_from: str
+    size_from: str = ""
+    is_partial: bool = False
+    told_rank: int | None = None
+    why: str = ""
+    remarks: tuple[Notice, ...] = ()
+
+    @property
+    def place(self) -> tuple[int | None, int | None]:
+        """Both numbers."""
+        return self.local_rank, self.local_size
+
+
+def launcher_reports(get: Get) -> list[LauncherReport]:
+    """What the launchers say whose variables are there, from the inside out."""
+    return [_report(get, row) for row in present(get)]
+
+
+def _report(get: Get, row: Row) -> LauncherReport:
+    text, name = get(row.local_rank), row.local_rank
+    rank = number(text)
+    if rank is None:
+        why = f"{name}={_shown(text)} is no number of a rank"
+        return LauncherReport(row=row, rank_from=name, is_partial=not text, why=why)
+    if row.launcher is Launcher.TORCHRUN and rank == 0:
+        rank, name = _virtual(get) or (rank, name)
+    if row.local_size is None or not get(row.local_size):
+        return _without_size(get, row, rank)
+    size = size_by(get, row)
+    size_text = f"{row.local_size}={_shown(get(row.local_size))}"
+    if not size:
+        also = f" with SLURM_NODEID={_shown(get('SLURM_NODEID'))}" if _is_srun(row) else ""
+        why = f"{size_text}{also} tells no number of processes here"
+    elif rank >= size:
+        here = f" ({size} on this node)" if _is_srun(row) else ""
+        why = f"{name}={rank} is not below {size_text}{here}"
+    else:
+        return LauncherReport(
+            row=row,
+            local_rank=rank,
+            local_size=size,
+            told_rank=rank,
+            rank_from=name,
+            size_from=row.local_size,
+        )
+    return LauncherReport(row=row, rank_from=name, told_rank=rank, why=why)
+
+
+def _is_srun(row: Row) -> bool:
+    return row.launcher is Launcher.SLURM
+
+
+def _without_size(get: Get, row: Row, rank: int) -> LauncherReport:
+    """A job of one process has one here.
+
+    Flux tells how many processes and nodes the job has, and spreads them evenly.
+    """
+    name = row.size or ""
+    size, nodes = number(get(name)), number(get(row.nodes or ""))
+    if (rank, size) == (0, 1):
+        return LauncherReport(
+            row=row,
+            local_rank=0,
+            local_size=1,
+            told_rank=0,
+            rank_from=row.local_rank,
+            size_from=name,
+        )
+    if row.local_size is not None or not size or not nodes:
+        lacks = row.local_size or f"{row.size} or {row.nodes}"
+        why = f"{row.local_rank}={rank} is set, and {lacks} does not tell how many there are here"
+        return LauncherReport(
+            row=row, rank_from=row.local_rank, told_rank=rank, is_partial=True, why=why
+        )
+    most = -(-size // nodes)
+    if rank >= most:
+        why = (
+            f"{row.local_rank}={rank} is more than {row.size}={size} processes on "
+            f"{row.nodes}={nodes} nodes allow, when they are spread evenly"
+        )
+        return LauncherReport(
+            row=row, rank_from=row.local_rank, told_rank=rank, is_partial=True, why=why
+        )
+    return LauncherReport(
+        row=row,
+        local_rank=rank,
+        local_size=most,
+        told_rank=rank,
+        rank_from=row.local_rank,
+        size_from=name,
+        remarks=() if nodes == 1 else (_spread(row, size, nodes, most, rank),),
+    )
+
+
+def _spread(row: Row, size: int, nodes: int, most: int, rank: int) -> Notice:
+    return Notice(
+        "size-assumed",
+        f"{row.launcher.value} does not tell how many of its {size} processes are on this node; "
+        f"on {nodes} nodes, evenly, it is {most}: where they are spread otherwise, call "
+        "set_affinity(local_rank, nproc_per_node)",
+        rank=rank,
+    )
+
+
+def _virtual(get: Get) -> tuple[int, str] | None:
+    """The place that ``torchrun --virtual-local-rank`` hides.
+
+    It sets LOCAL_RANK=0 for each, and shows each the GPU of its place alone. RANK counts on from
+    node to node, by GROUP_RANK.
+    """
+    rank, size = number(get("RANK")), number(get("WORLD_SIZE"))
+    here = number(get("LOCAL_WORLD_SIZE"))
+    if rank is None or not here or "," in (get("CUDA_VISIBLE_DEVICES") or ","):
+        return None
+    group = 0 if size == here else number(get("GROUP_RANK"))
+    groups = 1 if size == here else number(get("GROUP_WORLD_SIZE"))
+    if group is None or groups is None or size != groups * here:
+        return None
+    place = rank - group * here
+    return (place, "RANK") if 0 < place < here else None
+
+
+def _shown(text: str | None) -> str:
+    """A value as it is quoted; a long one is cut."""
+    if text is None:
+        return "(unset)"
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+# Which launcher counts where several have left variables. Pure.
+
+
+def settle(
+    told: Sequence[LauncherReport], above: Callable[[], tuple[str, ...]]
+) -> tuple[LauncherReport | None, Notice | None]:
+    """The launcher that counts, and what to say where others contradict it.
+
+    Args:
+        told: what each says, from the inside out.
+        above: gives the names of the programs above this process, the nearest first.
+    """
+    told = _completed(told)
+    if not told:
+        return None, None
+    first, last = told[0], told[-1]
+    is_outside = len(told) == 2 and first.local_size == 1 < (last.local_size or 1)
+    if is_outside and last.row.launcher is Launcher.UNKNOWN:
+        return last, None  # the one process has started others
+    against = [one for one in told[1:] if _contradicts(one, first)]
+    if not against or not first.row.programs:
+        return first, _contradiction_notice(first, against, is_above=None) if _matters(
+            against
+        ) else None
+    nearest = next((BY_PROGRAM[name] for name in above() if name in BY_PROGRAM), None)
+    if nearest is first.row.launcher:
+        left = [one for one in against if one.row.launcher is Launcher.UNKNOWN]
+        return first, _contradiction_notice(first, left, is_above=nearest) if left else None
+    chosen = next((one for one in against if one.row.launcher is nearest), None)
+    if chosen is not None:
+        return chosen, _contradiction_notice(chosen, [first], is_above=nearest)
+    return first, _contradiction_notice(first, against, is_above=None)
+
+
+def _completed(told: Sequence[LauncherReport]) -> list[LauncherReport]:
+    """Without those who lack a number that somebody else tells of the same rank.
+
+    LOCAL_RANK alone is set by many scripts; beside a launcher's numbers it tells nothing new.
+    """
+    return [one for one in told if not (one.is_partial and _is_told(one, told))]
+
+
+def _is_told(part: LauncherReport, told: Sequence[LauncherReport]) -> bool:
+    others = [one for one in told if one is not part and one.local_rank is not None]
+    if part.row.launcher is Launcher.UNKNOWN:
+        return bool(others)
+    if not part.row.programs:
+        return False  # it starts children of another launcher's process
+    return any(one.local_rank == part.told_rank for one in others)
+
+
+def _contradicts(one: LauncherReport, first: LauncherReport) -> bool:
+    """Whether it tells of several processes here, and of another place for this one.
+
+    A launcher that has started one process here has started another launcher.
+    """
+    if one.local_size is None or one.place == first.place:
+        return False
+    return one.local_size > 1 or one.row.launcher is Launcher.UNKNOWN
+
+
+def _matters(against: Sequence[LauncherReport]) -> bool:
+    """Launchers around torchrun are no contradiction: ``launch.consistency`` names them."""
+    return any(one.row.launcher is Launcher.UNKNOWN for one in against)
+
+
+def _contradiction_notice(
+    counts: LauncherReport, against: Sequence[LauncherReport], *, is_above: Launcher | None
+) -> Notice:
+    other = against[0]
+    why = (
+        f"{is_above.value} has started this process, and the others are left over"
+        if is_above is not None
+        else f"{counts.row.launcher.value} mostly runs inside the others"
+    )
+    return Notice(
+        "ranks-contradict",
+        f"{_place(counts)}, and {_place(other)}: the first counts, as {why}; unset what is left "
+        "over, or call set_affinity(local_rank, nproc_per_node)",
+        rank=counts.local_rank,
+    )
+
+
+def _place(said: LauncherReport) -> str:
+    where = f"{said.rank_from}, {said.size_from}" if said.size_from else said.rank_from
+    if said.local_rank is None:
+        return f"{where} name no rank"
+    return f"{where} tell of rank {said.local_rank} of {said.local_size}"
+
+
+def left_by_slurm(
+    get: Get,
+    told: Sequence[LauncherReport],
+    host: str | None,
+    above: Callable[[], tuple[str, ...]],
+    cgroup: Callable[[], str] = str,
+) -> Notice | None:
+    """What to say where srun's variables are those of a step on other machines.
+
+    A shell that was opened from a step (ssh with the environment, tmux, a container) keeps them. A
+    node's name in Slurm need not be its host's, so a step's daemon above this process proves that
+    they are right. So does the step's cgroup, where the daemon cannot be seen: /proc may hide
+    root's processes (``hidepid``), as a container may.
+    """
+    if host is None or all(one.row.launcher is not Launcher.SLURM for one in told):
+        return None
+
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        nodes = get(name)
+        if not nodes:
+            continue
+        if slurm.holds(nodes, host) is not False or "slurmstepd" in above():
+            return None
+        if slurm.is_cgroup_of_step(get, cgroup()):
+            return None
+        return Notice(
+            "ranks-stale",
+            f"{name}={nodes[:80]} does not name this machine, {host}, and no step of Slurm is "
+            "above this process: srun's variables are left over and do not count; unset them, or "
+            "in a container that has another host name, call set_affinity(local_rank, "
+            "nproc_per_node)",
+        )
+    return None
+
 
 __all__ = ["ALONE", "Launcher", "Ranks", "found", "from_environment", "ranks"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """This process's place among those of its job.
 
@@ -77,7 +353,7 @@ def ranks() -> Ranks:
     ``bad-rank`` where the launcher's variables name no rank; ``is_told`` is False in both cases.
     Never raises.
     """
-    here = found(environ.get, host=kernel.host_name(), above=programs_above, cgroup=_own_cgroup)
+    here = found(env.get, host=kernel.host_name(), above=programs_above, cgroup=_own_cgroup)
     if here.is_told and inherited.is_child() and not _is_its_own(here):
         remark = inherited.remark(here.local_rank, here.local_size)
         here = replace(here, warnings=(*here.warnings, remark))
@@ -118,11 +394,11 @@ def found(
         above: asked only where variables contradict each other, or this machine.
         cgroup: what ``/proc/self/cgroup`` holds; asked likewise.
     """
-    told = all_said(get)
-    stale = contradictions.left_by_slurm(get, told, host, above, cgroup)
+    told = launcher_reports(get)
+    stale = left_by_slurm(get, told, host, above, cgroup)
     if stale is not None:
         told = [one for one in told if one.row.launcher is not Launcher.SLURM]
-    said, remark = contradictions.settle(told, above)
+    said, remark = settle(told, above)
     remarks = tuple(notice for notice in (stale, remark) if notice is not None)
     if said is None:
         alone = _world(ALONE, get, _NOBODY)
@@ -204,7 +480,7 @@ def _contradiction(here: Ranks, numbers: Mapping[str, int]) -> tuple[str, ...] |
     return None
 
 
-def _bad_rank(said: Said) -> Notice:
+def _bad_rank(said: LauncherReport) -> Notice:
     return Notice(
         "bad-rank",
         f"{said.why}: this names no rank of this node ({said.row.launcher.value}); correct the "
@@ -250,3 +526,32 @@ def _why_nobody(get: Get, alone: Ranks, stale: Notice | None) -> str:
         "no launcher's variables tell the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "
         "SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK and others are unset)"
     )
+
+
+# Which launcher started the ranks in use.
+#
+# Launchers run inside each other (torchrun inside srun, mpirun inside a batch job), and a process
+# inherits the variables of all of them. Only the innermost one's speak of these ranks.
+
+
+def active_launcher(get: Get, ranks: Ranks) -> Launcher:
+    """The launcher that started these ranks.
+
+    Args:
+        get: the environment.
+        ranks: the ranks in use. Where they were given as arguments, a launcher whose own count
+            differs has started something else: a shell, one process that started the ranks itself.
+    """
+    if ranks.launcher is not Launcher.UNKNOWN:
+        return ranks.launcher
+    for row in present(get):
+        if row.launcher is not Launcher.UNKNOWN and _started(get, row, ranks):
+            return row.launcher
+    return Launcher.UNKNOWN
+
+
+def _started(get: Get, row: Row, ranks: Ranks) -> bool:
+    """LOCAL_RANK and LOCAL_SIZE alone prove little: scripts set them, too."""
+    if row.local_rank == "LOCAL_RANK" and number(get(row.local_rank)) != ranks.local_rank:
+        return False
+    return size_by(get, row) == ranks.local_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuaff.cpuset import MAX_CPU_ID
-from gpuaff.digits import natural
+from gpuaff.options import natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from gpuaff._system import env, kernel, nvml
+from gpuaff._system.kernel import Tree
+from gpuaff._system.nvml_links import Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
-from gpuaff.records import replace
-from gpuaff.system import environ, kernel, nvml
-from gpuaff.system.kernel import Tree
-from gpuaff.system.nvml_links import Matrix
 from gpuaff.topology import pci
 from gpuaff.topology.model import Gpu, Source, Topology
 from gpuaff.topology.sysfs import UNKNOWN, Cpus, read_cpus
@@ -41,7 +42,7 @@ def gpus_of_the_machine() -> tuple[Gpu, ...]:
 
 def _described(tree: Tree, machine: Cpus) -> Topology:
     """A tree of files. The live mask, environment and driver tell nothing about that machine."""
-    from gpuaff.topology.cpusets import cpuset_of  # the live path needs none of it
+    from gpuaff.topology.cgroup import cpuset_of  # the live path needs none of it
 
     gpus = pci.gpus_on_the_bus(tree, machine)
     notes: list[Notice] = []
@@ -66,15 +67,15 @@ def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topol
     gpus, matrix, lost = _gpus(tree, machine, links, notes)
     topology = replace(_topology(machine, mask & machine.cpus, gpus, notes), links=matrix)
     return topology.with_visible_devices(
-        environ.get("CUDA_VISIBLE_DEVICES"),
-        device_order=environ.get("CUDA_DEVICE_ORDER"),
+        env.get("CUDA_VISIBLE_DEVICES"),
+        device_order=env.get("CUDA_DEVICE_ORDER"),
         lost=lost,
     )
 
 
 def with_accelerators(topology: Topology, tree: Tree, machine: Cpus) -> Topology:
     """The same machine with the accelerators on its PCI bus."""
-    from gpuaff.topology.accelerators import on_the_bus  # most calls need none of it
+    from gpuaff.topology.pci import on_the_bus  # most calls need none of it
 
     # Where the CPUs are not those of sysfs, only this process's mask is known: no ground on which
     # strangers could agree.

@@ -10,12 +10,12 @@ package (:meth:`Topology.named`); whatever its source does not tell is None, and
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Source(str, Enum):
         return str(self.value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
     """A physical package (socket).
 
@@ -54,7 +54,7 @@ class Package:
     cpus: CpuSet
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumaNode:
     """A NUMA node. It may have no CPUs (GPU memory, CXL) or no memory.
 
@@ -72,7 +72,7 @@ class NumaNode:
     distances: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
     """A MIG compute instance of a GPU (case D2).
 
@@ -87,7 +87,7 @@ class MigInstance:
     compute_instance: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A physical GPU.
 
@@ -122,7 +122,7 @@ class Gpu:
     mig: tuple[MigInstance, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """A GPU or other accelerator as the PCI bus shows it, whoever may use it.
 
@@ -156,7 +156,7 @@ class Topology:
             nvidia-smi's words (``NV18``, ``PIX``, ``SYS``, ``X``).
         visible: the physical index of each CUDA device of the process, in CUDA's order.
         accelerators: every accelerator on the PCI bus, by address, from sysfs alone; those are
-            the claimants of ``partition="machine"``, and :mod:`gpuaff.topology.accelerators` says
+            the claimants of ``partition="machine"``, and :mod:`gpuaff.topology.pci` says
             which count. None when the source does not tell.
         notes: what the source lacks or contradicts.
     """
@@ -232,7 +232,7 @@ class Topology:
             TopologyError: it is not one, or one of a version that this release cannot read.
             OSError: the file cannot be read.
         """
-        from gpuaff.topology.snapshot import load
+        from gpuaff.topology.serialize import load
 
         return load(path)
 
@@ -266,13 +266,13 @@ class Topology:
         Raises:
             TopologyError: it is not that.
         """
-        from gpuaff.topology.snapshot import from_dict
+        from gpuaff.topology.serialize import from_dict
 
         return from_dict(data)
 
     def to_dict(self) -> dict[str, Any]:
         """The topology as JSON has it; ``docs/topology-json.md`` tells the schema."""
-        from gpuaff.topology.snapshot import to_dict
+        from gpuaff.topology.serialize import to_dict
 
         return to_dict(self)
 
@@ -282,6 +282,6 @@ class Topology:
         Raises:
             OSError: the file cannot be written.
         """
-        from gpuaff.topology.snapshot import save
+        from gpuaff.topology.serialize import save
 
         save(self, path)

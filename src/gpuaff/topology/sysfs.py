@@ -10,10 +10,10 @@ thousands of CPUs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import CpuSet, parse_cpulist, parse_mask
-from gpuaff.records import dataclass
-from gpuaff.system.kernel import Tree
 from gpuaff.topology.model import NumaNode, Package
 
 _CPU = "sys/devices/system/cpu"
@@ -24,7 +24,7 @@ _SLOW = 0.8
 one kind differ by a few per cent (favoured cores); E cores and LITTLE cores have 0.4 to 0.75."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cpus:
     """The CPU side of a :class:`~gpuaff.topology.model.Topology`; its fields are told there.
 
@@ -100,7 +100,7 @@ def _numbered(name: str, prefix: str) -> bool:
     return name.startswith(prefix) and name[len(prefix) :].isdecimal()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Siblings:
     """One of the files in ``cpuN/`` that list CPUs: its names, new and old, list and mask."""
 

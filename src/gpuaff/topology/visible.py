@@ -31,9 +31,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpuaff.notices import Notice
-from gpuaff.records import dataclass, field, replace
 from gpuaff.topology.model import Gpu
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ _OLD_MIG = re.compile(r"MIG-GPU-([0-9a-fA-F-]+)/([0-9]{1,9})/([0-9]{1,9})")
 _ULONG_MAX = 2**64 - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Visible:
     """The CUDA devices of a process.
 
@@ -64,7 +64,7 @@ class Visible:
     instances: tuple[str | None, ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Device:
     """What one element names: a whole GPU, or one MIG instance of it."""
 
@@ -72,7 +72,7 @@ class _Device:
     instance: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Fault:
     """Why a list ended: the element, and what is wrong with it."""
 

@@ -55,7 +55,7 @@ class Agent:
         self, rank: int, of: int, writes: list[tuple[str, str]], **options: Any
     ) -> dict[str, Any]:
         """Call it, and write into files after the machine was read and before the mask is set."""
-        apply: Any = importlib.import_module("gpuaff.binding.apply")
+        apply: Any = importlib.import_module("gpuaff.pinning.pin")
         observe = apply.observe
         left = list(writes)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import resources
 
 from gpuaff.errors import TopologyError
-from gpuaff.hints import suggestion
-from gpuaff.topology import snapshot
+from gpuaff.options import suggestion
+from gpuaff.topology import serialize
 from gpuaff.topology.model import Topology
 
 _SUFFIX = ".json"
@@ -36,7 +36,7 @@ def named(name: str) -> Topology:
             f"no such machine; there are {', '.join(known)}{suggestion(wanted, known)}",
         )
     file = resources.files(__name__) / f"{wanted}{_SUFFIX}"
-    return snapshot.loads(file.read_bytes(), wanted)
+    return serialize.loads(file.read_bytes(), wanted)
 
 
 def _shown(name: str) -> str:

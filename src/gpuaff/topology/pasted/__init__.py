@@ -15,17 +15,9 @@ from collections.abc import Collection
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Topology
-from gpuaff.topology.pasted import (
-    devices,
-    lscpu,
-    lscpu_parsable,
-    machine,
-    numactl,
-    nvidia_smi_list,
-    nvidia_smi_topo,
-)
-from gpuaff.topology.pasted.machine import Machine
-from gpuaff.topology.pasted.reading import Reading
+from gpuaff.topology.pasted import cpus, devices, lscpu, nvidia_smi
+from gpuaff.topology.pasted.cpus import Machine
+from gpuaff.topology.pasted.text import Reading
 
 __all__ = ["parse"]
 
@@ -43,8 +35,8 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
             table's, 2 million CPU ids or 256 GPUs).
     """
     reading = Reading(text, name)
-    table = nvidia_smi_topo.read(reading)
-    listed = nvidia_smi_list.read(reading)
+    table = nvidia_smi.read_table(reading)
+    listed = nvidia_smi.read_list(reading)
     found = _machine(reading, devices.cpu_lists(reading, table))
     if not (found.cpus or table.gpus or listed):
         raise reading.error(_nothing(reading))
@@ -66,11 +58,11 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
 
 
 def _machine(reading: Reading, near: Collection[CpuSet]) -> Machine:
-    return machine.assemble(
+    return cpus.assemble(
         reading,
-        lscpu.read(reading),
-        lscpu_parsable.read(reading),
-        numactl.read(reading),
+        lscpu.read_summary(reading),
+        lscpu.read_rows(reading),
+        cpus.read_numactl(reading),
         near=near,
     )
 

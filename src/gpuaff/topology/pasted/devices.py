@@ -11,10 +11,9 @@ from itertools import pairwise
 
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.topology.model import Gpu, NumaNode, Source
-from gpuaff.topology.pasted.machine import Machine
-from gpuaff.topology.pasted.nvidia_smi_list import Listed
-from gpuaff.topology.pasted.nvidia_smi_topo import Row, Table
-from gpuaff.topology.pasted.reading import Reading
+from gpuaff.topology.pasted.cpus import Machine
+from gpuaff.topology.pasted.nvidia_smi import Listed, Row, Table
+from gpuaff.topology.pasted.text import Reading
 
 _PRINTED = 6
 """After so many entries nvidia-smi ends a list."""

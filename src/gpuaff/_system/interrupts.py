@@ -1,0 +1,171 @@
+"""Hold signal handlers back while something is changed, so that Ctrl-C never divides a change.
+
+A claim, a release, a pin and a restore each run in one block, with windows for what takes long::
+
+    with uninterrupted():  # Ctrl-C is noted
+        lease = take_lease()
+        try:
+            with interruptible():  # Ctrl-C raises here, and only here
+                wait_for_driver()
+        except BaseException:
+            lease.release()
+            raise
+    # what was noted is delivered: its handler is called, and may raise
+
+One block around the whole is what makes it safe: two blocks, one for acquiring and one for
+releasing, leave a step between them where Ctrl-C loses what was acquired.
+
+Only Python handlers are held back: a signal with its default action, SIGKILL, and handlers that C
+code has set act at once. Blocks nest, the outermost counts. In other threads, where Python never
+runs handlers, both do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGALRM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGINT,  # last: its handler raises, and is put back when all others are
+)
+
+_block: _Block | None = None
+"""The outermost block of the main thread."""
+
+
+class _Block:
+    """The handlers that are held back, and the signals that have come for them."""
+
+    def __init__(self) -> None:
+        self.holds = False
+        self.pending: list[tuple[_Held, int, FrameType | None]] = []
+        self._held: dict[int, _Held] = {}
+
+    def replace_handlers(self) -> None:
+        for number in _SIGNALS:
+            handler = _original(signal.getsignal(number))
+            if callable(handler):  # SIG_DFL, SIG_IGN and C's handlers are not
+                self._held[number] = _Held(self, handler)
+                signal.signal(number, self._held[number])
+        self.holds = True
+
+    def restore_handlers(self, *, again: bool = True) -> None:
+        try:
+            for number, held in self._held.items():
+                current: object = signal.getsignal(number)
+                if current is held:  # a handler that was set meanwhile stays
+                    signal.signal(number, held.handler)
+        finally:
+            if again:  # one that was put back already may have raised
+                self.restore_handlers(again=False)
+
+    def deliver(self) -> None:
+        """Call the handlers of all that has come, though the first of them may raise."""
+        while self.pending:
+            held, number, frame = self.pending.pop(0)
+            try:
+                held.handler(number, frame)
+            finally:
+                self.deliver()
+
+
+class _Held:
+    """Stands in for a handler. A library that saved it may call it long after the block."""
+
+    def __init__(self, block: _Block, handler: Callable[[int, FrameType | None], object]) -> None:
+        self.handler = handler
+        self._block = block
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        block = self._block
+        if block.holds:
+            block.pending.append((self, number, frame))
+            return
+        block.holds = _block is block  # if the handler raises, its window is closed by then
+        self.handler(number, frame)
+        block.holds = False
+
+
+def _original(handler: object) -> object:
+    """The program's own handler, where a library saved a stand-in of a block that has ended."""
+    while isinstance(handler, _Held):
+        handler = handler.handler
+    return handler
+
+
+class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppress is
+    """A block that no signal handler divides; what came meanwhile is delivered at its end."""
+
+    __slots__ = ("_own",)
+
+    def __enter__(self) -> None:
+        global _block
+        self._own: _Block | None = None
+        if _block is not None or threading.current_thread() is not threading.main_thread():
+            return
+        block = _Block()
+        try:
+            block.replace_handlers()
+        except ValueError:  # a subinterpreter has no signals
+            return
+        except BaseException:  # a handler raised before it was replaced
+            block.restore_handlers()
+            raise
+        _block = self._own = block  # nothing raises between these steps any more
+
+    def __exit__(self, *_: object) -> None:
+        global _block
+        block = self._own
+        if block is None:
+            return
+        _block = None
+        try:
+            block.deliver()
+        finally:
+            try:
+                block.restore_handlers()
+            finally:
+                block.holds = False  # from here on a stand-in that is left only passes on
+                block.deliver()  # what came in the last steps
+
+
+class interruptible:  # noqa: N801
+    """A window in such a block, for a wait, a callback or a call into the driver."""
+
+    __slots__ = ("_opened",)
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        block = _block if main and _block is not None and _block.holds else None
+        self._opened = block
+        while block is not None:
+            block.deliver()
+            block.holds = False
+            if not block.pending:
+                return
+            block.holds = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._opened is not None:
+            self._opened.holds = True
+
+
+def _forget_pending() -> None:
+    """A forked child does not answer for what came to its parent."""
+    if _block is not None:
+        _block.pending.clear()
+
+
+os.register_at_fork(after_in_child=_forget_pending)

@@ -1,0 +1,173 @@
+"""Where a thread's memory comes from: ``get_mempolicy`` and ``set_mempolicy``.
+
+The C library has no functions for these calls. libnuma has, but is often not installed (case B8);
+so they are made by their numbers. Sources: set_mempolicy(2), get_mempolicy(2),
+``Documentation/admin-guide/mm/numa_memory_policy.rst``, and the kernel's tables of system calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuaff.cpuset import format_cpulist, from_bits
+
+DEFAULT, PREFERRED, BIND, INTERLEAVE, LOCAL, PREFERRED_MANY = range(6)
+"""The kernel's modes. PREFERRED knows one node, PREFERRED_MANY (Linux 5.15) several."""
+
+STATIC = 1 << 15
+"""MPOL_F_STATIC_NODES: the nodes stay those that were named when a cpuset changes. Without it the
+kernel renumbers them, and near the GPU becomes anywhere."""
+
+_FLAGS = STATIC | 1 << 14 | 1 << 13
+
+_NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred", "weighted-interleave")
+
+_ALLOWED = 1 << 2
+"""MPOL_F_MEMS_ALLOWED: tell the nodes that the cpuset grants, instead of the policy."""
+
+_WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
+"""Bits in a word of a mask of nodes."""
+
+_LEAST = 1024
+"""Bits in a mask of nodes: as many as the kernel can be built for today."""
+
+_MOST = 1 << 15
+"""The most that it takes: a page."""
+
+_GENERIC = (236, 237)
+_NUMBERS_64 = {
+    "x86_64": (239, 238),
+    "aarch64": _GENERIC,
+    "aarch64_be": _GENERIC,
+    "riscv64": _GENERIC,
+    "loongarch64": _GENERIC,
+    "ppc64": (260, 261),
+    "ppc64le": (260, 261),
+    "s390x": (269, 270),
+}
+_NUMBERS_32 = {
+    **dict.fromkeys(("i386", "i486", "i586", "i686"), (275, 276)),
+    **dict.fromkeys(("armv6l", "armv7l", "armv8l"), (320, 321)),
+}
+"""The numbers of get_mempolicy and set_mempolicy, by the machine's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A memory policy.
+
+    Attributes:
+        mode: the kernel's number, with its flags.
+        nodes: the NUMA nodes that it names.
+    """
+
+    mode: int
+    nodes: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        """As ``set_affinity(memory=)`` spells it: ``bind:0-1``."""
+        kind = self.mode & ~_FLAGS
+        name = _NAMES[kind] if kind < len(_NAMES) else f"mode {kind}"
+        return f"{name}:{format_cpulist(self.nodes)}" if self.nodes else name
+
+
+def get_policy() -> Policy:
+    """The calling thread's policy.
+
+    Raises:
+        OSError: ENOSYS when this kernel knows no NUMA nodes, or this machine's numbers are not
+            known here; EPERM or whatever else a seccomp filter answers.
+    """
+    return _get(0)
+
+
+def allowed_nodes() -> frozenset[int]:
+    """The NUMA nodes that the calling thread may have memory from (``Mems_allowed``).
+
+    Raises:
+        OSError: as :func:`get_policy`.
+    """
+    return _get(_ALLOWED).nodes
+
+
+def set_policy(policy: Policy) -> None:
+    """Give the calling thread a policy; threads and processes that it starts later have it too.
+
+    The kernel silently drops nodes that it does not grant, as long as one is left.
+
+    Raises:
+        OSError: as :func:`get_policy`; EINVAL when no node is left, or it lacks the mode.
+    """
+    if not policy.nodes:
+        _call(_numbers()[1], policy.mode, None, 0)
+        return
+    mask = _mask(policy.nodes)
+    _call(_numbers()[1], policy.mode, mask, _count(mask))
+
+
+def numbers(machine: str, *, bits: int) -> tuple[int, int] | None:
+    """The numbers of get_mempolicy and set_mempolicy; None when they are not known.
+
+    Args:
+        machine: its name as ``uname`` tells it.
+        bits: the width of this process's addresses. A 32-bit process on a 64-bit kernel has other
+            numbers than the name says, so there they are not known.
+    """
+    return (_NUMBERS_64 if bits == 64 else _NUMBERS_32).get(machine)
+
+
+def _numbers() -> tuple[int, int]:
+    machine = os.uname().machine
+    found = numbers(machine, bits=64 if sys.maxsize > 1 << 32 else 32)
+    if found is None:
+        raise OSError(errno.ENOSYS, f"its numbers on this machine ({machine}) are not known here")
+    return found
+
+
+def _get(flags: int) -> Policy:
+    mode, size = ctypes.c_int(), _LEAST
+    while True:
+        mask = _mask((), size=size)
+        try:
+            _call(_numbers()[0], ctypes.byref(mode), mask, _count(mask), None, flags)
+        except OSError as error:
+            # Too small a mask has no errno of its own; so it is with sched_getaffinity.
+            if error.errno != errno.EINVAL or size >= _MOST:
+                raise
+            size *= 2
+        else:
+            return Policy(mode.value, _nodes(mask))
+
+
+def _mask(nodes: Iterable[int], *, size: int = 0) -> ctypes.Array[ctypes.c_ulong]:
+    """A mask as the kernel has it: native words, the lowest ids first; in whole 64 bits."""
+    wanted = set(nodes)
+    bits = max(size, max(wanted, default=0) + 1)
+    mask = (ctypes.c_ulong * (-(-bits // 64) * 64 // _WORD))()
+    for node in wanted:
+        mask[node // _WORD] |= 1 << node % _WORD
+    return mask
+
+
+def _nodes(mask: Iterable[int]) -> frozenset[int]:
+    return frozenset().union(*(from_bits(bits, base=i * _WORD) for i, bits in enumerate(mask)))
+
+
+def _count(mask: ctypes.Array[ctypes.c_ulong]) -> int:
+    """``maxnode``. The kernel takes off one before it counts bits."""
+    return 8 * ctypes.sizeof(mask) + 1
+
+
+def _call(number: int, *arguments: object) -> None:
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    # Without this, integers would be passed in half a register.
+    wide = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    if syscall(ctypes.c_long(number), *wide) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

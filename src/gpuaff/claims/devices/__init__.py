@@ -1,0 +1,1 @@
+"""Which GPUs are free, and which of them to take."""

@@ -1,0 +1,1 @@
+"""Leases, the guard, the registry and the queue."""

@@ -1,0 +1,190 @@
+"""Leases: a ``flock`` on each claimed GPU's own directory in sysfs.
+
+``/sys/bus/pci/devices/<address>`` can be opened by every user, and nobody can delete or replace it;
+no umask and no stale file play a part, and the kernel drops the lock when the last process that has
+the descriptor is gone (case E6). A device without such a directory has a lock file in the lock
+directory; with GPUAFF_LOCK_DIR each device has one as well, for containers, whose sysfs may be
+another one (case E5). A MIG instance is a lock file, and a shared lock on its GPU, so that nobody
+takes the whole GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gpuaff._system import descriptors, lock_files, locks
+from gpuaff.claims.locking import lockdir
+from gpuaff.claims.model import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """One lock of a device.
+
+    Attributes:
+        path: what is locked.
+        name: its name in the lock directory; None for a directory in sysfs.
+        shared: whether others may have it too (the GPU of a MIG instance).
+    """
+
+    path: str
+    name: str | None
+    shared: bool = False
+
+
+def locks_of(device: Device) -> tuple[Lock, ...]:
+    """The locks that a lease of this device takes, in their order."""
+    found = list(_locks(device.uuid, None if device.is_mig else device.pci_bus_id))
+    if device.parent is not None:
+        whole = _locks(device.parent, device.pci_bus_id)
+        found = [Lock(path=one.path, name=one.name, shared=True) for one in whole] + found
+    return tuple(found)
+
+
+def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
+    directory = f"/sys/bus/pci/devices/{address}"
+    in_sysfs = address is not None and lock_files.identity(directory) is not None
+    if in_sysfs:
+        yield Lock(path=directory, name=None)
+    if not in_sysfs or lockdir.is_shared():
+        name = f"gpu-{uuid.replace('/', '_')}"  # drivers before R470: MIG-GPU-…/7/0
+        yield Lock(path=f"{lockdir.path()}/{name}", name=name)
+
+
+def files_of(device: Device) -> tuple[str, ...]:
+    """What the kernel calls the files that hold a lease of this device alone."""
+    return tuple(lock_files.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Somebody who has a lock of a device.
+
+    Attributes:
+        pid: who has taken it, as far as that can be seen; children may share it, and may have
+            outlived the taker. None when it is out of sight.
+        shared: whether it is shared: the GPU has leased MIG instances.
+    """
+
+    pid: int | None
+    shared: bool
+
+
+def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
+    """Who keeps others from leasing each device, by UUID, as /proc/locks tells.
+
+    No lock is taken to look. Of a whole GPU these are also those who share its lock, as the
+    holders of its instances do.
+
+    A process in a PID namespace of its own does not see the locks of those outside.
+    """
+    held: dict[tuple[int, int], list[Holder]] = {}
+    for lock in locks.held_locks():
+        if lock.kind == "FLOCK" and not lock.is_waiting:
+            pid = lock.pid if lock.pid > 0 else None
+            held.setdefault(lock.file, []).append(Holder(pid=pid, shared=not lock.is_write))
+    return {device.uuid: tuple(_holders_of(device, held)) for device in devices}
+
+
+def _holders_of(
+    device: Device, held: Mapping[tuple[int, int], Sequence[Holder]]
+) -> Iterable[Holder]:
+    from gpuaff._system.lock_files import (
+        locked_name_of,  # only who is to be told of holders needs it
+    )
+
+    found: list[Holder] = []
+    for lock in locks_of(device):
+        # sysfs is no btrfs, and its directories are many.
+        file = lock_files.identity(lock.path) if lock.name is None else locked_name_of(lock.path)
+        for holder in () if file is None else held.get(file, ()):
+            if not (lock.shared and holder.shared) and holder not in found:
+                found.append(holder)
+    return found
+
+
+@dataclass()
+class Lease:
+    """The locks that a process holds.
+
+    Attributes:
+        handles: their descriptors, and what tells each from a later one of its number.
+    """
+
+    handles: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that hold it."""
+        return tuple(self.handles)
+
+    def take(self, devices: Sequence[Device]) -> Device | None:
+        """Take the locks of all devices, or of none.
+
+        Returns:
+            None; or a device that somebody else has.
+
+        Raises:
+            LockDirectoryError: a lock file, or a directory in sysfs, cannot be used.
+        """
+        try:
+            for device in devices:
+                if not all(map(self._take, locks_of(device))):
+                    self.release()
+                    return device
+        except BaseException:
+            self.release()
+            raise
+        return None
+
+    def _take(self, lock: Lock) -> bool:
+        while True:
+            with lockdir.using(lock.path):
+                handle = _open(lock)
+                # First: Ctrl-C may come as soon as it is locked.
+                self.handles[handle] = lock_files.mark_of(handle)
+                is_taken = locks.try_flock(handle, shared=lock.shared)
+            if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
+                return True
+            descriptors.close(self._forget(handle))
+            if not is_taken:
+                return False
+            # Its file was removed or replaced: everyone uses the new one.
+
+    def release(self) -> None:
+        """Give all locks back, for children that share them, too.
+
+        A descriptor that the process has closed meanwhile may be somebody else's by now.
+        """
+        for handle, mark in tuple(self.handles.items()):
+            with suppress(OSError):
+                if lock_files.mark_of(handle) == mark:
+                    locks.unlock(handle)
+                    # A child may have it open still: then closing wakes nobody.
+                    lock_files.touch(handle)
+                    descriptors.close(handle)
+            self._forget(handle)
+
+    def abandon(self) -> None:
+        """In a forked child: close the copies, and leave the locks to the parent.
+
+        A daemon has closed them already, and may have leased under the same numbers since.
+        """
+        for handle, mark in tuple(self.handles.items()):
+            with suppress(OSError):
+                if lock_files.mark_of(handle) == mark:
+                    descriptors.close(handle)
+            self._forget(handle)
+
+    def _forget(self, handle: int) -> int:
+        """Take a descriptor off the list; returns it."""
+        self.handles.pop(handle, None)
+        return handle
+
+
+def _open(lock: Lock) -> int:
+    if lock.name is None:
+        return lock_files.open_directory(lock.path)
+    return lockdir.open_file(lock.name)

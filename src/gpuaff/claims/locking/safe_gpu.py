@@ -1,0 +1,364 @@
+"""safe_gpu's lock: while we look and occupy, no script that uses safe_gpu does.
+
+safe_gpu holds its lock file exclusively, by ``fcntl.lockf``, from its look until its placeholder is
+there. We hold it *shared*, so that our own claimers do not wait for each other, and by an open file
+description lock: a classic one would be lost as soon as anyone in the process closes that file.
+
+Nobody starves. The kernel gives a shared lock whenever only shared ones are there, so claimers that
+keep coming would keep a safe_gpu user out for ever: who comes while one waits stands back until it
+has had its turn. And where one safe_gpu user follows the other, we stand in the kernel's line.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from gpuaff._system import descriptors, env, kernel, lock_files, lockf, locks
+from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
+from gpuaff.notices import Notice, printable
+
+DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108 - safe_gpu's
+"""The one that is built into safe_gpu."""
+
+LIMIT = 60.0
+"""For how long a claim that need not be waited for waits for safe_gpu users to choose, in seconds.
+They do so while they import torch, 4 s each on a real machine, and each waits for those before."""
+
+STAND_BACK = 20.0
+"""For how long we let waiting ones go first, in seconds. Claimers that have the lock meanwhile need
+a second, or the time that importing torch takes; whoever has it for longer is stopped, and to keep
+others from sharing it then helps nobody."""
+
+_STEP = 0.005
+"""Seconds between two looks at who waits."""
+
+_TELL = 1.0
+"""After how many seconds of waiting it is said for whom."""
+
+_PATIENCE = 20
+"""How often the file is looked for again, 5 ms apart, where somebody may be making it."""
+
+_open: set[int] = set()
+"""The descriptors by which this process holds, or waits for, the lock."""
+
+_said: set[str] = set()
+
+
+def _forget_in_child() -> None:
+    """A forked child must not keep its parent's lock alive, so it closes its copy."""
+    descriptors.close(*_open)
+    _open.clear()
+
+
+kernel.in_forked_child(_forget_in_child)
+
+
+def path() -> str | None:
+    """Where the lock file is; None when ``GPUAFF_SAFE_GPU`` says that nobody uses safe_gpu.
+
+    Raises:
+        InvalidOptionError: the variable is neither ``off`` nor a path.
+    """
+    said = env.option("safe_gpu") or "on"
+    if said.lower() in ("off", "no", "0", "false"):
+        return None
+    if said.lower() in ("on", "yes", "1", "true"):
+        return DEFAULT
+    # A relative path would be another file in each folder, and a mistyped word is one.
+    if not said.startswith("/") or said.endswith("/"):
+        expected = "off, or the absolute path of the lock file that safe_gpu uses here"
+        raise InvalidOptionError("GPUAFF_SAFE_GPU", said, expected)
+    return said
+
+
+def patience(wait: float | None) -> float | None:
+    """For how long a claim waits for safe_gpu users who are choosing, in seconds.
+
+    Args:
+        wait: for how long it waits for GPUs. Even one that does not wait has to let them choose:
+            they are about to take GPUs, and nobody knows yet which.
+    """
+    return None if wait is None else max(LIMIT, wait)
+
+
+@contextmanager
+def holding(
+    wanted: int = 1,
+    *,
+    limit: float | None = LIMIT,
+    where: str | None = None,
+    mine: list[int] | None = None,
+) -> Iterator[tuple[Notice, ...]]:
+    """Keep safe_gpu's users from choosing GPUs.
+
+    Args:
+        wanted: how many GPUs are asked for; only an error says it.
+        limit: for how long to wait for those who are choosing, in seconds; None is without limit.
+        where: the lock file; None is :func:`path`.
+        mine: gets the descriptors, for :func:`give_back`, as Ctrl-C may come when this is about to.
+
+    Yields:
+        ``safe-gpu-unlocked`` where the lock cannot be had, which is logged too.
+
+    Raises:
+        ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
+        InvalidOptionError: ``GPUAFF_SAFE_GPU`` cannot be meant.
+    """
+    where = where or path()
+    if where is None:
+        yield ()
+        return
+    mine = [] if mine is None else mine
+    try:
+        yield _locked_or_said(where, wanted, limit, mine)
+    finally:
+        give_back(mine)
+
+
+def give_back(mine: list[int]) -> None:
+    """Give back what is still held, by its descriptors; may be called again."""
+    while mine:
+        handle = mine[-1]
+        # Not in a child that was forked meanwhile, and not what a thread waits for.
+        is_ours = handle in _open
+        if is_ours:
+            _unlock(handle)
+            _open.discard(handle)
+        mine.pop()
+        if is_ours:
+            descriptors.close(handle)
+
+
+def _locked_or_said(
+    where: str, wanted: int, limit: float | None, mine: list[int]
+) -> tuple[Notice, ...]:
+    """Nothing, when the file is locked; or why it is not."""
+    try:
+        _make_locked(where, wanted, limit, mine)
+    except ClaimTimeoutError:  # it is an OSError, too
+        raise
+    except (OSError, lock_files.UnusableError) as error:
+        return (_unlocked(where, error),)
+    return ()
+
+
+def _make_locked(where: str, wanted: int, limit: float | None, mine: list[int]) -> None:
+    """Open the file and lock it; once more where it has been replaced meanwhile.
+
+    Whatever cleans /tmp may remove it, and the next safe_gpu user makes another one.
+    """
+    started = time.monotonic()
+    while True:
+        handle = _opened(where, mine)
+        try:
+            _lock(handle, where, wanted, started, limit)
+            if lock_files.identity(where) == lock_files.identity_of(handle):
+                return
+        except BaseException:
+            give_back(mine)
+            raise
+        give_back(mine)
+
+
+def _opened(where: str, mine: list[int]) -> int:
+    """The open file, made if there is none.
+
+    safe_gpu makes a folder that only its maker may write to (the usual umask), and then the file:
+    so where there is a folder and no file, it may be there in a moment.
+    """
+    folder, _, name = where.rpartition("/")
+    for turn in range(_PATIENCE):
+        if turn:
+            time.sleep(_STEP)
+        try:
+            handle = _open_or_make(folder or "/", name)
+        except (FileNotFoundError, PermissionError) as error:
+            problem: OSError = error
+            # Not found though it is there: the folder was a new one of safe_gpu's, still empty, and
+            # somebody else's was put in its place meanwhile.
+            there = lock_files.identity(where) is not None and isinstance(error, PermissionError)
+            if there or lock_files.identity(folder) is None:
+                raise
+            continue
+        _open.add(handle)
+        mine.append(handle)
+        return handle
+    raise problem
+
+
+def _open_or_make(folder: str, name: str) -> int:
+    # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
+    # O_CREAT by which safe_gpu opens files that are another user's.
+    lock_files.make_folder(folder, mode=0o777, name=name)
+    opened = lock_files.open_folder(folder)
+    try:
+        return lock_files.open_lock_file(opened, name)
+    finally:
+        descriptors.close(opened)
+
+
+def _lock(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:
+    _stand_back(handle, where, STAND_BACK if limit is None else min(STAND_BACK, limit))
+    if lockf.try_shared(handle):
+        return
+    line = _Line(handle)
+    try:
+        while not line.is_over:
+            waited = time.monotonic() - started
+            if limit is not None and waited >= limit:
+                raise _too_late(handle, where, wanted, waited)
+            if waited >= _TELL:
+                _tell(where, _who(lockf.exclusive_holder(handle)))
+            line.sleep(_TELL if limit is None else min(_TELL, limit - waited))
+    finally:
+        line.leave()
+    line.check()
+
+
+def _stand_back(handle: int, where: str, limit: float) -> None:
+    """Let those have their turn who waited before we came; but not those who come after us.
+
+    It has come when one of them has the lock: then we stand in the line behind it. One that is
+    just being woken is in neither list, so it counts as done only when it is missing twice.
+    """
+    if _open - {handle}:  # what they wait for is this process
+        return
+    ahead = lockf.exclusive_waiters(handle)
+    started = time.monotonic()
+    missing = 0
+    while ahead and missing < 2 and lockf.exclusive_holder(handle) is None:
+        waited = time.monotonic() - started
+        if waited >= limit:
+            return
+        if waited >= _TELL:
+            _tell(where, f"{_who(min(ahead))}, which waits for other claims,")
+        time.sleep(_STEP)
+        missing = 0 if ahead & lockf.exclusive_waiters(handle) else missing + 1
+
+
+class _Line:
+    """A place in the kernel's line for the lock.
+
+    There is no way to end such a wait, so it is another thread that sleeps. Where this one gives
+    up, that one stays, asleep, and gives the lock back as soon as it gets it.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._mutex = threading.Lock()
+        self._done = False
+        self._left = False
+        self._problem: OSError | None = None
+        self._thread = threading.Thread(target=self._stand, name="gpuaff-safe-gpu", daemon=True)
+        try:
+            self._thread.start()
+            self._stands = True
+        except RuntimeError:  # no more threads can be had: then we try again and again
+            self._stands = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lock is there, or never will be."""
+        return self._done
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until then, but no longer."""
+        if self._stands:
+            self._thread.join(seconds)
+        elif lockf.try_shared(self._handle):
+            self._done = True
+        else:
+            time.sleep(_STEP)
+
+    def leave(self) -> None:
+        """Give up, unless the lock is there."""
+        if not self._stands:
+            return
+        with self._mutex:
+            self._left = not self._done
+            if self._left:
+                _open.discard(self._handle)
+        if not self._left:
+            self._thread.join()  # nobody is to be forked beside it
+
+    def check(self) -> None:
+        """Raise what was wrong, if there can be no such lock.
+
+        Raises:
+            OSError: the kernel's reason.
+        """
+        if self._problem is not None:
+            raise self._problem
+
+    def _stand(self) -> None:
+        try:
+            lockf.wait_for_shared(self._handle)
+        except OSError as error:
+            self._problem = error
+        with self._mutex:
+            self._done = True
+            if self._left:
+                _unlock(self._handle)
+                descriptors.close(self._handle)
+
+
+def _unlock(handle: int) -> None:
+    with suppress(OSError):
+        lockf.unlock(handle)  # closing is not enough: a forked child may have a copy
+        locks.unlock(handle)  # the one by which it was found in /proc/locks
+
+
+def _too_late(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:
+    holder = _who(lockf.exclusive_holder(handle))
+    why = (
+        f"{holder} is choosing GPUs with safe_gpu, and holds its lock {where}: see whether it is "
+        "stopped or hangs, or set GPUAFF_SAFE_GPU=off where nobody uses safe_gpu"
+    )
+    return ClaimTimeoutError(waited, GpusBusyError(wanted, 0, (why,)))
+
+
+def _unlocked(where: str, error: Exception) -> Notice:
+    why = _why(error) if isinstance(error, OSError) else str(error)
+    notice = Notice(
+        "safe-gpu-unlocked",
+        f"safe_gpu's lock {where} cannot be had: {why}. A script that uses safe_gpu and chooses at "
+        "the same moment may take the same GPU. Remove what is there, or ask its owner to; "
+        "GPUAFF_SAFE_GPU names another file, or is off where nobody uses safe_gpu",
+    )
+    _log("warning", f"gpuaff: {notice.message} [{notice.code}]")
+    return notice
+
+
+_REASONS = {
+    errno.ENOENT: "there is none, and nowhere to make it",
+    errno.EINVAL: "this kernel has no open file description locks (Linux 3.15 has them)",
+}
+
+
+def _why(error: OSError) -> str:
+    told = lock_files.in_the_way(error) or _REASONS.get(error.errno or 0)
+    return told or error.strerror or str(error)
+
+
+def _tell(where: str, whom: str) -> None:
+    _log("info", f"gpuaff: waiting for {whom} to choose GPUs with safe_gpu ({where})")
+
+
+def _log(level: str, message: str) -> None:
+    """Say it, once in a process."""
+    if message in _said:
+        return
+    _said.add(message)
+    import logging  # only those who wait, or are warned, pay for it
+
+    getattr(logging.getLogger("gpuaff"), level)(printable(message))
+
+
+def _who(pid: int | None) -> str:
+    if pid is None or pid <= 0:
+        return "a process that cannot be seen from here"
+    return f"process {pid} ({kernel.name_of(pid) or 'unknown'})"

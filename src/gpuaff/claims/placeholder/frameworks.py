@@ -1,0 +1,140 @@
+"""GPUs occupied by the user's framework: torch, TensorFlow, pycuda, CuPy.
+
+Each is imported only when it is asked for by name. A framework's own context stays until the
+process ends, whatever is released, except for pycuda's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from gpuaff.errors import PlaceholderError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _nothing(*_: object) -> None:
+    """A tensor needs no more than to be forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupant:
+    """How GPUs are occupied.
+
+    Attributes:
+        make: occupies the GPU of a local ordinal, and returns what must be kept for that.
+        release: takes what was returned.
+        finish: called after all releases; it may be called again.
+    """
+
+    make: Callable[[int], object]
+    release: Callable[[Any], object] = _nothing
+    finish: Callable[[], object] = _nothing
+
+
+PACKAGES = {
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "pycuda": "pycuda",
+    "cupy": "cupy-cuda12x (for CUDA 12; cupy-cuda13x for CUDA 13)",
+}
+"""What is to be installed, by the module's name."""
+
+
+def load(name: str) -> Occupant:
+    """Import a framework.
+
+    Raises:
+        PlaceholderError: it is not installed, cannot be imported, or has no CUDA.
+    """
+    return _HOW[name](name)
+
+
+def _imported(name: str, part: str = "") -> Any:
+    try:
+        return import_module(name + part)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise _broken(name, error) from error
+        text = f"placeholder={name!r}: the Python module {name} is not installed"
+        raise PlaceholderError(f"{text}; pip install {PACKAGES[name]}", name) from None
+    except Exception as error:  # it may be anything, and run anything
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> PlaceholderError:
+    text = f"placeholder={name!r}: the Python module {name} cannot be imported ({one_line(error)})"
+    mend = f"pip install --force-reinstall {PACKAGES[name]}"
+    return PlaceholderError(f"{text}; mend it: {mend}", name)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, as one line; its name, if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _torch(name: str) -> Occupant:
+    torch = _imported(name)
+    if torch.version.cuda is None:
+        raise PlaceholderError(
+            f"placeholder={name!r}: this torch ({torch.__version__}) was built without CUDA; "
+            "install a build with CUDA (https://pytorch.org/get-started), or another placeholder",
+            name,
+        )
+    return Occupant(make=lambda ordinal: torch.zeros(1, device=f"cuda:{ordinal}"))
+
+
+def _tensorflow(name: str) -> Occupant:
+    tensorflow = _imported(name)
+
+    def make(ordinal: int) -> object:
+        with tensorflow.device(f"GPU:{ordinal}"):
+            tensor = tensorflow.constant([1.0])
+        # TensorFlow puts what it cannot put there elsewhere, and says nothing.
+        if not str(tensor.device).upper().endswith(f"GPU:{ordinal}"):
+            raise RuntimeError(
+                f"TensorFlow has put it on {tensor.device}: it sees no such GPU "
+                "(tf.config.list_physical_devices('GPU')), or was built without CUDA"
+            )
+        return tensor
+
+    return Occupant(make=make)
+
+
+def _pycuda(name: str) -> Occupant:
+    """Contexts of pycuda's own, none of them current.
+
+    A context that is still current when the process ends makes pycuda abort it. Primary contexts
+    are no way: when pycuda lets one go, it stays current in CUDA although it is gone
+    (``primary_context::detach_internal`` in its ``cuda.hpp`` pops nothing).
+    """
+    driver = _imported(name, ".driver")
+
+    def make(ordinal: int) -> object:
+        driver.init()
+        context = driver.Device(ordinal).make_context()
+        try:
+            driver.Context.pop()
+        except BaseException:
+            context.detach()
+            raise
+        return context
+
+    return Occupant(make=make, release=lambda context: context.detach())
+
+
+def _cupy(name: str) -> Occupant:
+    cupy = _imported(name)
+
+    def make(ordinal: int) -> object:
+        with cupy.cuda.Device(ordinal):  # the current device is the one from before, afterwards
+            return cupy.zeros(1)
+
+    return Occupant(make=make)
+
+
+_HOW = {"torch": _torch, "tensorflow": _tensorflow, "pycuda": _pycuda, "cupy": _cupy}

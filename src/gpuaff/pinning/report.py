@@ -1,0 +1,134 @@
+"""What is said about a pinned process: the one INFO line, and each remark once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from gpuaff.allocator.model import Share
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import GpuaffError, GPUAffinityError, NoDriverError
+from gpuaff.notices import Notice, printable
+
+_INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml", "omp-kept", "omp-quota"})
+"""Said at INFO: nothing is wrong with the pinning."""
+
+_OF_THE_JOB = frozenset(
+    {
+        "scope-hint",
+        "cores-unknown",
+        "cores-across-nodes",
+        "complex-unknown",
+        "one-gpu",
+        "ranks-gpus",
+    }
+)
+"""The same in every rank of a job: rank 0 says it for all."""
+
+_BROKEN = frozenset(
+    {
+        "bad-rank",
+        "border-unused",
+        "complex-unknown",
+        "cpus-unknown",
+        "gpus-unknown",
+        "grant-unpinned",
+        "mask-cut",
+        "memory-cut",
+        "memory-none",
+        "memory-refused",
+        "near-not-allowed",
+        "near-unknown",
+        "no-driver",
+        "no-gpu",
+        "no-rank",
+        "not-linux",
+        "other-machine",
+        "pin-failed",
+        "share-inherited",
+        "threads-refused",
+        "threads-unseen",
+        "threads-unsettled",
+        "too-few-cores",
+        "visible-error",
+        "visible-none",
+    }
+)
+"""What ``strict`` does not accept: the process is not where a plain machine would have it."""
+
+
+def concerning(notices: Iterable[Notice], rank: int) -> tuple[Notice, ...]:
+    """Those that concern a rank, each once."""
+    return tuple(dict.fromkeys(n for n in notices if n.rank is None or n.rank == rank))
+
+
+def refuse_if_broken(notices: Iterable[Notice]) -> None:
+    """Raise the first remark that strictness does not accept.
+
+    Raises:
+        NoDriverError: NVML cannot be used.
+        GPUAffinityError: anything else.
+    """
+    for notice in notices:
+        if notice.code in _BROKEN:
+            raise _error(notice)
+
+
+def _error(notice: Notice) -> GpuaffError:
+    if notice.code == "no-driver":
+        return NoDriverError(notice.message)
+    return GPUAffinityError(f"{notice.message} [{notice.code}; strict]")
+
+
+_said: set[str] = set()
+
+
+def _log(level: str, message: str) -> bool:
+    """Whether it was logged, as far as can be known."""
+    # Nobody can be listening to INFO when nobody has imported logging, which takes a while.
+    if level == "info" and "logging" not in sys.modules:
+        return False
+    import logging
+
+    getattr(logging.getLogger("gpuaff"), level)(printable(message))
+    return True
+
+
+def say(notices: Iterable[Notice], *, rank: int | None) -> None:
+    """Log each remark once per process."""
+    who = "" if rank is None else f"rank {rank}: "
+    for notice in notices:
+        if notice.message in _said or (notice.code in _OF_THE_JOB and rank):
+            continue
+        level = "info" if notice.code in _INFORMATIVE else "warning"
+        if _log(level, f"gpuaff: {who}{notice.message} [{notice.code}]"):
+            _said.add(notice.message)
+
+
+def say_where(
+    rank: int | None, share: Share | None, cpus: CpuSet, *, memory: str | None = None
+) -> None:
+    """The one line for each call: ``rank 3 -> GPU 3 (NUMA 1) cpus 48-55,176-183 [8 cores]``."""
+    listed = format_cpulist(cpus) or "unknown"
+    if share is None:
+        _log("info", f"gpuaff: {'' if rank is None else f'rank {rank} '}not pinned: cpus {listed}")
+        return
+    nodes = ",".join(map(str, share.numa_nodes)) or "?"
+    cores = f"{share.cores} core{'s' if share.cores != 1 else ''}"
+    place = f"GPU {share.gpu} (NUMA {nodes})"
+    with_memory = "" if memory is None else f" memory {memory}"
+    _log("info", f"gpuaff: rank {rank} -> {place} cpus {listed} [{cores}]{with_memory}")
+
+
+def say_worker(worker: int, workers: int, cpus: CpuSet, *, pinned: bool = True) -> None:
+    """The one line for a worker: ``worker 1 of 4 -> cpus 2-3``."""
+    listed = format_cpulist(cpus) or "unknown"
+    where = f"-> cpus {listed}" if pinned else f"not pinned: cpus {listed}"
+    _log("info", f"gpuaff: worker {worker} of {workers} {where}")
+
+
+def say_grant(gpus: Iterable[int], cpus: CpuSet) -> None:
+    """The one line for a claim's CPUs: ``claim of GPUs 0-1 -> cpus 0-15,128-143``."""
+    listed = frozenset(gpus)
+    which = f"GPU{'s' if len(listed) > 1 else ''} {format_cpulist(listed)}"
+    _log("info", f"gpuaff: claim of {which} -> cpus {format_cpulist(cpus)}")

@@ -1,0 +1,408 @@
+"""Ranks that a launcher has bound, or not: real processes, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuaff._system.kernel import Tree
+from gpuaff.topology.cgroup import cpuset_of
+
+from fakedriver.driver import FakeDriver
+from processes import CPUS, environment, printed, run
+
+pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
+
+ALL = frozenset(CPUS)
+
+PIN = """
+    import json, os, sys
+    import gpuaff
+    rank, size = int(os.environ[sys.argv[1]]), int(os.environ[sys.argv[2]])
+    affinity = gpuaff.set_affinity(rank, size)
+    print(json.dumps({
+        "rank": rank,
+        "gpu": affinity.gpu,
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "shares": len(affinity.plan.shares),
+        "codes": [warning.code for warning in affinity.warnings],
+    }))
+"""
+
+SLURM = ("SLURM_LOCALID", "SLURM_NTASKS")
+MPI = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+def pinned(
+    driver: FakeDriver, env: Mapping[str, str], prefix: Sequence[str] = (), names: Any = SLURM
+) -> dict[str, Any]:
+    done = run(PIN, *names, env={**driver.env(), **env}, prefix=prefix)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def by_hand(rank: int) -> dict[str, str]:
+    return {"SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}
+
+
+def in_step(rank: int, **more: str) -> dict[str, str]:
+    """A task of a step of two, as srun starts it."""
+    return {**by_hand(rank), "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", **more}
+
+
+@pytest.mark.case("A23", "G7")
+def test_ranks_that_a_wrapper_has_bound(driver: FakeDriver) -> None:
+    """A loop around taskset: each rank keeps what it has."""
+    for rank, cpu in enumerate(CPUS[:2]):
+        found = pinned(driver, by_hand(rank), prefix=["taskset", "-c", str(cpu)])
+        assert (found["gpu"], found["cpus"], found["shares"]) == (rank, [cpu], 1)
+        assert "masks-unknown" in found["codes"]
+
+
+def test_strict_accepts_unknown_masks(driver: FakeDriver) -> None:
+    prefix = ["taskset", "-c", str(CPUS[0])]
+    assert pinned(driver, {**by_hand(0), "GPUAFF_STRICT": "1"}, prefix)["cpus"] == CPUS[:1]
+
+
+@pytest.mark.case("B19")
+@pytest.mark.parametrize("swapped", [False, True])
+def test_ranks_that_srun_has_bound(driver: FakeDriver, swapped: bool) -> None:
+    first, second = reversed(CPUS[:2]) if swapped else CPUS[:2]
+    bound = {
+        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+        "SLURM_CPU_BIND_LIST": f"{1 << first:#x},{1 << second:#x}",
+    }
+    for rank, cpu in enumerate((first, second)):
+        found = pinned(driver, in_step(rank, **bound), prefix=["taskset", "-c", str(cpu)])
+        assert (found["cpus"], found["shares"]) == ([cpu], 2)
+        assert not {"masks-unknown", "mask-shrunk"} & set(found["codes"])
+
+
+@pytest.mark.case("D10")
+def test_ranks_that_see_one_gpu_of_their_own(driver: FakeDriver) -> None:
+    """``--gpu-bind=map_gpu:1,0`` without binding to CPUs: each is on its GPU's half."""
+    free = {"SLURM_CPU_BIND_TYPE": "none", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0,1"}
+    halves = {}
+    for rank, gpu in enumerate("10"):
+        own = {"SLURM_STEP_GPUS": gpu, "CUDA_VISIBLE_DEVICES": gpu, "SLURM_JOB_NUM_NODES": "1"}
+        found = pinned(driver, in_step(rank, **free, **own))
+        assert found["gpu"] == int(gpu)
+        halves[gpu] = found["cpus"]
+    assert halves["0"]
+    assert halves["1"]
+    assert max(halves["0"]) < min(halves["1"]), "rank 0 has the half of GPU 1"
+
+
+def test_strict_does_not_accept_unknown_gpus(driver: FakeDriver) -> None:
+    own = {"SLURM_STEP_GPUS": "7", "CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "4"}
+    env = in_step(0, SLURM_CPU_BIND_TYPE="none", **own)
+    found = pinned(driver, env)
+    assert frozenset(found["cpus"]) == ALL
+    assert "gpus-unknown" in found["codes"]
+    done = run(PIN, *SLURM, env={**driver.env(), **env, "GPUAFF_STRICT": "1"})
+    assert "gpus-unknown; strict" in done.stderr
+
+
+@pytest.mark.case("C10")
+def test_workers_pin_themselves(driver: FakeDriver, tmp_path: Path) -> None:
+    """Started by the script itself, with numbers of its own: all have the script's mask."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import multiprocessing, os, sys
+            def work(rank):
+                import gpuaff
+                affinity = gpuaff.set_affinity(rank, 2)
+                return sorted(os.sched_getaffinity(0)), [w.code for w in affinity.warnings]
+            if __name__ == "__main__":
+                with multiprocessing.get_context("spawn").Pool(2) as pool:
+                    print(pool.map(work, (0, 1), chunksize=1))
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env=environment(driver.env()),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (first, first_codes), (second, second_codes) = eval(done.stdout)
+    assert first
+    assert second
+    assert not set(first) & set(second)
+    assert "masks-unknown" not in first_codes + second_codes
+
+
+def torchruns(rank: int) -> dict[str, str]:
+    """A rank of two, as torchrun starts it; whoever runs the tests is its agent."""
+    mine = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    return {**mine, "LOCAL": str(rank), "SIZE": "2"}
+
+
+@pytest.mark.case("A23")
+@pytest.mark.parametrize("way", ["a shell binds itself", "a shell is bound", "a tool is bound"])
+def test_wrappers_of_torchruns_ranks(driver: FakeDriver, way: str) -> None:
+    """Each is bound as its rank is, and makes the mask look common."""
+    for rank, cpu in enumerate(CPUS[:2]):
+        stay = ["sh", "-c", '"$0" "$@"; exit $?']
+        wrapper = {
+            "a shell binds itself": [*stay[:2], f"taskset -cp {cpu} $$ >/dev/null; {stay[2]}"],
+            "a shell is bound": ["taskset", "-c", str(cpu), *stay],
+            "a tool is bound": ["taskset", "-c", str(cpu), "timeout", "30"],
+        }[way]
+        found = pinned(driver, torchruns(rank), wrapper, ("LOCAL", "SIZE"))
+        assert (found["gpu"], found["cpus"], found["shares"]) == (rank, [cpu], 1)
+        assert "masks-unknown" in found["codes"]
+
+
+def test_wrappers_that_bind_nobody(driver: FakeDriver) -> None:
+    for rank in (0, 1):
+        wrapper = ["sh", "-c", 'timeout 30 "$0" "$@"; exit $?']
+        found = pinned(driver, torchruns(rank), wrapper, ("LOCAL", "SIZE"))
+        assert found["shares"] == 2
+        assert "masks-unknown" not in found["codes"]
+
+
+def test_a_wrapper_of_a_task_that_srun_has_not_bound(driver: FakeDriver) -> None:
+    for rank, cpu in enumerate(CPUS[:2]):
+        step = {**in_step(rank, SLURM_CPU_BIND_TYPE="none"), "SLURM_PROCID": str(rank)}
+        assert pinned(driver, step)["shares"] == 2
+        bound = pinned(driver, step, ["taskset", "-c", str(cpu), "timeout", "30"])
+        if _cpuset_is_told():
+            assert (bound["cpus"], bound["shares"]) == ([cpu], 1)
+
+
+def _cpuset_is_told() -> bool:
+    return cpuset_of(Tree()) is not None
+
+
+@pytest.mark.case("D10")
+def test_workers_of_a_task_are_on_its_gpus(driver: FakeDriver) -> None:
+    """``srun -n2 --gpus-per-task=2``, and task 0 starts two workers."""
+    step = in_step(
+        0,
+        SLURM_CPU_BIND_TYPE="none",
+        SLURM_STEP_GPUS="0,1",
+        SLURM_GPUS_ON_NODE="4",
+        SLURM_JOB_GPUS="0-3",
+        SLURM_JOB_NUM_NODES="1",
+    )
+    worker = {**step, "LOCAL": "1", "SIZE": "2"}
+    found = pinned(driver, worker, names=("LOCAL", "SIZE"))
+    assert (found["gpu"], "gpus-unknown" in found["codes"]) == (1, False)
+
+
+WORKER = """
+    import json, multiprocessing, os, sys
+    def work(rank):
+        import gpuaff
+        affinity = gpuaff.set_affinity(rank, 2)
+        codes = [warning.code for warning in affinity.warnings]
+        return affinity.gpu, sorted(affinity), codes
+    if __name__ == "__main__":
+        with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+            print(json.dumps([pool.apply(work, (rank,)) for rank in (0, 1)]))
+"""
+
+
+@pytest.mark.case("D10")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_whose_number_is_its_tasks(
+    driver: FakeDriver, tmp_path: Path, method: str
+) -> None:
+    """``srun -n2 --gpus-per-task=2``: worker 0 of task 0 is one of two, and is not the task."""
+    step = in_step(
+        0,
+        SLURM_CPU_BIND_TYPE="none",
+        SLURM_STEP_GPUS="0,1",
+        SLURM_GPUS_ON_NODE="4",
+        SLURM_JOB_GPUS="0-3",
+        SLURM_JOB_NUM_NODES="1",
+    )
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WORKER))
+    done = subprocess.run(
+        [sys.executable, script, method],
+        capture_output=True,
+        text=True,
+        env=environment({**driver.env(), **step}),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (gpu, cpus, codes), (other_gpu, other_cpus, other_codes) = json.loads(done.stdout)
+    assert (gpu, other_gpu) == (0, 1)
+    assert not set(cpus) & set(other_cpus)
+    assert not {"gpus-unknown", "rank-inherited"} & {*codes, *other_codes}
+
+
+def test_a_child_that_takes_its_parents_numbers(driver: FakeDriver, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WORKER).replace("set_affinity(rank, 2)", "set_affinity()"))
+    done = subprocess.run(
+        [sys.executable, script, "spawn"],
+        capture_output=True,
+        text=True,
+        env=environment({**driver.env(), **in_step(0)}),
+        check=False,
+    )
+    assert all("rank-inherited" in codes for _, _, codes in json.loads(done.stdout)), done.stderr
+
+
+def test_a_thread_that_is_importing_multiprocessing(driver: FakeDriver) -> None:
+    """What is in sys.modules then has no functions yet."""
+    code = """
+import sys, types
+import gpuaff
+sys.modules["multiprocessing.process"] = types.ModuleType("multiprocessing.process")
+print(gpuaff.ranks().local_rank, gpuaff.set_affinity().rank, len(gpuaff.spread(0, 1)) > 0)
+"""
+    env = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert driver.run([sys.executable, "-c", code], env=env).stdout == "1 1 True\n"
+
+
+SETTER = """
+    import json, multiprocessing, os, sys
+    def work(rank):
+        os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        import gpuaff
+        here, affinity = gpuaff.ranks(), gpuaff.set_affinity()
+        notices = [*here.warnings, *affinity.warnings]
+        return here.local_rank, affinity.gpu, [notice.code for notice in notices]
+    if __name__ == "__main__":
+        with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+            print(json.dumps([pool.apply(work, (rank,)) for rank in (0, 1)]))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_that_sets_the_variables_itself(
+    driver: FakeDriver, tmp_path: Path, method: str
+) -> None:
+    """As functions do that ``torch.multiprocessing.spawn`` starts: the numbers are its own."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SETTER))
+    done = subprocess.run(
+        [sys.executable, script, method],
+        capture_output=True,
+        text=True,
+        env=environment(driver.env()),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(rank, gpu) for rank, gpu, _ in found] == [(0, 0), (1, 1)]
+    assert not any("rank-inherited" in codes for _, _, codes in found)
+
+
+CLAIMER = """
+    import os, subprocess, sys
+    import gpuaff
+    from gpuaff.launch.inherited import ParentClaim as Claimed
+    from gpuaff._system.kernel import thread_facts
+    started = thread_facts(os.getpid(), os.getpid()).started
+    claim = Claimed(slot=0, pid=os.getpid(), started=started, uuids=("GPU-1",))
+    more = dict(word.split("=") for word in sys.argv[2:])
+    env = {**os.environ, "GPUAFF_CLAIM": str(claim), **more}
+    command = [sys.executable, "-c", sys.argv[1], "LOCAL", "SIZE"]
+    sys.exit(subprocess.run(command, env=env).returncode)
+"""
+
+
+@pytest.mark.parametrize("is_around_the_launcher", [False, True])
+def test_a_wrapper_that_has_claimed_for_its_rank(
+    driver: FakeDriver, is_around_the_launcher: bool
+) -> None:
+    """``gpuaff run --per-rank -- sh -c "python …"``: the shell has claimed, for Python."""
+    rank = torchruns(1)
+    inside = rank if is_around_the_launcher else {}
+    done = run(
+        CLAIMER,
+        textwrap.dedent(PIN),
+        *(f"{name}={value}" for name, value in inside.items()),
+        env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1", **({} if inside else rank)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["gpu"] == 1
+    assert ("one-gpu" in found["codes"]) is is_around_the_launcher
+    assert found["shares"] == (2 if is_around_the_launcher else 1)
+
+
+@pytest.mark.case("D12")
+def test_no_gpu_is_hidden(driver: FakeDriver) -> None:
+    """Peer access and NCCL need all GPUs visible: pinning sets a variable of its own alone."""
+    script = """
+        import os
+        import gpuaff
+        before = dict(os.environ)
+        affinity = gpuaff.set_affinity(1, 2)
+        assert affinity.pinned
+        assert os.environ.pop("GPUAFF_PINNED").startswith("v1:1:2:")
+        print(affinity.gpu, dict(os.environ) == before)
+    """
+    assert printed(script, env=driver.env()) == "1 True"
+    assert printed(script, env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1,0"}) == "0 True"
+
+
+def under_mpirun(
+    driver: FakeDriver, *options: str, shell: bool = False, first: str = ""
+) -> list[dict[str, Any]]:
+    """What two ranks under the real mpirun say, by rank; the shell does something first."""
+    command = [sys.executable, "-c", textwrap.dedent(PIN), *MPI]
+    wrapper = ["sh", "-c", f'{first} "$0" "$@"; exit $?'] if shell else []
+    mpirun = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    done = subprocess.run(
+        [*mpirun, *options, *wrapper, *command],
+        capture_output=True,
+        text=True,
+        env={**environment(driver.env()), "HOME": os.environ.get("HOME", "/")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return sorted(said, key=lambda rank: int(rank["rank"]))
+
+
+@pytest.mark.needs("mpirun.openmpi")
+@pytest.mark.parametrize("shell", [False, True])
+def test_ranks_that_mpirun_has_bound(driver: FakeDriver, shell: bool) -> None:
+    """A shell between them has the rank's mask too, and makes it look common."""
+    bound = ("--use-hwthread-cpus", "--bind-to", "hwthread")
+    first, second = under_mpirun(driver, *bound, shell=shell)
+    for rank in (first, second):
+        assert len(rank["cpus"]) == 1
+        assert rank["shares"] == 1
+        assert "masks-unknown" in rank["codes"]
+        assert "mask-shrunk" not in rank["codes"]
+    assert first["cpus"] != second["cpus"]
+    assert [first["gpu"], second["gpu"]] == [0, 1]
+
+
+@pytest.mark.needs("mpirun.openmpi")
+@pytest.mark.parametrize("shell", [False, True])
+def test_ranks_that_mpirun_has_not_bound(driver: FakeDriver, shell: bool) -> None:
+    first, second = under_mpirun(driver, "--bind-to", "none", shell=shell)
+    assert first["cpus"]
+    assert second["cpus"]
+    assert not set(first["cpus"]) & set(second["cpus"])
+    assert not {"masks-unknown"} & {*first["codes"], *second["codes"]}
+
+
+@pytest.mark.needs("mpirun.openmpi")
+def test_shells_of_mpiruns_ranks_that_bind_themselves(driver: FakeDriver) -> None:
+    cpus = " ".join(map(str, CPUS[:2]))
+    choose = f"set -- $OMPI_COMM_WORLD_LOCAL_RANK {cpus}; shift $(($1 + 1)); echo $1"
+    bind = f"taskset -cp $({choose}) $$ >/dev/null;"
+    found = under_mpirun(driver, "--bind-to", "none", shell=True, first=bind)
+    assert [rank["cpus"] for rank in found] == [[cpu] for cpu in CPUS[:2]]
+    assert all("masks-unknown" in rank["codes"] for rank in found)

@@ -1,0 +1,837 @@
+"""``set_affinity`` in real processes, over the fake driver, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedriver.driver import FakeDriver
+from fakedriver.state import NVML
+from processes import CPUS, masks, printed, printed_by_each, run, stopped
+
+pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
+
+ALL = frozenset(CPUS)
+
+SET = """
+    import json, os, sys
+    import gpuaff
+    affinity = gpuaff.set_affinity({arguments})
+    print(json.dumps({{
+        "cpus": sorted(affinity),
+        "kernel": sorted(os.sched_getaffinity(0)),
+        "gpu": affinity.gpu,
+        "rank": affinity.rank,
+        "pinned": affinity.pinned,
+        "codes": [warning.code for warning in affinity.warnings],
+        "cores": affinity.plan and affinity.plan.shares[affinity.rank].cores,
+    }}))
+"""
+
+
+def called(driver: FakeDriver | None, arguments: str = "", **env: str) -> dict[str, Any]:
+    """What a process says that calls set_affinity with these arguments and variables."""
+    variables = {**(driver.env() if driver else {}), **env}
+    found: dict[str, Any] = json.loads(printed(SET.format(arguments=arguments), env=variables))
+    assert found["cpus"] == found["kernel"], "the result is what the kernel has"
+    return found
+
+
+def called_by_each(
+    driver: FakeDriver, arguments: str, environments: Sequence[Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """The same for processes with these variables, one after the other."""
+    script = SET.format(arguments=arguments)
+    said = printed_by_each(script, environments, env=driver.env())
+    found: list[dict[str, Any]] = [json.loads(text) for text in said]
+    assert len(found) == len(environments)
+    assert all(one["cpus"] == one["kernel"] for one in found)
+    return found
+
+
+def errors(driver: FakeDriver | None, *calls: str, **env: str) -> list[tuple[str, str]]:
+    """The class and text of the error of each call; all in one process, none may change it."""
+    out = printed(errors_of(*calls), env={**(driver.env() if driver else {}), **env})
+    said = [(kind, text) for kind, text in json.loads(out)]
+    assert len(said) == len(calls), "each call raises"
+    assert not any("\n" in text for _, text in said), "one line each"
+    return said
+
+
+def errors_of(*calls: str) -> str:
+    """A script that prints the class and text of the error of each call."""
+    return f"""
+        import json, os
+        import gpuaff
+        before, found = os.sched_getaffinity(0), []
+        for call in {list(calls)!r}:
+            try:
+                eval(f"gpuaff.set_affinity({{call}})")
+            except (TypeError, gpuaff.GpuaffError) as error:
+                found.append((type(error).__name__, str(error)))
+            assert os.sched_getaffinity(0) == before, call
+        print(json.dumps(found))
+    """
+
+
+def raised_by_each(
+    driver: FakeDriver, arguments: str, environments: Sequence[Mapping[str, str]]
+) -> list[tuple[str, str]]:
+    """The class and text of the error of a call in processes with these variables."""
+    said = printed_by_each(errors_of(arguments), environments, env=driver.env())
+    found = [(kind, text) for one in said for kind, text in json.loads(one)]
+    assert len(found) == len(environments)
+    assert not any("\n" in text for _, text in found), "one line each"
+    return found
+
+
+def raised(driver: FakeDriver | None, arguments: str, **env: str) -> tuple[str, str]:
+    """The class and text of the error of a call that must change nothing."""
+    return errors(driver, arguments, **env)[0]
+
+
+WAITING = """
+    import sys, threading, time
+    import gpuaff
+    for _ in range(5):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    affinity = gpuaff.set_affinity()
+    print(affinity.gpu)
+    sys.stdin.readline()
+    affinity.restore()
+    print("restored")
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.case("B2", "B17", "A13")
+def test_two_ranks_share_the_machine(driver: FakeDriver) -> None:
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                stopped(
+                    WAITING,
+                    env={**driver.env(), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
+                )
+            )
+            for rank in (0, 1)
+        ]
+        assert [rank.heard() for rank in ranks] == ["0", "1"]
+        seen = [set(masks(rank.pid).values()) for rank in ranks]
+        assert [len(one) for one in seen] == [1, 1], "every thread of a rank has one mask"
+        (first,), (second,) = seen
+        assert first
+        assert second
+        assert not first & second
+        if len(ALL) % 2 == 0:
+            assert first | second == ALL
+        for rank in ranks:
+            rank.go_on()
+            assert rank.heard() == "restored"
+            assert set(masks(rank.pid).values()) == {ALL}
+
+
+@pytest.mark.case("B5")
+def test_the_one_line(driver: FakeDriver) -> None:
+    script = """
+        import logging
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        import gpuaff
+        gpuaff.set_affinity(1, 2)
+    """
+    said = run(script, env=driver.env()).stderr.splitlines()
+    line = [text for text in said if "->" in text]
+    assert len(line) == 1
+    assert re.fullmatch(
+        r"gpuaff: rank 1 -> GPU 1 \(NUMA [0-9?,]+\) cpus [0-9,-]+ \[\d+ cores?\]", line[0]
+    )
+
+
+def test_arguments_or_variables(driver: FakeDriver) -> None:
+    by_hand = called(driver, "1, 2")
+    assert by_hand["rank"] == 1
+    assert by_hand["gpu"] == 1
+    assert by_hand["pinned"]
+    assert called(driver, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") == by_hand
+    ignored = called(driver, "1, 2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    assert ignored == by_hand
+
+
+def test_neither_is_rank_0_of_1_on_the_only_gpu_said_once(driver: FakeDriver) -> None:
+    script = """
+        import gpuaff
+        assert gpuaff.set_affinity().rank == 0
+        assert "no-rank" in [warning.code for warning in gpuaff.set_affinity().warnings]
+    """
+    done = run(script, env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("rank 0 of 1") == 1
+    assert "call set_affinity(local_rank, nproc_per_node)" in done.stderr
+
+
+NUMBERS = {
+    "mpirun": {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "srun": {"SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2"},
+    "mpiexec": {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    "flux": {"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "1"},
+}
+
+
+def test_the_launchers_numbers_as_if_they_were_passed(driver: FakeDriver) -> None:
+    by_itself = called_by_each(driver, "", list(NUMBERS.values()))
+    for found in by_itself:
+        assert (found["rank"], found["gpu"]) == (1, 1)
+        assert not {"no-rank", "ranks-beside"} & set(found["codes"])
+    assert by_itself == called_by_each(driver, "1, 2", list(NUMBERS.values()))
+
+
+def test_a_batch_script_is_no_rank_said_once(driver: FakeDriver) -> None:
+    env = {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "2"}
+    found = called(driver, SLURM_JOB_ID="7", **env)
+    assert (found["rank"], found["pinned"]) == (None, False)
+    assert found["codes"] == ["no-rank"], "one remark is enough"
+
+
+@pytest.mark.case("H10")
+def test_an_actor_whose_gpus_change(driver: FakeDriver) -> None:
+    """A framework sets the variable in a process that runs; the same call follows it."""
+    script = """
+        import os
+        import gpuaff
+        before = os.sched_getaffinity(0)
+        for shown in ("1", "0", ""):
+            os.environ["CUDA_VISIBLE_DEVICES"] = shown
+            affinity = gpuaff.set_affinity(0, 1)
+            print(affinity.gpu, affinity.pinned, affinity <= before)
+        assert os.sched_getaffinity(0) == before, "best effort: no GPU, so nothing is cut"
+    """
+    told = printed(script, env=driver.env()).splitlines()
+    assert told == ["1 True True", "0 True True", "None False True"]
+
+
+def test_numbers_that_the_launcher_contradicts_count(driver: FakeDriver) -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    found = called(driver, "1, 2", **torchrun)
+    assert (found["rank"], found["gpu"]) == (1, 1)
+    script = """
+        import gpuaff
+        for call in ((1, 2), (0, 1)):
+            print([w.code for w in gpuaff.set_affinity(*call, strict=True).warnings])
+    """
+    said = printed(script, env={**driver.env(), **torchrun}).splitlines()
+    assert ("rank-differs" in said[0], "ranks-beside" in said[1]) == (True, True)
+
+
+NO_RANK = [("2", "2"), ("-1", "2"), ("x", "2"), ("0", ""), ("", "2"), ("1.0", "2"), ("0", "99999")]
+
+
+def test_variables_that_name_no_rank(driver: FakeDriver) -> None:
+    environments = [{"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size} for rank, size in NO_RANK]
+    for found in called_by_each(driver, "", environments):
+        assert (found["pinned"], found["codes"]) == (False, ["bad-rank"])
+        assert frozenset(found["cpus"]) == ALL
+    for kind, _ in raised_by_each(driver, "strict=True", environments):
+        assert kind == "GPUAffinityError"
+
+
+WRONG = {
+    "0": ("TypeError", "nproc_per_node"),
+    "nproc_per_node=2": ("TypeError", "local_rank"),
+    "2, 2": ("InvalidOptionError", "from 0 to 1"),
+    "-1, 2": ("InvalidOptionError", "from 0 to 1"),
+    "True, 2": ("InvalidOptionError", "from 0 to 1"),
+    "0.0, 2": ("InvalidOptionError", "from 0 to 1"),
+    "'0', 2": ("InvalidOptionError", "from 0 to 1"),
+    "0, 0": ("InvalidOptionError", "nproc_per_node=0"),
+    "0, -2": ("InvalidOptionError", "nproc_per_node=-2"),
+    "0, True": ("InvalidOptionError", "nproc_per_node=True"),
+    "0, '2'": ("InvalidOptionError", "nproc_per_node='2'"),
+    "0, 2, mode='fastest'": ("InvalidOptionError", "unique_contiguous"),
+    "0, 2, scope=1": ("InvalidOptionError", "socket"),
+    "0, 2, multithreading='none'": ("InvalidOptionError", "all_logical"),
+    "0, 2, balanced='yes'": ("InvalidOptionError", "True or False"),
+    "0, 2, strict='yes'": ("InvalidOptionError", "True or False"),
+    "0, 2, min_physical_cores=0": ("InvalidOptionError", "from 1 to 65535"),
+    "0, 2, min_physical_cores=3, max_physical_cores=2": ("InvalidOptionError", "at most"),
+    "0, 2, max_physical_cores=1.5": ("InvalidOptionError", "from 1 to 65535"),
+}
+
+
+@pytest.mark.parametrize("env", [{}, {"GPUAFF": "off"}], ids=["on", "off"])
+def test_wrong_arguments_always_raise(driver: FakeDriver, env: dict[str, str]) -> None:
+    found = errors(driver, *WRONG, **env)
+    for (kind, text), (call, expected) in zip(found, WRONG.items(), strict=True):
+        assert kind == expected[0], call
+        assert expected[1] in text, call
+
+
+WRONG_VARIABLES = [
+    ("GPUAFF_MODE", "fastest"),
+    ("GPUAFF_SCOPE", "rack"),
+    ("GPUAFF_MULTITHREADING", "both"),
+    ("GPUAFF_BALANCED", "maybe"),
+    ("GPUAFF_MIN_PHYSICAL_CORES", "-1"),
+    ("GPUAFF_MAX_PHYSICAL_CORES", "many"),
+    ("GPUAFF_STRICT", "2"),
+    ("GPUAFF", "perhaps"),
+]
+
+
+def test_wrong_variables_raise_and_are_named(driver: FakeDriver) -> None:
+    said = raised_by_each(driver, "0, 2", [dict([wrong]) for wrong in WRONG_VARIABLES])
+    for (variable, value), (kind, text) in zip(WRONG_VARIABLES, said, strict=True):
+        assert kind == "InvalidOptionError"
+        assert text.startswith(f"{variable}={value!r}: expected ")
+
+
+def test_argument_then_variable_then_default(driver: FakeDriver) -> None:
+    assert frozenset(called(driver, "0, 2", GPUAFF_MODE="all")["cpus"]) == ALL
+    assert called(driver, "0, 2", GPUAFF_MODE="single")["cores"] == 1
+    mixed = called(driver, "0, 2, mode='all'", GPUAFF_MODE="single")
+    assert frozenset(mixed["cpus"]) == ALL
+    assert called(driver, "0, 2, mode='all'", GPUAFF_MAX_PHYSICAL_CORES="1")["cores"] == 1
+
+
+def test_the_off_switch(driver: FakeDriver) -> None:
+    environments = [{"GPUAFF": off} for off in ("off", "0", "false", "no", "OFF")]
+    for found in called_by_each(driver, "0, 2, strict=True", environments):
+        assert frozenset(found["cpus"]) == ALL
+        assert (found["pinned"], found["codes"], found["gpu"]) == (False, ["off"], None)
+    assert driver.inits == 0, "the driver is left alone"
+
+
+def test_on_is_on(driver: FakeDriver) -> None:
+    assert called(driver, "0, 2", GPUAFF="on")["pinned"]
+
+
+@pytest.mark.case("B8")
+def test_no_program_is_needed(driver: FakeDriver) -> None:
+    assert called(driver, "0, 2", PATH="/nowhere")["pinned"]
+
+
+@pytest.mark.case("A11", "A16")
+def test_the_memory_policy_is_left_alone(driver: FakeDriver) -> None:
+    script = """
+        import gpuaff
+        policies = lambda: {line.split()[1] for line in open("/proc/self/numa_maps")}
+        before = policies()
+        affinity = gpuaff.set_affinity(0, 2)
+        print(policies() == before, affinity.plan.shares[0].numa_nodes)
+    """
+    if not Path("/proc/self/numa_maps").exists():
+        pytest.skip("not here: this kernel has no numa_maps")
+    assert printed(script, env=driver.env()).startswith("True (")
+
+
+# Best effort, and its opposite.
+
+
+@pytest.mark.case("A4", "F5")
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(NVML.LIB_RM_VERSION_MISMATCH, "mismatch"), (NVML.DRIVER_NOT_LOADED, "not loaded")],
+)
+def test_no_driver(driver: FakeDriver, code: int, told: str) -> None:
+    driver.refuse(code)
+    found = called(driver, "0, 2")
+    assert frozenset(found["cpus"]) == ALL
+    assert not found["pinned"]
+    assert found["codes"][0] == "no-driver"
+    kind, text = raised(driver, "0, 2, strict=True")
+    assert kind == "NoDriverError"
+    assert told in text
+    assert raised(driver, "0, 2", GPUAFF_STRICT="1")[0] == "NoDriverError"
+
+
+def test_one_warning_without_any_logging_set_up(driver: FakeDriver) -> None:
+    driver.refuse(NVML.LIB_RM_VERSION_MISMATCH)
+    script = "import gpuaff\nfor _ in range(3): gpuaff.set_affinity(0, 2)"
+    said = run(script, env=driver.env()).stderr
+    assert said.count("mismatch") == 1
+    assert all(line.startswith("gpuaff: ") for line in said.splitlines())
+
+
+@pytest.mark.case("A1", "F1")
+def test_an_empty_mask_from_the_driver_means_unknown(driver: FakeDriver) -> None:
+    driver.set_cpus(0, node=[], socket=[])
+    driver.set_cpus(1, node=None, socket=None)
+    driver.set_memory(0, None)
+    driver.set_memory(1, None)
+    found = [called(driver, f"{rank}, 2") for rank in (0, 1)]
+    assert all(one["pinned"] for one in found)
+    assert not set(found[0]["cpus"]) & set(found[1]["cpus"])
+    assert all("nvml" in one["codes"] for one in found), "the empty mask is told"
+
+
+@pytest.mark.case("A5", "A6", "A17", "G7", "G8", "A14")
+def test_it_stays_inside_what_it_was_given(driver: FakeDriver) -> None:
+    last = str(CPUS[-1])
+    script = SET.format(arguments="0, 1")
+    done = run(script, env=driver.env(), prefix=["taskset", "-c", last])
+    found = json.loads(done.stdout)
+    assert found["cpus"] == [CPUS[-1]]
+    assert found["pinned"]
+
+
+@pytest.mark.case("A2")
+def test_near_cpus_that_are_not_allowed(driver: FakeDriver) -> None:
+    driver.set_cpus(0, node=[CPUS[0]], socket=[CPUS[0]])
+    script = SET.format(arguments="0, 1")
+    done = run(script, env=driver.env(), prefix=["taskset", "-c", str(CPUS[-1])])
+    found = json.loads(done.stdout)
+    assert found["cpus"] == [CPUS[-1]]
+    assert set(found["codes"]) & {"near-not-allowed", "mask-narrow"}
+
+
+@pytest.mark.case("A23", "F8")
+def test_a_mask_narrower_than_the_near_cpus_is_reported_once(driver: FakeDriver) -> None:
+    script = "import gpuaff, logging; logging.basicConfig(level=20)\n"
+    script += "for _ in range(2): gpuaff.set_affinity(0, 1)"
+    done = run(script, env=driver.env(), prefix=["taskset", "-c", str(CPUS[0])])
+    assert done.stderr.count("[mask-narrow]") == 1
+
+
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
+def test_rank_0_speaks_for_the_job(driver: FakeDriver, rank: int, times: int) -> None:
+    for gpu in (0, 1):
+        driver.set_cpus(gpu, node=CPUS[:1], socket=CPUS)
+    script = f"""
+        import gpuaff
+        affinity = gpuaff.set_affinity({rank}, 2)
+        assert "scope-hint" in [warning.code for warning in affinity.warnings]
+    """
+    done = run(script, env=driver.env())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("[scope-hint]") == times
+
+
+@pytest.mark.case("C7")
+def test_a_mask_of_one_core_that_the_parent_has_not(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # as a BLAS does on import
+        affinity = gpuaff.set_affinity(0, 1)
+        print(len(affinity), [w.message for w in affinity.warnings if w.code == "mask-shrunk"])
+    """
+    said = printed(script, env=driver.env())
+    assert said.startswith("1 ['")
+    assert "OPENBLAS_MAIN_FREE" in said
+
+
+def test_another_machines_files_pin_nobody(driver: FakeDriver, tmp_path: Path) -> None:
+    found = called(driver, "0, 2", GPUAFF_FSROOT=str(tmp_path))
+    assert frozenset(found["cpus"]) == ALL
+    assert (found["pinned"], found["codes"]) == (False, ["other-machine"])
+    assert raised(driver, "0, 2, strict=True", GPUAFF_FSROOT=str(tmp_path))[0] == "GPUAffinityError"
+
+
+def test_where_no_thread_can_be_started(driver: FakeDriver) -> None:
+    script = """
+        import threading, gpuaff
+        def start(self): raise RuntimeError("can't start new thread")
+        threading.Thread.start = start
+        print(gpuaff.set_affinity(0, 2).pinned)
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+def test_a_gpu_that_a_device_cgroup_denies_is_not_counted(driver: FakeDriver) -> None:
+    driver.lose_gpu(0, NVML.NO_PERMISSION)
+    found = called(driver, "0, 1", CUDA_VISIBLE_DEVICES="0")
+    assert (found["gpu"], found["pinned"]) == (1, True), "CUDA's 0 is the GPU that is left"
+
+
+def test_numbers_beside_a_lost_gpu_are_nvidia_smis_and_it_is_said(driver: FakeDriver) -> None:
+    """CUDA may count the lost one or not, so that its 1 may be another GPU."""
+    driver.lose_gpu(0)
+    found = called(driver, "0, 1", CUDA_VISIBLE_DEVICES="1")
+    assert (found["gpu"], found["pinned"]) == (1, True)
+    assert "visible-lost" in found["codes"]
+    by_uuid = called(
+        driver, "0, 1", CUDA_VISIBLE_DEVICES="GPU-00000000-0000-4000-8000-000000000001"
+    )
+    assert by_uuid["gpu"] == 1
+    assert "visible-lost" not in by_uuid["codes"]
+
+
+def test_the_driver_is_started_as_often_as_it_is_shut_down(driver: FakeDriver) -> None:
+    for _ in range(3):
+        called(driver, "0, 2")
+    assert driver.inits == driver.shutdowns > 0
+
+
+def test_min_physical_cores_is_a_demand(driver: FakeDriver) -> None:
+    kind, text = raised(driver, "0, 2, min_physical_cores=5000")
+    assert kind == "GPUAffinityError"
+    assert "5000" in text
+
+
+def test_without_linux_nothing_happens() -> None:
+    script = """
+        import os
+        del os.sched_setaffinity, os.sched_getaffinity
+        import gpuaff
+        affinity = gpuaff.set_affinity(0, 2)
+        print(len(affinity), affinity.pinned, affinity.restore(), affinity.warnings[0].code)
+        try:
+            gpuaff.set_affinity(0, 2, strict=True)
+        except gpuaff.GPUAffinityError as error:
+            print(error)
+        print(gpuaff.Topology.observe().allowed)
+    """
+    lines = printed(script).splitlines()
+    assert lines[0] == "0 False frozenset() not-linux"
+    assert "Linux" in lines[1]
+    assert lines[2] == "frozenset()"
+
+
+# Twice, and back.
+
+
+def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        first = gpuaff.set_affinity(0, 2)
+        assert gpuaff.set_affinity(0, 2) == first
+        second = gpuaff.set_affinity(1, 2)
+        whole = gpuaff.set_affinity(0, 1)
+        again = gpuaff.set_affinity(0, 2)
+        print(first == again, first.isdisjoint(second), first | second <= whole)
+    """
+    assert printed(script, env=driver.env()) == "True True True"
+
+
+def test_a_failed_second_call_leaves_the_first_in_force(driver: FakeDriver) -> None:
+    script = """
+        import os, threading, time, gpuaff
+        thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+        thread.start()
+        first = gpuaff.set_affinity(0, 2)
+        try:
+            gpuaff.set_affinity(0, 1, min_physical_cores=5000)
+        except gpuaff.GPUAffinityError:
+            pass
+        tids = [0, thread.native_id]
+        print(all(os.sched_getaffinity(tid) == first for tid in tids))
+        first.restore()
+        print(all(os.sched_getaffinity(tid) > first for tid in tids))
+    """
+    assert printed(script, env=driver.env()).split() == ["True", "True"]
+
+
+def test_a_second_call_that_finds_no_gpu_takes_the_first_back(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        first = gpuaff.set_affinity(0, 2)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        second = gpuaff.set_affinity(0, 2)
+        print(first.pinned, second.pinned, second > first, second == os.sched_getaffinity(0))
+    """
+    assert printed(script, env=driver.env()) == "True False True True"
+
+
+def test_an_inner_block_puts_the_outer_share_back(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        before = os.sched_getaffinity(0)
+        with gpuaff.set_affinity(0, 2) as outer:
+            with gpuaff.set_affinity(1, 2) as inner:
+                print(os.sched_getaffinity(0) == inner)
+            print(os.sched_getaffinity(0) == outer)
+        print(os.sched_getaffinity(0) == before)
+        print(gpuaff.set_affinity(1, 2) == inner)
+    """
+    assert printed(script, env=driver.env()).split() == ["True"] * 4
+
+
+def test_the_first_result_also_undoes_a_later_call(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        before = os.sched_getaffinity(0)
+        first = gpuaff.set_affinity(0, 2)
+        gpuaff.set_affinity(1, 2)
+        print(first.restore() == before == os.sched_getaffinity(0))
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+def test_with_restores_at_its_end(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        before = os.sched_getaffinity(0)
+        try:
+            with gpuaff.set_affinity(0, 2) as affinity:
+                assert os.sched_getaffinity(0) == affinity < before
+                raise KeyError
+        except KeyError:
+            print(os.sched_getaffinity(0) == before)
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+def test_restore_twice_and_from_another_thread(driver: FakeDriver) -> None:
+    script = """
+        import os, threading, gpuaff
+        before = os.sched_getaffinity(0)
+        affinity = gpuaff.set_affinity(0, 2)
+        thread = threading.Thread(target=affinity.restore)
+        thread.start(); thread.join()
+        print(os.sched_getaffinity(0) == before)
+        print(affinity.restore() == before)
+        print(gpuaff.set_affinity(1, 2) != affinity)
+    """
+    assert printed(script, env=driver.env()).split() == ["True"] * 3
+
+
+@pytest.mark.case("C7")
+def test_restore_after_the_main_thread_was_shrunk(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        before = os.sched_getaffinity(0)
+        affinity = gpuaff.set_affinity(0, 1)
+        os.sched_setaffinity(0, {min(before)})
+        print(affinity.restore() == before == os.sched_getaffinity(0))
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+def test_restore_leaves_threads_that_were_bound_since(driver: FakeDriver) -> None:
+    script = """
+        import os, threading, time, gpuaff
+        ready, go = threading.Event(), threading.Event()
+        def bound():
+            go.wait()
+            os.sched_setaffinity(0, {max(before)})
+            ready.set()
+            time.sleep(60)
+        before = os.sched_getaffinity(0)
+        thread = threading.Thread(target=bound, daemon=True)
+        thread.start()
+        affinity = gpuaff.set_affinity(0, 2)
+        go.set(); ready.wait()
+        affinity.restore()
+        print(os.sched_getaffinity(thread.native_id) == {max(before)})
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+@pytest.mark.parametrize("how", ["restore", "strict"])
+def test_a_thread_bound_just_where_the_share_is_stays(driver: FakeDriver, how: str) -> None:
+    script = f"""
+        import os, threading, time, gpuaff
+        from gpuaff.pinning import pin
+        from dataclasses import replace
+        ready = threading.Event()
+        def bound():
+            os.sched_setaffinity(0, {{share}})
+            ready.set()
+            time.sleep(60)
+        before = os.sched_getaffinity(0)
+        share = min(before)
+        thread = threading.Thread(target=bound, daemon=True)
+        thread.start(); ready.wait()
+        if {how!r} == "strict":  # what it refuses here comes up after the threads were moved
+            def unsettled(cpus, *, move=apply.move_all, **how):
+                return replace(move(cpus, **how), settled=False)
+            apply.move_all = unsettled
+            try:
+                gpuaff.set_affinity(0, len(before), strict=True)
+            except gpuaff.GPUAffinityError as error:
+                assert "threads-unsettled" in str(error), error
+        else:
+            gpuaff.set_affinity(0, len(before)).restore()
+        print(os.sched_getaffinity(0) == before)
+        print(os.sched_getaffinity(thread.native_id) == {{share}})
+    """
+    assert printed(script, env=driver.env()) == "True\nTrue"
+
+
+def test_a_caller_that_was_bound_on_purpose_goes_back_there(driver: FakeDriver) -> None:
+    script = """
+        import os, threading, gpuaff
+        before = os.sched_getaffinity(0)
+        def work():
+            os.sched_setaffinity(0, {max(before)})
+            affinity = gpuaff.set_affinity(0, 2)
+            print(affinity < before, os.sched_getaffinity(0) == affinity)
+            affinity.restore()
+            print(os.sched_getaffinity(0) == {max(before)})
+        thread = threading.Thread(target=work)
+        thread.start(); thread.join()
+        print(os.sched_getaffinity(0) == before)
+    """
+    assert printed(script, env=driver.env()).split() == ["True"] * 4
+
+
+def test_restore_in_a_forked_worker(driver: FakeDriver) -> None:
+    script = """
+        import os, gpuaff
+        before = os.sched_getaffinity(0)
+        affinity = gpuaff.set_affinity(0, 2)
+        child = os.fork()
+        if child == 0:
+            os._exit(affinity.restore() != before)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(os.sched_getaffinity(0) == affinity)
+    """
+    assert printed(script, env=driver.env()).split() == ["0", "True"]
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_a_childs_border_is_the_mask_that_it_starts_with(driver: FakeDriver, how: str) -> None:
+    script = f"""
+        import os, sys, subprocess, gpuaff
+        inner = "import gpuaff, os; print(sorted(gpuaff.set_affinity(0, 1)))"
+        affinity = gpuaff.set_affinity(1, 2)
+        if {how!r} == "spawn":
+            out = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True)
+            print(out.stdout.strip() == str(sorted(affinity)))
+        else:
+            child = os.fork()
+            if child == 0:
+                os._exit(gpuaff.set_affinity(0, 1) != affinity)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+def test_a_storm_of_threads(driver: FakeDriver) -> None:
+    script = """
+        import sys, threading, time
+        import gpuaff
+        def storm():
+            while True:
+                thread = threading.Thread(target=time.sleep, args=(0.003,))
+                thread.start(); thread.join()
+        for _ in range(8):
+            threading.Thread(target=storm, daemon=True).start()
+        affinity = gpuaff.set_affinity(0, 2)
+        print([w.code for w in affinity.warnings if w.code.startswith("threads")])
+        sys.stdin.readline()
+    """
+    with stopped(script, env=driver.env()) as process:
+        assert process.heard() == "[]"
+        for _ in range(10):
+            assert len(set(masks(process.pid).values())) == 1
+            assert set(masks(process.pid).values()) != {ALL}
+
+
+def test_threads_may_call_it_at_the_same_time(driver: FakeDriver) -> None:
+    script = """
+        import os, threading, gpuaff
+        results = []
+        def call(): results.append(gpuaff.set_affinity(1, 2))
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(len(set(results)), os.sched_getaffinity(0) == results[0])
+    """
+    assert printed(script, env=driver.env()) == "1 True"
+
+
+UNSEEN = """
+    import os, threading, time, gpuaff
+    everything = os.sched_getaffinity(0)
+    thread = threading.Thread(target=time.sleep, args=(50,), daemon=True)
+    thread.start()
+    affinity = gpuaff.set_affinity(0, 2)
+    print(affinity.pinned, [warning.code for warning in affinity.warnings])
+    affinity.restore()
+    try:
+        gpuaff.set_affinity(0, 2, strict=True)
+    except gpuaff.GPUAffinityError as error:
+        print("threads-unseen" in str(error), os.sched_getaffinity(0) == everything)
+"""
+
+
+@pytest.mark.needs("mounts", "pid-namespaces")
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"'],
+        ["unshare", "-pf"],
+    ],
+    ids=["no-proc", "of-another-namespace"],
+)
+def test_threads_that_proc_does_not_show(driver: FakeDriver, prefix: list[str]) -> None:
+    told = run(UNSEEN, env=driver.env(), prefix=prefix).stdout.splitlines()
+    assert told == ["True ['threads-unseen']", "True True"]
+
+
+def test_the_first_of_several_threads_takes_the_border_down(driver: FakeDriver) -> None:
+    """A thread that reads the mask when another has already moved must not count."""
+    script = """
+        import os, threading
+        from gpuaff.pinning import state
+        from gpuaff._system import kernel
+        read, moved = kernel.get_affinity, threading.Event()
+        def late(tid=0):
+            if threading.current_thread().name == "late":
+                moved.wait()
+            return read(tid)
+        kernel.get_affinity = late
+        def second():
+            print(sorted(state.this_process().original) == everything)
+        everything = sorted(read())
+        thread = threading.Thread(target=second, name="late")
+        thread.start()
+        while not thread.is_alive(): pass
+        first = state.this_process()
+        kernel.set_affinity(frozenset(everything[:1]))
+        moved.set()
+        thread.join()
+        print(state.this_process() is first)
+    """
+    assert printed(script, env=driver.env()).split() == ["True", "True"]
+
+
+def test_restore_waits_for_a_call_in_another_thread(driver: FakeDriver) -> None:
+    script = """
+        import threading, gpuaff
+        from gpuaff.pinning.state import this_process
+        affinity = gpuaff.set_affinity(0, 2)
+        restoring = threading.Thread(target=affinity.restore)
+        with this_process().lock:
+            restoring.start()
+            restoring.join(0.3)
+            print(restoring.is_alive())
+        restoring.join()
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+def test_restore_of_an_earlier_call_forgets_nobody(driver: FakeDriver) -> None:
+    """A thread that was bound on purpose goes back there with the call that is in force."""
+    script = """
+        import os, threading, gpuaff
+        def bound():
+            second = max(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {second})
+            first, last = gpuaff.set_affinity(0, 2), gpuaff.set_affinity(1, 2)
+            first.restore()
+            last.restore()
+            print(os.sched_getaffinity(0) == {second})
+        thread = threading.Thread(target=bound)
+        thread.start()
+        thread.join()
+    """
+    assert printed(script, env=driver.env()) == "True"
+
+
+def test_the_result_is_a_set(driver: FakeDriver) -> None:
+    script = """
+        import copy, os, pickle, gpuaff
+        affinity = gpuaff.set_affinity(0, 2)
+        assert affinity == set(affinity) == os.sched_getaffinity(0)
+        assert isinstance(affinity, frozenset)
+        for other in (pickle.loads(pickle.dumps(affinity)), copy.copy(affinity)):
+            assert type(other) is frozenset and other == affinity
+        print(repr(affinity))
+    """
+    assert re.fullmatch(r"<Affinity rank=0 gpu=0 cpus=[0-9,-]+>", printed(script, env=driver.env()))
