@@ -10,7 +10,7 @@ from gpuaff.cpuset import MAX_CPU_ID, CpuSet
 from gpuaff.topology.pasted.text import Paste
 
 _LIST = re.compile(
-    r"^(?:On-?line CPU\(s\) list|NUMA node(\d{1,4}) CPU\(s\)):[ \t]*"
+    r"^[^:\n]{0,40}?(?:On-?line\sCPU\(s\)\slist|NUMA\snode(\d{1,4})\sCPU\(s\))\s?:[ \t]*"
     r"(.*(?:(?:(?<=,)\n|\n(?=,))[\d,-]+)*)$",
     re.ASCII | re.IGNORECASE | re.MULTILINE,
 )
