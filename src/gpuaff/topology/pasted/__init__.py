@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.topology.model import Gpu, Source, Topology
 from gpuaff.topology.pasted import cpus, nvidia_smi
-from gpuaff.topology.pasted.cpus import Machine
 from gpuaff.topology.pasted.nvidia_smi import Listed, Row, Table
 from gpuaff.topology.pasted.text import Paste
 
@@ -60,28 +60,19 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
     is_rocm = bool(_ROCM.search(paste.text))
     table, listed = nvidia_smi.read_table(paste), nvidia_smi.read_list(paste)
     near = {row.cpu: paste.cpulist(row.cpu) for row in table.rows.values()}
-    machine = cpus.assemble(paste, frozenset(filter(None, near.values())))
+    machine, is_complete = cpus.assemble(paste, frozenset(filter(None, near.values())))
     if not (machine.cpus or table.gpus or listed):
         raise paste.error(_nothing_found(paste, is_rocm=is_rocm))
-    gpus = _gpus(paste, table, listed, machine)
+    placer = _Placer(paste, table, machine, is_complete=is_complete)
+    gpus = _gpus(paste, table, listed, placer)
     links = _links(paste, table, gpus)
     if is_rocm:
         paste.note(
             "rocm-ignored",
             "the output of rocm-smi or amd-smi is ignored: only that of NVIDIA's tools is used",
         )
-    return Topology(
-        cpus=machine.cpus,
-        allowed=machine.cpus,
-        cores=machine.cores,
-        packages=machine.packages,
-        l3=machine.l3,
-        numa_nodes=machine.nodes,
-        gpus=gpus,
-        links=links,
-        visible=tuple(gpu.index for gpu in gpus),
-        notes=tuple(paste.notes),
-    )
+    visible = tuple(gpu.index for gpu in gpus)
+    return replace(machine, gpus=gpus, links=links, visible=visible, notes=tuple(paste.notes))
 
 
 def _nothing_found(paste: Paste, *, is_rocm: bool) -> str:
@@ -97,13 +88,12 @@ def _nothing_found(paste: Paste, *, is_rocm: bool) -> str:
 
 
 def _gpus(
-    paste: Paste, table: Table, listed: Mapping[int, Listed], machine: Machine
+    paste: Paste, table: Table, listed: Mapping[int, Listed], placer: _Placer
 ) -> tuple[Gpu, ...]:
     """Every GPU that the text names, also those of which it has no more than that."""
     indices = sorted({*table.gpus, *listed})
     if len(indices) > _MOST_GPUS:
         raise paste.error(f"it names {len(indices)} GPUs: not one machine's")
-    placer = _Placer(paste, table, machine)
     gpus = tuple(placer.gpu(index, listed.get(index)) for index in indices)
     for code, doubtful in placer.doubts.items():
         paste.note(code, _NOTES[code].format(f"GPU {format_cpulist(doubtful)}"))
@@ -142,12 +132,13 @@ class _Placer:
         doubts: the GPUs for each code of :data:`_NOTES`.
     """
 
-    def __init__(self, paste: Paste, table: Table, machine: Machine) -> None:
-        self._paste, self._rows, self._machine = paste, table.rows, machine
-        self._nodes = {node.id: node.cpus for node in machine.nodes or ()}
+    def __init__(self, paste: Paste, table: Table, machine: Topology, *, is_complete: bool) -> None:
+        self._paste, self._rows, self._cpus = paste, table.rows, machine.cpus
+        self._is_complete = is_complete
+        self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
         lists = {row.cpu: paste.cpulist(row.cpu) for row in table.rows.values()}
         named = frozenset().union(*filter(None, lists.values()))
-        self._are_all_named = machine.is_complete and named == machine.cpus
+        self._are_all_named = is_complete and named == machine.cpus
         self._memory_nodes = {_number(row.gpu_numa) for row in table.rows.values()}
         self.doubts: dict[str, set[int]] = {}
 
@@ -209,9 +200,9 @@ class _Placer:
             if not holders:
                 self._doubt("affinity-cut", index)
             return holders[0] if holders else None
-        if self._machine.is_complete and not named <= self._machine.cpus:
+        if self._is_complete and not named <= self._cpus:
             self._doubt("ids-dropped", index)
-        return named & self._machine.cpus or None
+        return named & self._cpus or None
 
 
 def looks_cut(cell: str) -> bool:

@@ -7,10 +7,9 @@ Where two of them differ, lscpu's summary counts before ``numactl -H`` and that 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.topology.model import NumaNode, Package
+from gpuaff.topology.model import NumaNode, Package, Topology
 from gpuaff.topology.pasted import lscpu
 from gpuaff.topology.pasted.lscpu import CpuRow, Lscpu, Numactl
 from gpuaff.topology.pasted.text import Paste
@@ -21,25 +20,8 @@ _SIZES = (2, 4, 8)
 _ADD = "add the output of `lscpu -p`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The CPU side; None is what the text does not contain.
-
-    Attributes:
-        cpus: the online CPUs.
-        is_complete: whether these are all online CPUs, and not only some that are near a GPU.
-    """
-
-    cpus: CpuSet
-    is_complete: bool
-    cores: tuple[CpuSet, ...] | None = None
-    packages: tuple[Package, ...] | None = None
-    l3: tuple[CpuSet, ...] | None = None
-    nodes: tuple[NumaNode, ...] | None = None
-
-
-def assemble(paste: Paste, near: Collection[CpuSet]) -> Machine:
-    """Assemble the CPU side.
+def assemble(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool]:
+    """The CPU side, and whether its CPUs are all online ones, and not only some near a GPU.
 
     Args:
         paste: the text; it gets the notes.
@@ -48,21 +30,26 @@ def assemble(paste: Paste, near: Collection[CpuSet]) -> Machine:
     summary, numactl = lscpu.read_summary(paste), lscpu.read_numactl(paste)
     rows = _complete_rows(paste, summary, numactl, lscpu.read_rows(paste))
     lists = _node_lists(paste, summary, numactl, rows)
-    told = summary.online or frozenset(rows).union(*lists.values())
-    cpus = told or frozenset().union(*near)
+    online = summary.online or frozenset(rows).union(*lists.values())
+    cpus = online or frozenset().union(*near)
     nodes = _nodes(paste, lists, cpus, numactl)
-    _note_cpus(paste, summary, cpus, is_complete=bool(told))
+    _note_cpus(paste, summary, cpus, is_complete=bool(online))
     _note_nodes(paste, summary, nodes)
-    node_cpus = [node.cpus for node in nodes or () if node.cpus]
-    numbering = _Numbering(paste, summary, cpus, node_cpus, near, is_complete=bool(told))
-    return Machine(
+    node_cpus = [node.cpus for node in nodes if node.cpus]
+    numbering = _Numbering(summary, cpus, node_cpus or near, node_cpus, is_complete=bool(online))
+    if rows and all(row.core is not None for row in rows.values()):
+        cores: tuple[CpuSet, ...] | None = _by_core_ids(paste, rows, cpus)
+    else:
+        cores = numbering.cores(paste) if cpus else None
+    machine = Topology(
         cpus=cpus,
-        is_complete=bool(told),
-        cores=_cores(paste, rows, numbering),
+        allowed=cpus,
+        cores=cores,
         packages=_packages(paste, summary, rows, cpus, node_cpus),
         l3=_l3(paste, rows, cpus),
-        nodes=nodes,
+        numa_nodes=nodes or None,
     )
+    return machine, bool(online)
 
 
 def _complete_rows(
@@ -123,7 +110,7 @@ def _disjoint(paste: Paste, lists: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
 
 def _nodes(
     paste: Paste, lists: Mapping[int, CpuSet], cpus: CpuSet, numactl: Numactl
-) -> tuple[NumaNode, ...] | None:
+) -> tuple[NumaNode, ...]:
     if beyond := frozenset().union(*lists.values()) - cpus:
         paste.note(
             "ids-dropped",
@@ -134,17 +121,14 @@ def _nodes(
         row = numactl.distances.get(node, {})
         return tuple(map(row.__getitem__, lists)) if row.keys() >= lists.keys() else None
 
-    return (
-        tuple(
-            NumaNode(
-                id=node,
-                cpus=lists[node] & cpus,
-                has_memory=numactl.has_memory.get(node),
-                distances=distances(node),
-            )
-            for node in lists
+    return tuple(
+        NumaNode(
+            id=node,
+            cpus=lists[node] & cpus,
+            has_memory=numactl.has_memory.get(node),
+            distances=distances(node),
         )
-        or None
+        for node in lists
     )
 
 
@@ -215,9 +199,9 @@ def _note_cpus(paste: Paste, summary: Lscpu, cpus: CpuSet, *, is_complete: bool)
         )
 
 
-def _note_nodes(paste: Paste, summary: Lscpu, nodes: tuple[NumaNode, ...] | None) -> None:
+def _note_nodes(paste: Paste, summary: Lscpu, nodes: tuple[NumaNode, ...]) -> None:
     count = summary.numbers.get("node_count", 0)
-    if nodes is None:
+    if not nodes:
         paste.note(
             "numa-unknown", "the NUMA nodes are unknown: add the output of `lscpu` or `numactl -H`"
         )
@@ -233,15 +217,6 @@ def _note_nodes(paste: Paste, summary: Lscpu, nodes: tuple[NumaNode, ...] | None
 
 
 # Which CPUs share a core: by lscpu's rows, or inferred from the numbering.
-
-
-def _cores(
-    paste: Paste, rows: Mapping[int, CpuRow], numbering: _Numbering
-) -> tuple[CpuSet, ...] | None:
-    """The online CPUs of each core, ordered by their lowest id; None when unknown."""
-    if rows and all(row.core is not None for row in rows.values()):
-        return _by_core_ids(paste, rows, numbering.cpus)
-    return numbering.cores() if numbering.cpus else None
 
 
 def _by_core_ids(paste: Paste, rows: Mapping[int, CpuRow], cpus: CpuSet) -> tuple[CpuSet, ...]:
@@ -302,32 +277,29 @@ class _Numbering:
 
     def __init__(
         self,
-        paste: Paste,
         summary: Lscpu,
         cpus: CpuSet,
+        lists: Collection[CpuSet],
         node_cpus: Collection[CpuSet],
-        near: Collection[CpuSet],
         *,
         is_complete: bool,
     ) -> None:
-        self.cpus = cpus
-        self._paste, self._summary = paste, summary
-        self._node_cpus, self._near = node_cpus, near
+        self._summary, self._cpus, self._lists, self._node_cpus = summary, cpus, lists, node_cpus
         self._all = max(summary.numbers.get("cpu_count", 0), len(cpus))  # offline ones included
         self._threads = summary.numbers.get("threads", 0)
         self._count = len(cpus) if is_complete else self._all
         most = self._threads * max(summary.cores, default=0)
         self._is_doubtful = 0 < most < self._count
 
-    def cores(self) -> tuple[CpuSet, ...] | None:
-        """The online CPUs of each core."""
+    def cores(self, paste: Paste) -> tuple[CpuSet, ...] | None:
+        """The online CPUs of each core, ordered by their lowest id; None when unknown."""
         threads = self._threads
         if threads == 1 and not self._is_doubtful and self._has_one_thread():
-            return tuple(frozenset([cpu]) for cpu in sorted(self.cpus))
+            return tuple(frozenset([cpu]) for cpu in sorted(self._cpus))
         found = self._by_threads() if threads else None
         if found is None and (self._is_doubtful or threads in (0, 2)):
-            found = self._two_runs(self._node_cpus or self._near)
-        self._add_notes(found)
+            found = self._two_runs()
+        self._add_notes(paste, found)
         return found
 
     def _has_one_thread(self) -> bool:
@@ -348,8 +320,8 @@ class _Numbering:
         """
         places = None
         count = self._all
-        if max(self.cpus) >= count:  # ids with gaps: only their order is known
-            count, places = len(self.cpus), {cpu: n for n, cpu in enumerate(sorted(self.cpus))}
+        if max(self._cpus) >= count:  # ids with gaps: only their order is known
+            count, places = len(self._cpus), {cpu: n for n, cpu in enumerate(sorted(self._cpus))}
         expected = self._summary.cores
         sizes = [self._threads]
         sizes += [size for size in _SIZES if size * min(expected, default=0) == count]
@@ -360,7 +332,7 @@ class _Numbering:
             if cores is None or (expected and len(cores) not in expected):
                 continue
             # The threads of the largest core, or, from an old lscpu, the average rounded down.
-            printed = (max(map(len, cores)), len(self.cpus) // len(cores))
+            printed = (max(map(len, cores)), len(self._cpus) // len(cores))
             if self._is_doubtful or self._threads in printed:
                 return cores
         return None
@@ -382,19 +354,19 @@ class _Numbering:
             return None
         apart = self._within_nodes(lambda cpu: cpu % (count // size))
         if apart is None:
-            return neighbours if self.cpus <= frozenset().union(*self._node_cpus) else None
+            return neighbours if self._cpus <= frozenset().union(*self._node_cpus) else None
         return None if self._summary.is_virtual and len(self._node_cpus) < 2 else apart
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core, or None when a core lies in two nodes."""
         node_of = {cpu: number for number, some in enumerate(self._node_cpus) for cpu in some}
         found: dict[int, set[int]] = {}
-        for cpu in sorted(self.cpus):
+        for cpu in sorted(self._cpus):
             found.setdefault(core_of(cpu), set()).add(cpu)
         fits = all(len({node_of.get(cpu) for cpu in core}) == 1 for core in found.values())
         return tuple(map(frozenset, found.values())) if fits else None
 
-    def _two_runs(self, lists: Collection[CpuSet]) -> tuple[CpuSet, ...] | None:
+    def _two_runs(self) -> tuple[CpuSet, ...] | None:
         """The cores {c, c + d}, where the lists of nodes or GPUs can hardly mean anything else.
 
         Each list is two runs of CPUs, such as 0-15 and 128-143, at one distance d, and no id
@@ -402,43 +374,40 @@ class _Numbering:
         so with one thread per core a node has no such gap. POWER numbers siblings side by side,
         and so do many virtual machines, where one list of that form is not enough.
         """
-        summary = self._summary
+        summary, lists = self._summary, self._lists
         distances = {_distance(ids) for ids in lists}
         distance = distances.pop() if len(distances) == 1 else None
         if distance is None or summary.is_power or (summary.is_virtual and len(lists) < 2):
             return None
-        if frozenset().union(*lists) != self.cpus or max(self.cpus) >= 2 * distance:
+        if frozenset().union(*lists) != self._cpus or max(self._cpus) >= 2 * distance:
             return None
         # The second threads are numbered from the number of cores on.
         if summary.cores and distance not in summary.cores:
             return None
-        return tuple(frozenset((c, c + distance)) for c in sorted(self.cpus) if c < distance)
+        return tuple(frozenset((c, c + distance)) for c in sorted(self._cpus) if c < distance)
 
-    def _add_notes(self, cores: Sequence[CpuSet] | None) -> None:
+    def _add_notes(self, paste: Paste, cores: Sequence[CpuSet] | None) -> None:
         threads, expected = self._threads, self._summary.cores
-        if self._is_doubtful and len(self.cpus) > threads * max(expected):
-            self._paste.note(
+        if self._is_doubtful and len(self._cpus) > threads * max(expected):
+            paste.note(
                 "contradiction",
                 f"lscpu says {threads} thread{'s' if threads > 1 else ''} per core, but "
-                f"{len(self.cpus)} CPUs online on {min(expected)} cores (sockets x cores per "
+                f"{len(self._cpus)} CPUs online on {min(expected)} cores (sockets x cores per "
                 "socket); its threads per core are not used",
             )
         if cores is not None:
-            self._paste.note(
+            paste.note(
                 "cores-inferred",
                 "which CPUs share a core is inferred from the numbering (the first core: "
                 f"{', '.join(map(str, sorted(cores[0])))}); to be sure {_ADD}",
             )
             return
-        known = threads > 1 and not self._is_doubtful
-        self._paste.note(
+        known = f"lscpu prints {threads} threads per core, but not which CPUs they are"
+        is_known = threads > 1 and not self._is_doubtful
+        paste.note(
             "cores-unknown",
-            (
-                f"lscpu prints {threads} threads per core, but not which CPUs they are"
-                if known
-                else "which CPUs share a core is unknown"
-            )
-            + f", and the numbering does not show it, so each counts as a core of its own: {_ADD}",
+            f"{known if is_known else 'which CPUs share a core is unknown'}, and the numbering "
+            f"does not show it, so each counts as a core of its own: {_ADD}",
         )
 
 
