@@ -23,6 +23,10 @@ from gpuaff.launch.reports import quoted
 from gpuaff.notices import Notice
 from gpuaff.options import natural
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 CLAIM_VARIABLE = "GPUAFF_CLAIM"
 PINNED_VARIABLE = "GPUAFF_PINNED"
 
@@ -158,8 +162,7 @@ def share_inherited(share: Pinned, local_rank: int, local_size: int) -> Notice:
     )
 
 
-# A child of multiprocessing (a DataLoader worker, a spawned process) has its parent's variables. It
-# has the module, too, by which it was started, so nothing is imported to find out.
+# A child of multiprocessing (a DataLoader worker, a spawned process) has its parent's variables.
 
 
 def maker() -> int | None:
@@ -167,15 +170,8 @@ def maker() -> int | None:
 
     Nor is it known while the child imports the main script again: see :func:`imports_script`.
     """
-    module = sys.modules.get("multiprocessing.process")
-    parent_process = getattr(module, "parent_process", None)  # absent while it is being imported
-    parent = None if parent_process is None else parent_process()
+    parent = _multiprocessing("parent_process")
     return None if parent is None else int(parent.pid)
-
-
-def is_child() -> bool:
-    """Whether multiprocessing started this process, by whatever method."""
-    return maker() is not None or imports_script()
 
 
 def imports_script() -> bool:
@@ -184,9 +180,18 @@ def imports_script() -> bool:
     Spawned children do, and those of a fork server. multiprocessing looks at the same flag when it
     refuses to start processes there.
     """
-    module = sys.modules.get("multiprocessing.process")
-    current_process = getattr(module, "current_process", None)
-    return current_process is not None and bool(getattr(current_process(), "_inheriting", False))
+    return getattr(_multiprocessing("current_process"), "_inheriting", None) is True
+
+
+def is_child() -> bool:
+    """Whether multiprocessing started this process, by whatever method."""
+    return maker() is not None or imports_script()
+
+
+def _multiprocessing(name: str) -> Any:
+    """Call its function, where it is imported: a child has it, because it was started by it."""
+    function = getattr(sys.modules.get("multiprocessing.process"), name, None)
+    return None if function is None else function()
 
 
 IMPORTED = Notice(

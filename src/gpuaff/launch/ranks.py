@@ -197,14 +197,14 @@ def _ranks_contradict(used: LauncherReport, other: LauncherReport, *, is_proven:
     started = "started this process" if is_proven else "usually runs inside the other"
     return Notice(
         "ranks-contradict",
-        f"{_said(used)}, but {_said(other)}: the first is used, because {used.launcher.value} "
+        f"{_gives(used)}, but {_gives(other)}: the first is used, because {used.launcher.value} "
         f"{started}; unset the variables that are left over, or call "
         "set_affinity(local_rank, nproc_per_node)",
         rank=used.local_rank,
     )
 
 
-def _said(report: LauncherReport) -> str:
+def _gives(report: LauncherReport) -> str:
     if report.problem:
         return f"{report.rank_variable} gives no valid rank"
     variables = f"{report.rank_variable} and {report.size_variable}"

@@ -184,7 +184,7 @@ _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
 def holds(nodes: str, host: str) -> bool | None:
-    """Whether a list of nodes (``gpu[01-04,7],login1``) names a host, with its domain or without.
+    """Whether a list of nodes (``gpu[01-04,7],login1``) names a host; domains are ignored.
 
     Returns:
         None when the list is empty or malformed (``man scontrol``, "hostlist").
@@ -192,8 +192,8 @@ def holds(nodes: str, host: str) -> bool | None:
     elements = _ELEMENT.findall(nodes) if len(nodes) <= _MOST else []
     if not nodes.strip() or ",".join(elements) != nodes:
         return None
-    short = host.split(".")[0].lower()
-    return any(_names(element.strip().lower(), short) for element in elements)
+    host = host.partition(".")[0].lower()
+    return any(_names(element.strip().partition(".")[0].lower(), host) for element in elements)
 
 
 def _names(element: str, host: str) -> bool:
@@ -204,13 +204,8 @@ def _names(element: str, host: str) -> bool:
     return len(host) in ends
 
 
-def _after_text(text: str, host: str, start: int) -> Iterator[int]:
-    """The rest of a full name may be a domain, which the short host name lacks."""
-    name, dot, _ = text.partition(".")
-    if host.startswith(text, start):
-        yield start + len(text)
-    elif dot and host[start:] == name:
-        yield len(host)
+def _after_text(text: str, host: str, start: int) -> list[int]:
+    return [start + len(text)] if host.startswith(text, start) else []
 
 
 def _after_number(ranges: str, host: str, start: int) -> Iterator[int]:
