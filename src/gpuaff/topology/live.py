@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpuaff._system import env, kernel, nvml
 from gpuaff._system.kernel import Tree
-from gpuaff._system.nvml_links import Matrix
+from gpuaff._system.nvml_records import GpuReading, Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
@@ -119,25 +119,26 @@ def _gpus(
 ) -> tuple[tuple[Gpu, ...], Matrix | None, frozenset[int]]:
     """The GPUs that this process may use, how they are connected, and which of them are lost."""
     try:
-        driver = nvml.read(highest_cpu=machine.highest, links=links)
+        with nvml.open_session() as session:
+            readings, matrix = session.read_gpus(highest_cpu=machine.highest, links=links)
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
         return pci.gpus_of_the_driver(tree, machine), None, frozenset()
-    for reading in driver.gpus:
+    for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
-    places = [place for place, reading in enumerate(driver.gpus) if not reading.denied]
-    gpus = tuple(_merged(tree, machine, driver.gpus[place]) for place in places)
-    lost = frozenset(reading.index for reading in driver.gpus if reading.lost)
-    return gpus, _between(driver.links, places), lost
+    places = [place for place, reading in enumerate(readings) if not reading.denied]
+    gpus = tuple(_merged(tree, machine, readings[place]) for place in places)
+    lost = frozenset(reading.index for reading in readings if reading.lost)
+    return gpus, _between(matrix, places), lost
 
 
 def _between(matrix: Matrix | None, places: list[int]) -> Matrix | None:
     return matrix and tuple(tuple(matrix[row][column] for column in places) for row in places)
 
 
-def _merged(tree: Tree, machine: Cpus, reading: nvml.GpuReading) -> Gpu:
+def _merged(tree: Tree, machine: Cpus, reading: GpuReading) -> Gpu:
     """What the driver says of a GPU, completed by what the PCI device says."""
     address = reading.pci_bus_id
     spot = pci.place(tree, address, machine) if address else pci.NOWHERE
@@ -166,7 +167,7 @@ def _online(machine: Cpus, near: CpuSet | None) -> CpuSet | None:
     return (near or frozenset()) & machine.cpus or None
 
 
-def _numa_node(machine: Cpus, reading: nvml.GpuReading, spot: pci.Place) -> int | None:
+def _numa_node(machine: Cpus, reading: GpuReading, spot: pci.Place) -> int | None:
     """The driver first, sysfs then (case A7); of several nodes those with CPUs (case A24)."""
     with_cpus = [node for node in machine.numa_nodes or () if node.cpus]
     named = [node.id for node in with_cpus if node.id in (reading.memory_nodes or ())]
