@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpuaff._system import env, kernel, nvml
 from gpuaff._system.kernel import Tree
-from gpuaff._system.nvml_links import Matrix
+from gpuaff._system.nvml_records import GpuReading, Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
@@ -113,22 +113,23 @@ def _gpus(
 ) -> tuple[tuple[Gpu, ...], Matrix | None, frozenset[int]]:
     """The GPUs that this process may use, how they are connected, and which of them are lost."""
     try:
-        driver = nvml.read(highest_cpu=machine.highest, links=links)
+        with nvml.open_session() as session:
+            readings, matrix = session.read_gpus(highest_cpu=machine.highest, links=links)
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
         return pci.gpus_of_the_driver(tree, machine), None, frozenset()
-    for reading in driver.gpus:
+    for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
-    places = [place for place, reading in enumerate(driver.gpus) if not reading.denied]
-    gpus = tuple(_merged(tree, machine, driver.gpus[place]) for place in places)
-    lost = frozenset(reading.index for reading in driver.gpus if reading.lost)
-    matrix = driver.links and tuple(tuple(driver.links[a][b] for b in places) for a in places)
+    places = [place for place, reading in enumerate(readings) if not reading.denied]
+    gpus = tuple(_merged(tree, machine, readings[place]) for place in places)
+    lost = frozenset(reading.index for reading in readings if reading.lost)
+    matrix = matrix and tuple(tuple(matrix[a][b] for b in places) for a in places)
     return gpus, matrix, lost
 
 
-def _merged(tree: Tree, machine: Cpus, reading: nvml.GpuReading) -> Gpu:
+def _merged(tree: Tree, machine: Cpus, reading: GpuReading) -> Gpu:
     """The driver's facts about a GPU, completed by those of its PCI device."""
     address = reading.pci_bus_id
     spot = pci.place(tree, address, machine) if address else pci.NOWHERE
@@ -152,7 +153,7 @@ def _merged(tree: Tree, machine: Cpus, reading: nvml.GpuReading) -> Gpu:
     )
 
 
-def _numa_node(machine: Cpus, reading: nvml.GpuReading, spot: pci.Place) -> int | None:
+def _numa_node(machine: Cpus, reading: GpuReading, spot: pci.Place) -> int | None:
     """The driver's node, else sysfs's (case A7); of several those with CPUs (case A24)."""
     with_cpus = [node for node in machine.numa_nodes or () if node.cpus]
     named = [node.id for node in with_cpus if node.id in (reading.memory_nodes or ())]

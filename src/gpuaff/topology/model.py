@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
+from gpuaff._system.nvml_records import MigInstance as MigInstance
 from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
 
@@ -68,21 +69,6 @@ class NumaNode:
     cpus: CpuSet
     has_memory: bool | None = None
     distances: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigInstance:
-    """A MIG compute instance of a GPU (case D2).
-
-    Attributes:
-        uuid: its ``MIG-…`` UUID.
-        gpu_instance: the GPU instance id (``gi``); −1 when unknown.
-        compute_instance: the compute instance id (``ci``); −1 when unknown.
-    """
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
