@@ -12,7 +12,7 @@ from gpuaff._system.nvml import usage_session
 from gpuaff._system.processes import Process, look_up, user_name
 from gpuaff.claims.candidates import unclaimable
 from gpuaff.claims.devices.occupancy import listed
-from gpuaff.claims.devices.probe import Looker, people_on
+from gpuaff.claims.devices.probe import Looker, process_info
 from gpuaff.claims.locking import leases, queue, registry
 from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry, living, stopped
@@ -76,7 +76,7 @@ def look() -> Sight:
     devices = [reading.device for reading in readings]
     locks = leases.holders(devices)
     sharing, opened = _handles([device for device in devices if locks[device.uuid]], devices)
-    ours = people_on(readings).me is not None
+    ours = process_info(readings).me is not None
     told = listed(readings) if ours else frozenset[int]()
     alive = living(entries)
     writers = {entry.pid for entry in entries if entry.slot in alive}
@@ -114,7 +114,7 @@ def _devices(
         with usage_session() as session:
             looker = Looker(session, session.devices(), own_is_free=False)
             usages, readings = looker.usages(entries), session.look(utilization=True)
-            odd = dict.fromkeys(unclaimable(session.devices()).values())
+            odd = unclaimable(session.devices())
             notes = [Notice("nvml", note) for note in session.notes]
             notes += [Notice("unclaimable", f"{words}; no claim takes such a one") for words in odd]
             return usages, readings, tuple(notes)
