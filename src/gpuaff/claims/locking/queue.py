@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuaff._system import kernel
+from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import MOST, Entry, Slot, stopped
 
@@ -222,7 +223,8 @@ class Place:
 
     def _sleep(self, seconds: float, end: float) -> None:
         now = time.monotonic()
-        time.sleep(max(0.0, min(seconds, end - now)))
+        with interruptible():
+            time.sleep(max(0.0, min(seconds, end - now)))
         if now - self._beaten >= BEAT:
             self.slot.beat()
             self._beaten = now
