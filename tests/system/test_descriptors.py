@@ -15,7 +15,7 @@ from processes import environment, unmeasured
 
 INTERRUPTED = """
 import os, sys, time
-from gpuaff._system import descriptors, lock_files as locks
+from gpuaff._system import descriptors, locks
 from gpuaff._system.watch import Watch
 
 where, every = sys.argv[1], int(sys.argv[2])
@@ -36,7 +36,7 @@ def lock_file():
 def by_name():
     opened = locks.open_folder(where)
     try:
-        locks._make_by_name(opened, str(next(names)), b"", 8, mode=0o600)
+        locks._make_by_name(opened, str(next(names)), 8, mode=0o600)
     finally:
         descriptors.close(opened)
 
