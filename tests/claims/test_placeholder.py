@@ -305,7 +305,7 @@ class TestInterrupts:
 import time
 from gpuaff._system.cuda import Contexts
 
-contexts = Contexts(2)
+contexts = Contexts()
 
 def make(device_no):
     contexts.retain(device_no)
@@ -348,7 +348,7 @@ def trace(frame, event, argument):
         left -= 1
         if left == 0:
             left = None
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
     return trace
 
 step, interrupted = 0, True

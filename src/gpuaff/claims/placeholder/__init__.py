@@ -23,13 +23,9 @@ if TYPE_CHECKING:
 # Primary contexts on the claimed GPUs, and whether CUDA shows those.
 
 
-def contexts(count: int) -> Occupant:
-    """Primary contexts: those that frameworks use, so they cost nothing once one is used.
-
-    Args:
-        count: one more than the highest ordinal.
-    """
-    held = Contexts(count)
+def contexts() -> Occupant:
+    """Primary contexts: those that frameworks use, so they cost nothing once one is used."""
+    held = Contexts()
 
     def finish() -> None:
         # It fails after a fault of the job's own, which the job has been told of, and at exit.
@@ -278,7 +274,7 @@ def _occupant(
         release = getattr(kind, "release", None)
         return Occupant(make=kind) if release is None else Occupant(make=kind, release=release)
     ours = kind is Placeholder.CONTEXT
-    occupant = contexts(max(claimed, default=-1) + 1) if ours else load(str(kind))
+    occupant = contexts() if ours else load(str(kind))
     start_cuda(str(kind))
     check_visible(claimed, alone=alone, kind=str(kind))
 
