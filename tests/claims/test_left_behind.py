@@ -327,7 +327,7 @@ class TestCtrlC:
         def trace(frame, event, _):
             if frame.f_code.co_name == "{function}" and pynvml.libLoadLock.locked():
                 sys.settrace(None)
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
             return trace
         sys.settrace(trace)
         told(refused(1))
@@ -350,7 +350,7 @@ class TestCtrlC:
         def trace(frame, event, _):
             if frame.f_code.co_name == "occupy" and event == "return":
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
             return trace
         before = state()
         sys.settrace(trace)
