@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuaff._system.descriptors import close, moved_up, opened, turn_of
+from gpuaff._system.descriptors import close, moved_up, turn_of
 from gpuaff._system.kernel import Tree
 
 _FLOCK = "hhqqi4x"
@@ -238,7 +238,7 @@ def locked_name(handle: int) -> tuple[int, int]:
 def locked_name_of(path: str) -> tuple[int, int] | None:
     """The same of a file that may not be opened for reading; None when there is none."""
     try:
-        handle = opened(path, os.O_PATH)
+        handle = os.open(path, os.O_PATH)
     except OSError:
         return None
     try:
@@ -306,7 +306,7 @@ def open_directory(path: str) -> int:
     Raises:
         OSError: there is none, or it may not be read.
     """
-    return moved_up(opened(path, os.O_RDONLY | os.O_DIRECTORY))
+    return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def touch(handle: int) -> None:
@@ -315,7 +315,7 @@ def touch(handle: int) -> None:
     By the open file and not by its path, where another user may have put something else.
     """
     with suppress(OSError):
-        close(opened(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK))
+        close(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK))
 
 
 def read_at(handle: int, offset: int, size: int) -> bytes:
@@ -382,7 +382,7 @@ def open_folder(path: str) -> int:
     Raises:
         OSError: there is none, or it may not be used.
     """
-    return opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
@@ -404,10 +404,10 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
     """
     flags = (os.O_RDWR if size else os.O_RDONLY) | _FLAGS
     try:
-        handle = opened(name, flags, dir_fd=folder)
+        handle = os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
         _make(folder, name, size, mode=mode)
-        handle = opened(name, flags, dir_fd=folder)
+        handle = os.open(name, flags, dir_fd=folder)
     handle = moved_up(handle)
     try:
         _check(folder, name, handle)
@@ -469,7 +469,7 @@ def _make(folder: int, name: str, size: int, *, mode: int) -> None:
 def _nameless(folder: int) -> int | None:
     """A file without a name (``O_TMPFILE``); None where the file system has none."""
     try:
-        return opened(".", os.O_TMPFILE | os.O_RDWR, mode=0o600, dir_fd=folder)
+        return os.open(".", os.O_TMPFILE | os.O_RDWR, mode=0o600, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
             return None
@@ -478,7 +478,7 @@ def _nameless(folder: int) -> int | None:
 
 def _make_by_name(folder: int, name: str, size: int, *, mode: int) -> None:
     unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
-    handle = opened(unfinished, _NEW, mode=0o600, dir_fd=folder)
+    handle = os.open(unfinished, _NEW, mode=0o600, dir_fd=folder)
     try:
         _allocate(handle, size, mode)
         with suppress(FileExistsError):
@@ -495,7 +495,7 @@ def _allocate(handle: int, size: int, mode: int) -> None:
 
 
 def _write_new(folder: int, name: str, content: bytes, *, mode: int) -> None:
-    handle = opened(name, _NEW, mode=0o600, dir_fd=folder)
+    handle = os.open(name, _NEW, mode=0o600, dir_fd=folder)
     try:
         os.write(handle, content)
         os.fchmod(handle, mode)
