@@ -157,9 +157,6 @@ def open_session() -> Iterator[Session]:
                 _call(nvml, "nvmlShutdown")
 
 
-usage_session = open_session
-
-
 class Session:
     """NVML while it is started; looking makes no CUDA context. See :func:`open_session`.
 
