@@ -152,8 +152,8 @@ def _assign(
     count = options.reserve
     picks: Mapping[Mode, Callable[[Sequence[Placement]], split.Assignments]] = {
         Mode.ALL: split.pick_all,
-        Mode.SINGLE: partial(split.pick_single, cores=cores),
-        Mode.SINGLE_UNIQUE: partial(split.pick_single_unique, cores=cores),
+        Mode.SINGLE: partial(split.pick_single, cores=cores, unique=False),
+        Mode.SINGLE_UNIQUE: partial(split.pick_single, cores=cores, unique=True),
     }
     if options.mode in picks:
         if not count:
