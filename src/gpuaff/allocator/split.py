@@ -21,11 +21,7 @@ from gpuaff.allocator.filling import Cutter
 from gpuaff.allocator.model import Scope
 from gpuaff.allocator.placement import Assignment, GpuGroup, Placement, group_gpus
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-Assignments: TypeAlias = dict[int, Assignment]
+Assignments = dict[int, Assignment]
 """The cores of each rank."""
 
 
