@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpuaff._system import cuda, descriptors, kernel, lock_files
+from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.attempts import STEP, Settling
 from gpuaff.claims.devices.occupancy import (
     EXCLUSIVE,
@@ -214,7 +215,8 @@ class Strangers:
         # What one of ours allocates it has by now; a function may have started what goes on.
         self._taken = rests if isinstance(kind, Placeholder) else {}
         if any(views[one] is View.OURS for one in rests) or blind & self._taken.keys():
-            time.sleep(_COMES)
+            with interruptible():
+                time.sleep(_COMES)
             self._steady()
 
     def _make_sure(self, occupied: Occupied, ordinals: Sequence[int]) -> None:
@@ -235,7 +237,8 @@ class Strangers:
             exiting = all(one.leaving for one in found) and any(one.exiting for one in found)
             if not settling.goes_on(time.monotonic(), leaving=True, exiting=exiting):
                 raise _lost(found)
-            time.sleep(STEP)
+            with interruptible():
+                time.sleep(STEP)
 
     def _found(self, readings: Sequence[DeviceReading]) -> list[_Stranger]:
         """Who is on which claimed device and was not there before."""
@@ -338,7 +341,8 @@ def stand_back() -> None:
             if not (then and 0 <= kernel.uptime() - then < _FRESH):
                 return
             lock_files.write_at(handle, 0, _TIME.pack(0.0))
-        time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
+        with interruptible():
+            time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
 
 
 @contextmanager
