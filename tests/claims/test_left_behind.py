@@ -323,7 +323,7 @@ class TestCtrlC:
     def test_while_pynvml_has_its_lock(self, lab: Lab, function: str) -> None:
         """It does not give it back by itself, and the next claim would wait for ever."""
         code = f"""
-        import pynvml
+        import os, pynvml, signal
         def trace(frame, event, _):
             if frame.f_code.co_name == "{function}" and pynvml.libLoadLock.locked():
                 sys.settrace(None)

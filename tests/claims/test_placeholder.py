@@ -37,8 +37,8 @@ UUIDS = {UUIDS}
 
 def on_gpus():
     # On which GPUs the driver lists this process.
-    found = nvml.users()
-    return [i for i, gpu in enumerate(found) if os.getpid() in gpu.pids]
+    with nvml.open_session() as session:
+        return [one.device.index for one in session.look() if os.getpid() in one.compute]
 
 def refused(kind, *arguments, **options):
     try:
