@@ -22,7 +22,7 @@ from gpuaff.claims.candidates import (
 from gpuaff.claims.claim import Claim, Undo, bind_cuda, claiming, cuda_bound_gpus, remember
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.conflicts import Strangers
-from gpuaff.claims.devices.probe import Looker
+from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import registry
 from gpuaff.claims.model import ClaimedGpu, Demand, Device, LeftOut, Waiting
@@ -139,7 +139,7 @@ class _Setup:
         session: asks the driver.
         devices: all that NVML shows.
         limits: what this process was given.
-        looker: looks at the candidates; None inside a claim, where only its own ranks are.
+        probe: looks at the candidates; None inside a claim, where only its own ranks are.
         attempts: tries to lease devices.
         warnings: what went wrong without preventing the claim.
     """
@@ -161,15 +161,15 @@ class _Setup:
         demand = Demand(
             min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
         )
-        looker = Looker(session, candidates.devices, demand=demand, own_is_free=own_is_free)
-        self.looker = looker if parent is None else None
-        self._looker, self._count = looker, candidates.count
+        probe = Probe(session, candidates.devices, demand=demand, own_is_free=own_is_free)
+        self.probe = probe if parent is None else None
+        self._probe, self._count = probe, candidates.count
         self._topology = None
         is_open = request.gpus is None and candidates.count < len(candidates.devices)
         if is_open and not any(one.is_mig for one in candidates.devices):
             self._topology = observe_connections(session)
         self.attempts = Attempts(
-            HostSource(looker=looker)
+            HostSource(probe=probe)
             if parent is None
             else ParentClaimSource(parent=parent, devices=candidates.devices),
             candidates,
@@ -182,13 +182,13 @@ class _Setup:
         if self._topology is None:
             return tuple(free[: self._count])
         indices = [device.index for device in free]
-        chosen = choose(self._count, indices, topology=self._topology, idle=self._looker.idle)
+        chosen = choose(self._count, indices, topology=self._topology, idle=self._probe.idle)
         return tuple(device for device in free if device.index in chosen)
 
     @contextmanager
     def _lock_safe_gpu(self) -> Iterator[None]:
         """Keep safe_gpu's users from choosing; inside a claim they never do."""
-        if self.looker is None:
+        if self.probe is None:
             yield
             return
         from gpuaff.claims.locking.safe_gpu import holding, patience
@@ -275,8 +275,8 @@ class _Acquisition:
         """Make the claim; whatever it does is undone by ``undo``."""
         setup, undo = self.setup, self.undo
         strangers = None
-        if setup.looker is not None and self.kind is not None:
-            strangers = Strangers(setup.looker, self.obtained.devices)
+        if setup.probe is not None and self.kind is not None:
+            strangers = Strangers(setup.probe, self.obtained.devices)
         left_out = setup.session.left_out()  # again: one may be lost by now
         _export(self._variables(left_out), undo)
         gpus = self._claimed_gpus()

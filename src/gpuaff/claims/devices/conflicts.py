@@ -25,7 +25,7 @@ from gpuaff.claims.devices.occupancy import (
     memory_of_listed,
     same_memory,
 )
-from gpuaff.claims.devices.probe import Looker, process_info
+from gpuaff.claims.devices.probe import Probe, process_info
 from gpuaff.claims.locking import lockdir
 from gpuaff.claims.model import Device, DeviceReading
 from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
@@ -155,16 +155,16 @@ class _Stranger:
 class Strangers:
     """Looks for strangers on the devices that are about to be claimed."""
 
-    def __init__(self, looker: Looker, devices: Collection[Device]) -> None:
+    def __init__(self, probe: Probe, devices: Collection[Device]) -> None:
         """Remember how it was.
 
         Args:
-            looker: has looked when they were leased, and looks again.
+            probe: has looked when they were leased, and looks again.
             devices: the claimed ones.
         """
-        self._looker, self._devices = looker, devices
-        self._before = {one.device.uuid: one for one in looker.readings}
-        self._rests = unlisted(looker.readings, devices)
+        self._probe, self._devices = probe, devices
+        self._before = {one.device.uuid: one for one in probe.readings}
+        self._rests = unlisted(probe.readings, devices)
         self._taken: Mapping[Device, int] = {}
         self._are_there = False
 
@@ -179,7 +179,7 @@ class Strangers:
             PlaceholderError: a device was lost meanwhile.
         """
         before = [one for one in self._before.values() if one.device in self._devices]
-        first = process_info(self._looker.readings).first_namespace
+        first = process_info(self._probe.readings).first_namespace
         if first and all(one.compute is not None for one in before):
             return
         self._taken = self._rests
@@ -230,7 +230,7 @@ class Strangers:
         """What the driver tells when no stranger is there, or none any more."""
         settling = Settling(_SETTLES)
         while True:
-            readings = self._looker.look()
+            readings = self._probe.look()
             found = self._found(readings)
             if not found:
                 return readings
