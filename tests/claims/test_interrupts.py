@@ -160,7 +160,7 @@ def test_at_the_end_of_a_claim_it_is_released(lab: Lab, options: str) -> None:
     """All is had, and the caller would not get it: Ctrl-C is raised, and nothing is left."""
     code = f"""
     def trace(frame, event, _):
-        if frame.f_code.co_name == "remember" and event == "return":
+        if frame.f_code.co_name == "acquire" and event == "return":
             signal.raise_signal(signal.SIGINT)
         return trace
     before = state()

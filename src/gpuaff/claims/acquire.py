@@ -19,7 +19,7 @@ from gpuaff.claims.candidates import (
     named_devices,
     resolve_visible,
 )
-from gpuaff.claims.claim import Claim, Undo, bind_cuda, claiming, cuda_bound_gpus, remember
+from gpuaff.claims.claim import Claim, Undo, bind_cuda, claiming, state
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.conflicts import Strangers
 from gpuaff.claims.devices.probe import Probe
@@ -80,13 +80,13 @@ def acquire(
         )
     pinned, own_is_free = _flag("pin", pin), _flag("own_is_free", own_is_free)
     with claiming():
-        if cuda_bound_gpus() is None and (why := cuda_already_initialized()):
+        if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
         with usage_session() as session, ExitStack() as until_occupied, Undo() as undo:
             driver_is_started()
             try:
                 setup = _Setup(request, session, until_occupied, own_is_free=own_is_free)
-                if request.visible is None and cuda_bound_gpus() is None:
+                if request.visible is None and state.cuda_bound_gpus is None:
                     _refuse_unknown_order(setup, kind)
                 conflicts.stand_back()
                 undo.callback(setup.attempts.release)
@@ -94,9 +94,8 @@ def acquire(
             except (GpusBusyError, NotEnoughGpusError):
                 _warn_if_imported_again()
                 raise
-            claim = _Acquisition(setup, obtained, kind, undo).claim(pin=pinned)
-            remember(claim)
-            return claim
+            state.claim = _Acquisition(setup, obtained, kind, undo).claim(pin=pinned)
+            return state.claim
 
 
 def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]:
@@ -224,7 +223,7 @@ def _limits(
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     """After an earlier claim CUDA shows its GPUs for good: only those can be claimed."""
-    bound = cuda_bound_gpus()
+    bound = state.cuda_bound_gpus
     if bound is None:
         return request
     uuids = tuple(gpu.uuid for gpu in bound)
@@ -285,7 +284,7 @@ class _Acquisition:
         if strangers is not None:
             strangers.refuse_early()
         ordinals = [gpu.local for gpu in gpus]
-        is_alone = setup.request.visible is not None and cuda_bound_gpus() is None
+        is_alone = setup.request.visible is not None and state.cuda_bound_gpus is None
         uuids = [gpu.uuid for gpu in gpus]
         occupied = occupy(self.kind, uuids, ordinals=None if is_alone else ordinals)
         undo.callback(occupied.release)
@@ -338,7 +337,7 @@ class _Acquisition:
 
     def _ordinals(self) -> Sequence[int]:
         """CUDA's numbers of the claimed devices in this process."""
-        devices, bound = self.obtained.devices, cuda_bound_gpus()
+        devices, bound = self.obtained.devices, state.cuda_bound_gpus
         if bound is not None:
             known = {gpu.uuid: gpu.local for gpu in bound}
             return [known[device.uuid] for device in devices]

@@ -75,14 +75,13 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
     allowed, why = _allowed(devices, limits)
     count = _count(request, allowed, limits, why)
     chosen, option = _requested(devices, allowed, request, limits, count, why)
-    unclaimable = _unclaimable(devices)
-    problems = dict.fromkeys(unclaimable[device] for device in chosen if device in unclaimable)
-    if problems:
+    bad = {device: words for device, words in _unclaimable(devices).items() if device in chosen}
+    if bad:
         found = f"{option}= names {len(chosen)}" if option else why
-        chosen = tuple(device for device in chosen if device not in unclaimable)
-        allowed = tuple(device for device in allowed if device not in unclaimable)
+        chosen, allowed = _without(bad, chosen), _without(bad, allowed)
         why = (
-            f"{found}, of which {len(chosen) or 'none'} can be claimed: {'; '.join(problems)} "
+            f"{found}, of which {len(chosen) or 'none'} can be claimed: "
+            f"{'; '.join(dict.fromkeys(bad.values()))} "
             "(see nvidia-smi -L, and how they are passed through to a VM)"
         )
         if len(chosen) < count:
@@ -102,6 +101,10 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
     elif option != "gpus" and len(allowed) < len(devices):
         narrowed = why
     return Candidates(devices=chosen, count=count, narrowed=narrowed)
+
+
+def _without(bad: Collection[Device], devices: Sequence[Device]) -> tuple[Device, ...]:
+    return tuple(device for device in devices if device not in bad)
 
 
 def _requested(
