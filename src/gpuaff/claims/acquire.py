@@ -281,30 +281,37 @@ class _Acquisition:
         gpus = self._claimed_gpus()
         grant = _take_grant(gpus, undo) if pin else None  # first: CUDA allocates memory there
         undo.callback(bind_cuda, gpus)
-        if strangers is not None:
-            strangers.refuse_early()
-        ordinals = [gpu.local for gpu in gpus]
-        is_alone = setup.request.visible is not None and state.cuda_bound_gpus is None
-        uuids = [gpu.uuid for gpu in gpus]
-        occupied = occupy(self.kind, uuids, ordinals=None if is_alone else ordinals)
-        undo.callback(occupied.release)
-        if strangers is not None and occupied.made_context:
-            try:
-                strangers.refuse(self.kind, occupied, ordinals)
-            except ClaimLostError:
-                conflicts.remember()
-                raise
+        placeholders = self._occupy(gpus, strangers)
         warnings = _pinned_far(gpus) if grant is None else grant.warnings
         if setup.request.visible is not None:
             warnings = (*_left_out(left_out), *warnings)
         return Claim(
             gpus=gpus,
             obtained=self.obtained,
-            placeholders=occupied.held,
+            placeholders=placeholders,
             grant=grant,
             warnings=(*setup.warnings, *warnings),
             undo=undo.pop_all(),
         )
+
+    def _occupy(
+        self, gpus: Sequence[ClaimedGpu], strangers: Strangers | None
+    ) -> tuple[object, ...]:
+        """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
+        if strangers is not None:
+            strangers.refuse_early()
+        ordinals = [gpu.local for gpu in gpus]
+        is_alone = self.setup.request.visible is not None and state.cuda_bound_gpus is None
+        uuids = [gpu.uuid for gpu in gpus]
+        occupied = occupy(self.kind, uuids, ordinals=None if is_alone else ordinals)
+        self.undo.callback(occupied.release)
+        if strangers is not None and occupied.made_context:
+            try:
+                strangers.refuse(self.kind, occupied, ordinals)
+            except ClaimLostError:
+                conflicts.remember()
+                raise
+        return occupied.held
 
     def _variables(self, left_out: Sequence[LeftOut]) -> Mapping[str, str | None]:
         me, obtained = registry.about_me(), self.obtained
