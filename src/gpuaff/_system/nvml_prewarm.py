@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from gpuaff._system.interrupts import interruptible
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
@@ -58,7 +60,8 @@ def waking_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], 
     finally:
         release()
         for thread in threads:
-            with suppress(RuntimeError):  # it was not started
+            # It was not started, or Ctrl-C came while it was. A driver that hangs can be left.
+            with suppress(RuntimeError), interruptible():
                 thread.join()
 
 
