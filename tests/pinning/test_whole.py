@@ -116,7 +116,7 @@ print(set(map(frozenset, masks().values())) == {{again}}, again.restore() == bef
     [
         ("mempolicy", "set_policy"),
         ("pin.kernel", "set_affinity"),
-        ("pin.extras.env", "put"),
+        ("pin.env", "put"),
         ("pin", "move"),
         ("pin", "move_all"),
         ("pin", "refuse_if_broken"),
@@ -210,7 +210,7 @@ print(raised(lambda: gpuaff.set_affinity(0, 2, memory="bind:900", openmp=True)),
 
 
 @pytest.mark.parametrize("what", ["affinity.restore", "affinity.reapply", "call", "leave"])
-@pytest.mark.parametrize("spot", ["decide", "move", "move_all"])
+@pytest.mark.parametrize("spot", ["plan_for_rank", "move", "move_all"])
 def test_a_signal_handler_may_not_call_into_a_call(
     driver: FakeDriver, what: str, spot: str
 ) -> None:
