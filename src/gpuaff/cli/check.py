@@ -182,9 +182,13 @@ def look() -> Placement:
     """Look at this machine's GPUs and who is on them; best effort, as all that concerns GPUs."""
     topology = Topology.observe(links=False)
     try:
-        told = {gpu.index: gpu.pids or frozenset() for gpu in nvml.users()}
+        with nvml.open_session() as session:
+            readings = session.look()
     except NoDriverError:
-        told = {}
+        readings = ()
+    told = {one.device.index: frozenset[int]() for one in readings}
+    for one in readings:  # a GPU in MIG mode has one for each instance
+        told[one.device.index] |= frozenset(one.compute or ())
     foreign = _are_foreign(frozenset[int]().union(*told.values()))
     return Placement(
         topology=topology,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuaff._system import env
 from gpuaff.claims.model import Busy, DeviceReading
-from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, Person, Status, Use, Waiter
+from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, ProcessInfo, Status, Use, Waiter
 from gpuaff.cpuset import format_cpulist
 from gpuaff.formatting import Line, Span, line, size, table
 from gpuaff.formatting import person as in_words
@@ -31,7 +31,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, and show what was found; returns the exit code."""
-    from gpuaff.claims.status import look, status_of
+    from gpuaff.claims.status import status_of, take_snapshot
     from gpuaff.cli import output
     from gpuaff.errors import GpuaffError
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise GpuaffError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be seen: unset it"
         )
-    status = status_of(look())
+    status = status_of(take_snapshot())
     if args.json:
         output.show_json({"schema_version": STATUS_SCHEMA_VERSION, **status.to_dict()})
     else:
@@ -128,21 +128,21 @@ def _lease(lease: LeaseStatus) -> Iterator[Line]:
 
 
 def _use(use: Use, lease: LeaseStatus | None) -> Line:
-    person = use.person
+    person = use.process
     if lease is not None and person.pid == lease.claimer.pid:  # told just above
         person = replace(person, user=None, since=None)
     memory = "" if use.memory is None else f", {size(use.memory)}"
     return line(f"{_DOES[use.kind]}: {_person(person)}{memory}", _exiting(person))
 
 
-def _exiting(person: Person) -> str | Span:
+def _exiting(person: ProcessInfo) -> str | Span:
     return Span(", which is exiting", "bad") if person.exiting else ""
 
 
-def _person(person: Person) -> str:
+def _person(person: ProcessInfo) -> str:
     """Somebody in words."""
     if person.command is None and person.pid is None:
-        return "somebody who cannot be seen from here"
+        return "a process that is not visible here"
     if person.command is None:
         return f"pid {person.pid}" + (f" of {person.user}" if person.user else "")
     return in_words(person.command, person.pid, user=person.user, since=person.since)
@@ -150,7 +150,7 @@ def _person(person: Person) -> str:
 
 def _waiting(place: int, waiter: Waiter, status: Status) -> tuple[Line, ...]:
     lame = "" if waiter.well else Span(" (stopped or stuck: others pass)", "bad")
-    return line(f"{place}."), line(_person(waiter.person)), line(_wish(waiter, status), lame)
+    return line(f"{place}."), line(_person(waiter.process)), line(_wish(waiter, status), lame)
 
 
 def _wish(waiter: Waiter, status: Status) -> str:

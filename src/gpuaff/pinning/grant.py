@@ -8,7 +8,7 @@ and its ``restore()`` goes back to it and not beyond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -58,10 +58,11 @@ class Grant:
         process, grant = known_process(), self._in_force
         if process is not None and grant is not None:
             try:
-                with transaction(process, memory=True):
-                    _give_back(process, grant)
+                with transaction(process, memory=True, undoes=True):
+                    notices = _give_back(process, grant)
             except OSError as error:
-                say([refusal(error)])
+                notices = [refusal(error)]
+            say(notices)
         return current()
 
 
@@ -73,12 +74,7 @@ class UnavailableError(Exception):
         self.warnings = tuple(warnings)
 
 
-def take_grant(
-    indices: Sequence[int],
-    *,
-    strict: bool = False,
-    note: Callable[[Callable[[], object]], object] | None = None,
-) -> Grant:
+def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     """Put this process, with all its threads, inside the domains of the GPUs that it has claimed.
 
     Best effort, as pinning is. A domain counts only where this process may use the whole of it,
@@ -92,8 +88,6 @@ def take_grant(
     Args:
         indices: the claimed GPUs, by NVML's index; several MIG instances of a GPU count once.
         strict: raise what would leave the process elsewhere, or its threads scattered.
-        note: called with the way back (:meth:`Grant.give_back`) while all is still undone if it
-            raises.
 
     Raises:
         GPUAffinityError: with ``strict``, what kept it from being put there; always where a
@@ -116,8 +110,6 @@ def take_grant(
                 refuse_if_broken(made.warnings)
             say(made.warnings)
             say_grant(indices, made.cpus)
-            if note is not None:
-                note(made.give_back)
             return made
 
     with suppress(UnavailableError, OSError):  # a cpuset changed meanwhile, or it is unavailable
@@ -238,16 +230,16 @@ def _move_caller(
         bound.cut(own, caller)
 
 
-def _give_back(process: Process, grant: GrantInForce) -> None:
+def _give_back(process: Process, grant: GrantInForce) -> list[Notice]:
     if process.state.grant is not grant:
-        return  # it was given back already
+        return []  # it was given back already
     before, state = grant.before, process.state
     masks = masks_now(process, {state.original, *state.requested})
     for tid, (then, now) in grant.cut.items():
         if now != then:
             move_if(process, tid, {now}, then)
     moved = rewind(process, masks, before)
-    say([*moved.notices(), *put_extras_back(process, before.extras)])
+    return [*moved.notices(), *put_extras_back(process, before.extras)]
 
 
 def _unpinned(why: str, allowed: CpuSet) -> Notice:

@@ -10,10 +10,9 @@ from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.model import Options, Partition, Plan, Share, check_count, check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.launch import allocation, inherited, pinned
-from gpuaff.launch.consistency import observe_consistency
-from gpuaff.launch.masks import Masks, observe_ancestry, observe_masks
-from gpuaff.launch.pinned import PINNED_VARIABLE, Pinned
+from gpuaff.launch import allocation, inherited
+from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
+from gpuaff.launch.masks import Masks, observe_ancestry, observe_consistency, observe_masks
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.pinning.effective import EffectiveMasks, effective_masks
@@ -318,15 +317,21 @@ class Attempt:
             caller=caller,
             effective=effective,
             topology=topology,
-            masks=observe_masks(self.ranks, own=effective.cpus, above=above, online=topology.cpus),
+            masks=observe_masks(
+                self.ranks,
+                own=effective.cpus,
+                above=above,
+                online=topology.cpus,
+                cpuset=_own_cpuset,
+            ),
             parent=above.parent,
             started_with=share,
-            is_own=share is not None and share.is_of(self.ranks),
+            is_own=share is not None and share.is_of(self.ranks.local_rank, self.ranks.local_size),
         )
 
     def _started_with(self, own: CpuSet) -> Pinned | None:
         ours = self.process.state.extras.variables.get(PINNED_VARIABLE)
-        return pinned.read(env.get if ours is None else {PINNED_VARIABLE: ours.first}.get, own)
+        return classify_pinned(env.get if ours is None else {PINNED_VARIABLE: ours.first}.get, own)
 
     def _plan(self, seen: Observation) -> Plan:
         share = seen.started_with if seen.is_own else None
@@ -351,12 +356,13 @@ class Attempt:
             explained = frozenset({"mask-narrow", "mask-shrunk"})
         share = seen.started_with
         if share is not None and seen.is_own and seen.effective.cpus == share.cpus:
-            explained |= pinned.EXPLAINED
+            explained |= inherited.EXPLAINED
         warnings = [notice for notice in warnings if notice.code not in explained]
         # One rank on the only GPU has all of its CPUs: the ranks that share the GPU share these.
         only_one = share is not None and (share.local_size, len(seen.topology.visible)) == (1, 1)
         if share is not None and not seen.is_own and not only_one:
-            warnings.insert(0, pinned.of_another(share, self.ranks))  # the cause of what follows
+            cause = inherited.share_inherited(share, self.ranks.local_rank, self.ranks.local_size)
+            warnings.insert(0, cause)  # of what follows
         return warnings
 
     def _set_extras(self, share: Share, topology: Topology) -> list[Notice]:
@@ -427,6 +433,12 @@ class Attempt:
         if before.share is not None:
             rewind(self.process, seen.effective.of([before.share]), before.first)
         return put_extras_back(self.process, NOTHING)
+
+
+def _own_cpuset() -> CpuSet | None:
+    from gpuaff.topology.cgroup import cpuset_of  # needed under srun --cpu-bind=none only
+
+    return cpuset_of(kernel.machine_tree())
 
 
 def _of_topology(topology: Topology) -> list[Notice]:

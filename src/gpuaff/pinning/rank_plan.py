@@ -14,8 +14,8 @@ from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.launch.allocation import OwnGpus
+from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.masks import Masks, Whose
-from gpuaff.launch.pinned import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, Topology

@@ -44,53 +44,57 @@ def undo_call(share: CpuSet | None, before: State, extras: Extras) -> None:
     undo = _undo_in_child if is_child else _undo
     memory = bool(extras.memory or (is_child and before.extras.memory))
     try:
-        with transaction(process, memory=memory):
-            undo(process, share, before, extras)
+        with transaction(process, memory=memory, undoes=True):
+            notices = undo(process, share, before, extras)
     except OSError as error:
-        say([refusal(error)])
+        notices = [refusal(error)]
+    say(notices)
 
 
-def _undo(process: Process, share: CpuSet | None, before: State, extras: Extras) -> None:
+def _undo(process: Process, share: CpuSet | None, before: State, extras: Extras) -> list[Notice]:
     state = process.state
     if before.grant is not state.grant:
-        _undo_across_grant(process, share, before, extras)
-        return
+        return _undo_across_grant(process, share, before, extras)
+    notices: list[Notice] = []
     # Undone by a restore() already: what other threads have left undone goes back as well.
     is_undone = share is not None and state.share is None
     if not is_undone and (share is not None or state.share != before.share):
-        say(_rewind_share(process, share, before).notices())
-    say(put_extras_back(process, NOTHING if is_undone else before.extras))
-    _shed_policy(process, extras)
+        notices += _rewind_share(process, share, before).notices()
+    notices += put_extras_back(process, NOTHING if is_undone else before.extras)
+    return notices + _shed_policy(process, extras)
 
 
 def _undo_across_grant(
     process: Process, share: CpuSet | None, before: State, extras: Extras
-) -> None:
+) -> list[Notice]:
     """Undo a call from before the grant in force, or from a grant that was given back.
 
     A grant is a border, so no thread moves: in the first case the grant's end brings back another
     mask than it would have; in the second the end has undone the call.
     """
-    grant = process.state.grant
+    grant, notices = process.state.grant, list[Notice]()
     if grant is not None and before.grant is grant.before.grant:
         then = grant.before
         is_undone = share is not None and then.share is None
         if process.state.share is None:  # else what is set besides is that call's
-            say(put_extras_back(process, NOTHING if is_undone else before.extras))
+            notices += put_extras_back(process, NOTHING if is_undone else before.extras)
         if not is_undone and (share is not None or then.share != before.share):
             grant.before = before
-    _shed_policy(process, extras)
+    return notices + _shed_policy(process, extras)
 
 
-def _undo_in_child(process: Process, share: CpuSet | None, before: State, extras: Extras) -> None:
+def _undo_in_child(
+    process: Process, share: CpuSet | None, before: State, extras: Extras
+) -> list[Notice]:
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
+    notices: list[Notice] = []
     if not share == process.state.share == before.share:
         to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
-        say(_rewind_share(process, share, to).notices())
+        notices += _rewind_share(process, share, to).notices()
         process.update(given=before.mask)
     _put_variables_back(extras.variables, before.extras.variables)
-    say(_put_policy_back_in_child(extras, before))
     inherit(before.in_force)
+    return notices + _put_policy_back_in_child(extras, before)
 
 
 def _rewind_share(process: Process, share: CpuSet | None, before: State) -> Moved:
@@ -156,12 +160,13 @@ def put_extras_back(process: Process, to: Extras) -> list[Notice]:
     return notices
 
 
-def _shed_policy(process: Process, extras: Extras) -> None:
+def _shed_policy(process: Process, extras: Extras) -> list[Notice]:
     """Put back a policy that this thread inherited, where its maker has put it back already."""
-    if extras.memory and kernel.thread_id() not in process.state.extras.memory:
-        from gpuaff.pinning.memory import shed_policy
+    if not extras.memory or kernel.thread_id() in process.state.extras.memory:
+        return []
+    from gpuaff.pinning.memory import shed_policy
 
-        say(shed_policy(extras.memory, {}))
+    return shed_policy(extras.memory, {})
 
 
 def _put_policy_back_in_child(now: Extras, before: State) -> list[Notice]:

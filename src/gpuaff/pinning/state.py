@@ -6,15 +6,15 @@ The only module of ``pinning`` that holds state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible, uninterrupted
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
-from gpuaff.launch.pinned import PINNED_VARIABLE
+from gpuaff.launch.inherited import PINNED_VARIABLE
 from gpuaff.pinning.threads import move_all, put_again
 
 TYPE_CHECKING = False
@@ -241,7 +241,7 @@ def inherit(share: CpuSet | None) -> None:
 
 
 @contextmanager
-def transaction(process: Process, *, memory: bool = False) -> Iterator[None]:
+def transaction(process: Process, *, memory: bool = False, undoes: bool = False) -> Iterator[None]:
     """Change this process. Whatever the block raises, the process is then as it was before.
 
     Signal handlers (Ctrl-C) run in the windows that the block opens, and at its end; what they
@@ -250,6 +250,8 @@ def transaction(process: Process, *, memory: bool = False) -> Iterator[None]:
     Args:
         process: this process.
         memory: whether the memory policy may be changed though gpuaff has set none yet.
+        undoes: whether the block undoes an earlier one. Ctrl-C then waits until that is done, as
+            it may be what has caused it.
 
     Raises:
         GPUAffinityError: a signal handler, or the like, made the call during another one.
@@ -259,7 +261,8 @@ def transaction(process: Process, *, memory: bool = False) -> Iterator[None]:
             "set_affinity, reapply or restore was called during another such call in the same "
             "thread, as by a signal handler: call it after that call has returned"
         )
-    with uninterrupted(), _locked(process), ExitStack() as undo:
+    window = nullcontext if undoes else interruptible
+    with uninterrupted(), _locked(process, window), ExitStack() as undo:
         before = process.state
         process.moved = {}
         undo.callback(setattr, process, "state", before)
@@ -271,15 +274,15 @@ def transaction(process: Process, *, memory: bool = False) -> Iterator[None]:
             _guard_policy(process, undo)
         undo.callback(_move_back, process, before)
         yield
-        with interruptible():  # Ctrl-C that came meanwhile raises here: all is undone
+        with window():  # Ctrl-C that came meanwhile raises here: all is undone
             pass
         undo.pop_all()
 
 
 @contextmanager
-def _locked(process: Process) -> Iterator[None]:
+def _locked(process: Process, window: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     while not process.lock.acquire(timeout=0.1):  # another thread is at work
-        with interruptible():
+        with window():
             pass
     process.thread = threading.get_ident()
     try:
