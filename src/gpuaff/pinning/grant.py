@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff.allocator.domains import borders, lacking, shared_borders
+from gpuaff.allocator.domains import gpu_domains, mig_warnings, unusable_reason
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning.effective import EffectiveMasks, effective_masks, masks_now
@@ -130,9 +130,9 @@ def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | 
         topology: the machine, with its accelerators and what this process may use.
         gpus: the claimed GPUs.
     """
-    found, claimed = borders(topology), list(gpus)
+    found, claimed = gpu_domains(topology), list(gpus)
     for gpu in claimed:
-        why = lacking(found, gpu, topology.allowed)
+        why = unusable_reason(found, gpu, topology.allowed)
         if why is not None:
             return frozenset(), _unpinned(why, topology.allowed)
     return frozenset().union(*(found[gpu] for gpu in claimed)), None
@@ -155,7 +155,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     cpus, why = grant_of(topology, gpus)
     if why is not None:
         raise UnavailableError([*warnings, why])
-    warnings += shared_borders(topology, gpus)
+    warnings += mig_warnings(topology, gpus)
     ours = effective.of(before.requested)
     # Threads that have just these CPUs cannot be told from the others afterwards.
     same = {} if cpus in ours else dict.fromkeys(threads_with(cpus), cpus)
