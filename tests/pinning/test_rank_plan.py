@@ -114,8 +114,8 @@ def test_unknown_masks_heed_the_other_options() -> None:
     ("asked", "refused"),
     [
         ({"min_physical_cores": 17}, "rank 3 on GPU 3 can have 16"),
-        ({"reserve": 16}, "leaves rank 3 on GPU 3 no core"),
-        ({"reserve": 16, "mode": "single"}, "leaves rank 3 on GPU 3 no core"),
+        ({"reserve": 16}, "rank 3 on GPU 3 would have no core left"),
+        ({"reserve": 16, "mode": "single"}, "rank 3 on GPU 3 would have no core left"),
     ],
 )
 def test_what_cannot_be_had_is_said_of_the_rank_itself(
