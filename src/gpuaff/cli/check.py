@@ -16,7 +16,7 @@ from gpuaff.cli import options
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GpuaffError, NoDriverError
 from gpuaff.notices import Notice
-from gpuaff.pinning.check import Check, evaluate, process_seen
+from gpuaff.pinning.check import Check, evaluate, observe_process
 from gpuaff.topology.model import Gpu, Topology
 from gpuaff.topology.pci import indices_by_minor, minors_of
 
@@ -67,12 +67,12 @@ def _with_gpus(checks: list[Check]) -> tuple[list[Check], tuple[Notice, ...]]:
 
 def _show(checks: list[Check], notices: tuple[Notice, ...], *, json: bool) -> None:
     from gpuaff.cli import output
-    from gpuaff.pinning.check import lines
+    from gpuaff.pinning.check import render
 
     if json:
         output.show_json(_as_json(checks, notices))
         return
-    output.show_lines(lines(checks, width=output.terminal_width()))
+    output.show_lines(render(checks, width=output.terminal_width()))
     output.show_notes(notices)
 
 
@@ -101,7 +101,7 @@ def one(pid: int) -> list[Check]:
         raise GpuaffError(
             f"--pid {pid}: no such process: it has ended, or /proc does not show it to this user"
         )
-    seen = process_seen(process)
+    seen = observe_process(process)
     if seen is None:
         raise GpuaffError(f"--pid {pid}: the process has ended")
     return [evaluate(seen)]
@@ -114,7 +114,7 @@ def family() -> list[Check]:
         GpuaffError: it cannot be seen.
     """
     _refuse_blindness()
-    found = (process_seen(pid) for pid in caller_and_descendants())
+    found = (observe_process(pid) for pid in caller_and_descendants())
     return [evaluate(seen) for seen in found if seen is not None]  # None has ended meanwhile
 
 
