@@ -16,7 +16,6 @@ from processes import environment, unmeasured
 INTERRUPTED = """
 import os, sys, time
 from gpuaff._system import descriptors, lock_files as locks
-from gpuaff._system.watch import Watch
 
 where, every = sys.argv[1], int(sys.argv[2])
 
@@ -40,18 +39,8 @@ def by_name():
     finally:
         descriptors.close(opened)
 
-def touched():
-    locks.touch(0)
-
 def room():
     descriptors.make_room()
-
-def watched():
-    with Watch() as watch:
-        watch.begin([where])
-        watch.follow([os.getpid(), os.getppid()])
-        watch.wait(0)
-        watch.follow([])
 
 class Tracer:
     # Interrupts before a step of the interpreter, the how-manieth.
@@ -71,7 +60,7 @@ class Tracer:
 
 names = iter(range(1 << 30))
 lost, tried = [], 0
-for work in (folder, lock_file, by_name, touched, room, watched):
+for work in (folder, lock_file, by_name, room):
     work()
     at, came = 0, True
     while came:

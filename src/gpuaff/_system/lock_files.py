@@ -10,7 +10,6 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from functools import partial
 
 from gpuaff._system import descriptors
 from gpuaff._system.descriptors import close, moved_up, opened, turn_of
@@ -62,16 +61,6 @@ def open_directory(path: str) -> int:
         OSError: there is none, or it may not be read.
     """
     return moved_up(opened(path, os.O_RDONLY | os.O_DIRECTORY))
-
-
-def touch(handle: int) -> None:
-    """Open and close what is locked, once more: so those who watch it look again.
-
-    By the open file and not by its path, where somebody may have put something else.
-    """
-    again = partial(os.open, flags=os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with suppress(OSError):  # one step: see descriptors
-        list(map(os.close, map(again, (f"/proc/self/fd/{handle}",))))
 
 
 def read_at(handle: int, offset: int, size: int) -> bytes:
@@ -302,7 +291,7 @@ def locked_name(handle: int) -> tuple[int, int]:
 
 
 def locked_name_of(path: str) -> tuple[int, int] | None:
-    """The same of a file that is not opened for it: nobody who watches it is woken (``O_PATH``).
+    """The same of a file that is not opened for it (``O_PATH``).
 
     None when there is none.
     """

@@ -94,12 +94,6 @@ def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False)
     return True
 
 
-def wait_for_range(handle: int, start: int) -> None:
-    """Sleep until nobody has a byte exclusively; it is shared then, and given back at once."""
-    fcntl.fcntl(handle, fcntl.F_OFD_SETLKW, byte_range(fcntl.F_RDLCK, start, 1))
-    free_range(handle, start)
-
-
 def free_range(handle: int, start: int, *, length: int = 1) -> None:
     """Give a byte range back, for everyone who shares the open file."""
     fcntl.fcntl(handle, fcntl.F_OFD_SETLK, byte_range(fcntl.F_UNLCK, start, length))
