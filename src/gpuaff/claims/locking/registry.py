@@ -320,12 +320,6 @@ def take() -> Slot:
     raise LockDirectoryError(path(), why)
 
 
-def leave() -> None:
-    """Release every slot of this process that holds no GPUs; may be called again."""
-    for slot in tuple(_waiting.values()):
-        slot.release()
-
-
 # ---- reading -----------------------------------------------------------------------------------
 
 
