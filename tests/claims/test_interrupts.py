@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fake_driver
 
 PROGRAM = """
 import random, signal
-from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml import open_session
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 rng = random.Random(int(sys.stdin.readline()))
@@ -48,7 +48,7 @@ class Steps:
         return self.step
 
 def contexts():
-    with usage_session() as session:
+    with open_session() as session:
         return [one.device.index for one in session.look() if os.getpid() in (one.compute or {})]
 
 def all_of_it():

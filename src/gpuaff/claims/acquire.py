@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from gpuaff._system import env
-from gpuaff._system.nvml import usage_session
-from gpuaff._system.nvml_usage import UsageSession
+from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims.attempts import Attempts, Obtained
 from gpuaff.claims.candidates import (
     Limits,
@@ -82,7 +81,7 @@ def acquire(
     with claiming():
         if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
-        with usage_session() as session, ExitStack() as until_occupied, Undo() as undo:
+        with open_session() as session, ExitStack() as until_occupied, Undo() as undo:
             driver_is_started()
             try:
                 setup = _Setup(request, session, until_occupied, own_is_free=own_is_free)
@@ -109,7 +108,7 @@ def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]
         GpuaffError: what a claim that does not wait would raise.
     """
     request = parse_request(n, **arguments)
-    with usage_session() as session, ExitStack() as until_occupied:
+    with open_session() as session, ExitStack() as until_occupied:
         return _Setup(request, session, until_occupied).attempts.preview()
 
 
@@ -146,7 +145,7 @@ class _Setup:
     def __init__(
         self,
         request: Request,
-        session: UsageSession,
+        session: Session,
         until_occupied: ExitStack,
         *,
         own_is_free: bool = True,

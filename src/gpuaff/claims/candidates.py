@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpuaff._system.nvml_calls import pci_address
+from gpuaff._system.nvml_records import pci_address
 from gpuaff.claims.model import Device, LeftOut
 from gpuaff.claims.request import Name, Request
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError

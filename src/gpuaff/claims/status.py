@@ -8,7 +8,7 @@ from enum import Enum
 
 from gpuaff._system import kernel
 from gpuaff._system.kernel import Tree
-from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml import open_session
 from gpuaff._system.processes import Process, look_up, user_name
 from gpuaff.claims.candidates import unclaimable
 from gpuaff.claims.devices.occupancy import listed
@@ -109,7 +109,7 @@ def _devices(
     entries: Sequence[Entry],
 ) -> tuple[tuple[Usage, ...], tuple[DeviceReading, ...], tuple[Notice, ...]]:
     try:
-        with usage_session() as session:
+        with open_session() as session:
             devices = session.devices()
             probe = Probe(session, devices, own_is_free=False, utilization=True)
             probe.look()

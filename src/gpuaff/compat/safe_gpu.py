@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, TypeAlias
 
-    from gpuaff._system.nvml_usage import UsageSession
+    from gpuaff._system.nvml import Session
     from gpuaff.claims.claim import Claim
 
     PlaceholderFn: TypeAlias = str | Callable[[int], object]
@@ -309,7 +309,7 @@ def release_gpus() -> None:
         gpu_owner.release_gpus()
 
 
-def _has_one_for_display(session: UsageSession) -> bool:
+def _has_one_for_display(session: Session) -> bool:
     devices = session.devices()
     if len(devices) != 1 or devices[0].is_mig:
         return False
@@ -318,9 +318,9 @@ def _has_one_for_display(session: UsageSession) -> bool:
 
 
 def _driver() -> Any:
-    from gpuaff._system.nvml import usage_session
+    from gpuaff._system.nvml import open_session
 
-    return usage_session()
+    return open_session()
 
 
 def _logger(given: Any) -> Any:

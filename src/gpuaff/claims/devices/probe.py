@@ -17,7 +17,7 @@ from gpuaff.formatting import person
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuaff._system.nvml_usage import UsageSession
+    from gpuaff._system.nvml import Session
 
 _CUDA_OPENS = "/dev/nvidia-uvm"
 """The device file that each process with a CUDA context has open; NVML does not open it."""
@@ -142,7 +142,7 @@ class Probe:
 
     def __init__(
         self,
-        session: UsageSession,
+        session: Session,
         devices: Sequence[Device],
         *,
         demand: Demand | None = None,
