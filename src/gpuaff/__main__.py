@@ -1,8 +1,6 @@
 """``python -m gpuaff`` is the command ``gpuaff``."""
 
-import sys
-
-from gpuaff.cli import main
+from gpuaff.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()
