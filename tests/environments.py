@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.masks import Seen
+from gpuaff.launch.masks import ObservedMasks
 from gpuaff.launch.ranks import Ranks
 
 FOLDER = Path(__file__).parent / "data" / "environments"
@@ -32,7 +32,7 @@ class Started:
     parent_name: str
     told: Mapping[str, int | None]
 
-    def seen(self, **changes: Any) -> Seen:
+    def seen(self, **changes: Any) -> ObservedMasks:
         """What it sees of masks, on a machine of CPUs 0-3."""
         values: dict[str, Any] = {
             "own": self.own,
@@ -40,7 +40,7 @@ class Started:
             "starter_name": self.parent_name,
             "online": frozenset(range(4)),
         }
-        return Seen(**{**values, **changes})
+        return ObservedMasks(**{**values, **changes})
 
 
 def recorded(launcher: str) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import pickle
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpuaff._system.nvml import DriverReading, GpuReading
+from gpuaff._system.nvml_records import GpuReading, Matrix
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.topology.model import Gpu, MigInstance, Topology
@@ -21,12 +21,20 @@ from gpuaff._system import nvml
 assert "pynvml" not in sys.modules, "imported too early"
 {before}
 try:
-    answer = nvml.read(highest_cpu={highest_cpu}, links={links})
+    with nvml.open_session() as session:
+        answer = session.read_gpus(highest_cpu={highest_cpu}, links={links})
 except NoDriverError as error:
     answer = error
 {after}
 print("ANSWER", base64.b64encode(pickle.dumps(answer)).decode())
 """
+
+
+class DriverReading(NamedTuple):
+    """What the driver says about a machine."""
+
+    gpus: tuple[GpuReading, ...] = ()
+    links: Matrix | None = None
 
 
 def read(
@@ -48,8 +56,7 @@ def answer_of(output: str) -> DriverReading:
     answer = pickle.loads(base64.b64decode(lines[0].removeprefix("ANSWER ")))
     if isinstance(answer, NoDriverError):
         raise answer
-    assert isinstance(answer, DriverReading)
-    return answer
+    return DriverReading(*answer)
 
 
 def cpus(text: str) -> CpuSet:

@@ -47,7 +47,7 @@ def test_far_ones_are_taken_and_that_is_said() -> None:
     found = plan(dgx_a100(visible=[0, 1]), 2, cpus="0-3,128-131")
     assert shown(found) == ["0-1,128-129", "2-3,130-131"]
     assert codes(found) == ["near-not-allowed"]
-    assert "none is among cpus=0-3,128-131" in found.warnings[0].message
+    assert "is in cpus=0-3,128-131" in found.warnings[0].message
 
 
 def test_inside_each_ranks_own_mask() -> None:
@@ -64,32 +64,33 @@ class TestRefused:
     def test_not_online(self) -> None:
         with pytest.raises(
             GPUAffinityError,
-            match=r"^cpus=6-9 was asked for, .* \(not online: 8-9\); allowed are 0-7: name",
+            match=r"^requested cpus=6-9, .* \(not online: 8-9\); allowed CPUs: 0-7\. Name",
         ):
             plan(EIGHT, 2, cpus="6-9")
 
     def test_not_allowed(self) -> None:
-        with pytest.raises(GPUAffinityError, match=r"\(not allowed: 0-1\); allowed are 2-7: "):
+        with pytest.raises(GPUAffinityError, match=r"\(not allowed: 0-1\); allowed CPUs: 2-7"):
             plan(EIGHT.with_allowed(cpus("2-7")), 2, cpus="0-3")
 
     def test_both(self) -> None:
         with pytest.raises(
-            GPUAffinityError, match=r"\(not online: 8; not allowed: 1\); allowed are 2-7"
+            GPUAffinityError, match=r"\(not online: 8; not allowed: 1\); allowed CPUs: 2-7"
         ):
             plan(EIGHT.with_allowed(cpus("2-7")), 2, cpus="1-2,8")
 
     def test_allowed_to_no_rank(self) -> None:
-        with pytest.raises(GPUAffinityError, match=r"\(not allowed: 3\); allowed are 0-2,4-7"):
+        with pytest.raises(GPUAffinityError, match=r"\(not allowed: 3\); allowed CPUs: 0-2,4-7"):
             plan(EIGHT, 2, cpus="2-4", rank_allowed=["0-2", "4-7"])
 
     def test_none_for_one_rank(self) -> None:
         with pytest.raises(
-            GPUAffinityError, match=r"cpus=2-3 was asked for, but rank 1 may use only 4-7, which"
+            GPUAffinityError,
+            match=r"requested cpus=2-3, but rank 1 may use only the CPUs 4-7, none of which",
         ):
             plan(EIGHT, 2, cpus="2-3", rank_allowed=["0-3", "4-7"])
 
     def test_no_cpu_is_known(self) -> None:
-        with pytest.raises(GPUAffinityError, match="allowed are none that are known"):
+        with pytest.raises(GPUAffinityError, match="allowed CPUs: none known"):
             plan(Topology(gpus=(Gpu(index=0),), visible=(0,)), 1, cpus="0")
 
     def test_not_online_is_not_said_where_nobody_knows(self) -> None:

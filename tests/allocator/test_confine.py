@@ -65,8 +65,8 @@ class TestNotTheWholeBorder:
         usual = plan(narrow.with_visible_devices("0,1"), 2)
         assert (found.shares, found.partition) == (usual.shares, "job")
         assert codes(found) == ["border-unused", *codes(usual)]
-        assert "GPU 0, CPUs 0-7,48-55,128-135,176-183" in found.warnings[0].message
-        assert "(not 0-7,128-135)" in found.warnings[0].message
+        assert "GPU 0, CPUs 0-7,48-55,128-135,176-183," in found.warnings[0].message
+        assert "the CPUs 0-7,128-135 are not allowed" in found.warnings[0].message
 
     def test_one_rank_without_is_enough(self) -> None:
         """GPU 0 has its border, GPU 1 has not."""
@@ -78,12 +78,12 @@ class TestNotTheWholeBorder:
         hidden = replace(dgx_a100(), accelerators=())
         found = stranger(hidden, "0", 1)
         assert (codes(found)[0], found.partition) == ("border-unused", "job")
-        assert "GPU 0 is not among the accelerators" in found.warnings[0].message
+        assert "GPU 0 is missing from sysfs" in found.warnings[0].message
 
     def test_more_gpus_than_cores(self) -> None:
         """Three GPUs, two cores: the third has no border, the first has core 0."""
         small = box(spread_cores(2), nodes=[range(2)], sockets=[[0]], gpus=[0, 0, 0])
-        assert "GPU 2 has none" in stranger(small, "2", 1).warnings[0].message
+        assert "GPU 2 has no domain" in stranger(small, "2", 1).warnings[0].message
         assert shown(stranger(small, "0", 1)) == ["0,2"]
 
     def test_no_gpu_at_all(self) -> None:
@@ -96,7 +96,7 @@ def test_a_far_gpu_without_its_border_is_told_why() -> None:
     """Not the border but the mask leaves nothing near GPU 0."""
     found = stranger(dgx_a100().with_allowed(cpus("0-15")), "0", 1)
     (note,) = (note for note in found.warnings if note.code == "near-not-allowed")
-    assert "none is allowed here, so" in note.message
+    assert "is allowed by the CPU mask, so" in note.message
 
 
 def test_mig_instances_share_a_border() -> None:
@@ -110,7 +110,7 @@ def test_mig_instances_share_a_border() -> None:
     found = plan(replace(machine, visible=(0,)), 1, partition="machine")
     assert codes(found)[0] == "border-shared"
     assert found.warnings[0].message == (
-        "GPU 0 has MIG instances, which share its border: a job on another instance gets the same "
+        "GPU 0 has MIG instances, which share its domain: a job on another instance gets the same "
         "CPUs; give each job CPUs of its own (cpus=)"
     )
     assert found.shares == plan(machine, 8, partition="machine").shares[:1]
@@ -124,7 +124,7 @@ class TestChosenCpus:
 
     def test_nothing_of_it(self) -> None:
         with pytest.raises(
-            GPUAffinityError, match=r"rank 0 inside the border of GPU 0, CPUs 0-7,.* only 16-20;"
+            GPUAffinityError, match=r"rank 0 in the domain of GPU 0, CPUs 0-7,.* only 16-20;"
         ):
             stranger(dgx_a100(), "0", 1, cpus="16-20")
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff.allocator.fair import fair_shares, group_cores
+from gpuaff.allocator.filling import in_blocks, in_turn
 from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, Source, Topology
 
@@ -34,8 +35,8 @@ def check(claimants: int, owners: Sequence[Sequence[int]]) -> None:
         frozenset(core for core, may in enumerate(owners) if claimant in may)
         for claimant in range(claimants)
     ]
-    for contiguous in (True, False):
-        shares = fair_shares(wanted, contiguous=contiguous)
+    for fill in (in_blocks, in_turn):
+        shares = fair_shares(wanted, fill)
         given_out = sorted(core for share in shares for core in share)
         assert given_out == list(range(len(owners)))
         assert all(set(share) <= may for share, may in zip(shares, wanted, strict=True))
@@ -85,12 +86,12 @@ def test_cores_are_grouped_by_who_may_have_them() -> None:
 def test_many_cores_are_shared_in_few_steps() -> None:
     """Five claimants, each near 1000 cores that it shares by halves with its neighbours."""
     wanted = [frozenset(range(500 * at, 500 * at + 1000)) for at in range(5)]
-    assert [len(share) for share in fair_shares(wanted, contiguous=True)] == [600] * 5
+    assert [len(share) for share in fair_shares(wanted, in_blocks)] == [600] * 5
 
 
 def test_who_has_little_is_filled_first() -> None:
     """Claimant 0 may have only two cores, which 1 may have too; 1 has eight others."""
-    shares = fair_shares([frozenset({0, 1}), frozenset(range(10))], contiguous=True)
+    shares = fair_shares([frozenset({0, 1}), frozenset(range(10))], in_blocks)
     assert shares == [(0, 1), tuple(range(2, 10))]
 
 
@@ -141,7 +142,7 @@ def test_a_gpu_whose_only_core_others_need_shares() -> None:
     assert shown(found) == ["0", "0", "0", "1-3"]
     assert codes(found) == ["too-few-cores"]
     assert found.warnings[0].rank is None
-    assert "ranks 1-2 cannot have a core alone" in found.warnings[0].message
+    assert "ranks 1-2 must share cores" in found.warnings[0].message
 
 
 def test_chains_of_overlaps_are_one_island() -> None:

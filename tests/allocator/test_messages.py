@@ -37,49 +37,53 @@ def refusal(topology: Topology, nproc: int, **asked: Any) -> str:
 class TestNoGpu:
     def test_everyone_keeps_the_same(self) -> None:
         assert line(plan(NO_GPU.with_allowed(cpus("0-5")), 2), "no-gpu") == (
-            "no GPU is visible, so nothing is cut: every rank keeps the CPUs 0-5"
+            "no GPU is visible, so every rank keeps the CPUs 0-5; "
+            "check CUDA_VISIBLE_DEVICES and the driver"
         )
 
     def test_everyone_keeps_its_own(self) -> None:
         assert line(plan(NO_GPU, 2, rank_allowed=["0-2", "3-7"]), "no-gpu") == (
-            "no GPU is visible, so nothing is cut: every rank keeps the CPUs that it may use"
+            "no GPU is visible, so every rank keeps the CPUs that it may use; "
+            "check CUDA_VISIBLE_DEVICES and the driver"
         )
 
     def test_nobody_knows_what_that_is(self) -> None:
         assert line(plan(Topology(), 1), "no-gpu") == (
-            "no GPU is visible, so nothing is cut: every rank keeps whatever CPUs it has"
+            "no GPU is visible, so every rank keeps all its CPUs; "
+            "check CUDA_VISIBLE_DEVICES and the driver"
         )
 
     def test_nor_is_anything_reserved(self) -> None:
         assert line(plan(NO_GPU, 2, reserve=1), "no-gpu") == (
-            "no GPU is visible, so nothing is cut and nothing reserved: "
-            "every rank keeps the CPUs 0-7"
+            "no GPU is visible, so every rank keeps the CPUs 0-7, and no core is reserved; "
+            "check CUDA_VISIBLE_DEVICES and the driver"
         )
 
 
 class TestLittleIsKnown:
     def test_cpus(self) -> None:
         assert line(plan(NO_CPUS, 1), "cpus-unknown") == (
-            "the topology tells of no CPUs, so there is nothing to share out: "
-            "add the output of lscpu -p, or observe the machine itself"
+            "the topology has no CPUs, so there is nothing to share out; "
+            "add the output of `lscpu -p`, or observe the machine itself"
         )
 
     def test_cores(self) -> None:
         assert line(plan(replace(EIGHT, cores=None), 2), "cores-unknown") == (
-            "nobody tells which CPUs are siblings, so each CPU counts as a core of its own"
+            "the topology does not show which CPUs are siblings (hyperthreads), so each CPU counts "
+            "as a core; add the output of `lscpu -p`, or observe the machine itself"
         )
 
     def test_core_complexes(self) -> None:
         assert line(plan(EIGHT, 2, mode="core_complex"), "complex-unknown") == (
-            "nobody tells which cores share an L3 cache, so the cores are cut in blocks as "
-            "mode unique_contiguous does it"
+            "the topology does not show which cores share an L3 cache, so the cores are cut as by "
+            "mode unique_contiguous; add the output of `lscpu -p`, or observe the machine itself"
         )
 
     def test_what_is_near(self) -> None:
         machine = replace(FAR, gpus=(Gpu(index=0), Gpu(index=1)))
         assert line(plan(machine, 2), "near-unknown") == (
-            "neither driver nor sysfs tells which CPUs are near GPUs 0-1, "
-            "so all allowed CPUs count as near"
+            "neither the driver nor sysfs reports which CPUs are near GPUs 0-1, "
+            "so all allowed CPUs count as near; on a virtual machine, request its NUMA layout"
         )
 
 
@@ -89,28 +93,28 @@ class TestNearNotAllowed:
     def test_the_nearest_are_taken(self) -> None:
         found = plan(dgx_a100(visible=[0, 1], allowed="0-9,128-137"), 2)
         assert line(found, self.CODE) == (
-            "no local CPU available: of the CPUs near GPUs 0-1 (48-63,176-191) none is "
-            "allowed here, so the nearest allowed ones are taken"
+            "no local CPU available: none of the CPUs near GPUs 0-1 (48-63,176-191) is allowed "
+            "by the CPU mask, so the nearest allowed CPUs are used; allow some of these"
         )
 
     def test_nothing_is_nearest(self) -> None:
         gpu = Gpu(index=0, node_cpus=cpus("4-7"), source=Source.GIVEN)
         assert line(plan(bare("0-7", gpu, allowed="0-3"), 1), self.CODE) == (
-            "no local CPU available: of the CPUs near GPU 0 (4-7) none is allowed here, "
-            "so all allowed CPUs count as near"
+            "no local CPU available: none of the CPUs near GPU 0 (4-7) is allowed by the CPU mask, "
+            "so all allowed CPUs count as near; allow some of these"
         )
 
     def test_by_choice(self) -> None:
         assert line(plan(FAR, 1, cpus="6-7"), self.CODE) == (
-            "no local CPU available: of the CPUs near GPU 0 (0-3) none is among cpus=6-7, "
-            "so the nearest allowed ones are taken"
+            "no local CPU available: none of the CPUs near GPU 0 (0-3) is in cpus=6-7, "
+            "so the nearest allowed CPUs are used; allow some of these"
         )
 
     def test_by_the_rank_own_mask(self) -> None:
         found = plan(FAR, 2, rank_allowed=["6-7", "4-5"])
         assert line(found, self.CODE) == (
-            "no local CPU available: of the CPUs near GPU 0 (0-3) none is allowed to rank 0, "
-            "so the nearest allowed ones are taken"
+            "no local CPU available: none of the CPUs near GPU 0 (0-3) is allowed for rank 0, "
+            "so the nearest allowed CPUs are used; allow some of these"
         )
 
     def test_by_the_border(self) -> None:
@@ -119,8 +123,8 @@ class TestNearNotAllowed:
         mistaken = (replace(shown.gpus[0], node_cpus=cpus("4-7"), numa_node=1), shown.gpus[1])
         found = plan(replace(shown, gpus=mistaken), 1, partition="machine")
         assert line(found, self.CODE) == (
-            "no local CPU available: of the CPUs near GPU 0 (4-7) none is inside the GPU's "
-            "border, so the nearest allowed ones are taken"
+            "no local CPU available: none of the CPUs near GPU 0 (4-7) is in the GPU's domain, "
+            "so the nearest allowed CPUs are used; allow some of these"
         )
 
     def test_by_socket_it_tells_what_the_driver_said_of_the_socket(self) -> None:
@@ -136,48 +140,57 @@ class TestNearNotAllowed:
             packages=(Package(id=0, cpus=cpus("0-3")), Package(id=1, cpus=cpus("4-11"))),
         )
         assert line(plan(machine, 1, scope="socket"), self.CODE) == (
-            "no local CPU available: of the CPUs near GPU 0 (4-9) none is allowed here, "
-            "so the nearest allowed ones are taken"
+            "no local CPU available: none of the CPUs near GPU 0 (4-9) is allowed by the CPU mask, "
+            "so the nearest allowed CPUs are used; allow some of these"
         )
         silent = replace(machine, gpus=(Gpu(index=0, numa_node=1),), packages=None)
-        assert "near GPU 0 (4-11) none" in line(plan(silent, 1, scope="socket"), self.CODE)
+        assert "available: none of the CPUs near GPU 0 (4-11) is" in line(
+            plan(silent, 1, scope="socket"), self.CODE
+        )
 
 
 class TestMaskNarrow:
     def test_for_several(self) -> None:
         found = plan(dgx_a100(allowed="0-50,64-178,192-255"), 8)
         assert line(found, "mask-narrow") == (
-            "of the CPUs near GPUs 0-1 (48-63,176-191) only 48-50,176-178 are allowed here; "
-            "the plan stays inside these"
+            "the CPU mask allows only 48-50,176-178 of the CPUs near GPUs 0-1 (48-63,176-191), "
+            "and the plan stays inside it; if an OpenMP runtime has narrowed the mask, "
+            "call gpuaff before importing it"
         )
 
     def test_for_one_its_rank_is_told(self) -> None:
         (warning,) = plan(FAR.with_allowed(cpus("0-5")), 2).warnings
         assert (warning.code, warning.rank) == ("mask-narrow", 1)
         assert warning.message == (
-            "of the CPUs near GPU 1 (4-7) only 4-5 are allowed here; the plan stays inside these"
+            "the CPU mask allows only 4-5 of the CPUs near GPU 1 (4-7), "
+            "and the plan stays inside it; if an OpenMP runtime has narrowed the mask, "
+            "call gpuaff before importing it"
         )
 
     def test_by_socket(self) -> None:
         gpu = Gpu(index=0, node_cpus=cpus("0-3"), socket_cpus=cpus("0-7"), source=Source.NVML)
         found = plan(bare("0-15", gpu, allowed="0-5"), 1, scope="socket")
         assert line(found, "mask-narrow") == (
-            "of the CPUs near GPU 0 (0-7) only 0-5 are allowed here; the plan stays inside these"
+            "the CPU mask allows only 0-5 of the CPUs near GPU 0 (0-7), "
+            "and the plan stays inside it; if an OpenMP runtime has narrowed the mask, "
+            "call gpuaff before importing it"
         )
 
     def test_where_nobody_tells_what_is_online(self) -> None:
         gpu = Gpu(index=0, node_cpus=cpus("0-7"), source=Source.GIVEN)
         machine = Topology(gpus=(gpu,), visible=(0,), allowed=cpus("0-3"))
         assert line(plan(machine, 1), "mask-narrow") == (
-            "of the CPUs near GPU 0 (0-7) only 0-3 are allowed here; the plan stays inside these"
+            "the CPU mask allows only 0-3 of the CPUs near GPU 0 (0-7), "
+            "and the plan stays inside it; if an OpenMP runtime has narrowed the mask, "
+            "call gpuaff before importing it"
         )
 
 
 class TestTooFewCores:
     def test_for_all(self) -> None:
         assert line(plan(THREE_ON_TWO, 3), "too-few-cores") == (
-            "ranks 0-2 cannot have a core alone: there are more ranks than cores near GPUs 0-2 "
-            "(CPUs 0-3), so they share; start fewer processes or allow more CPUs"
+            "ranks 0-2 must share cores: there are more ranks than cores near GPUs 0-2 (CPUs 0-3); "
+            "start fewer processes or allow more CPUs"
         )
 
     def test_only_those_that_lack_one_are_named(self) -> None:
@@ -186,8 +199,8 @@ class TestTooFewCores:
             spread_cores(5, smt=1), nodes=[[0], range(1, 5)], sockets=[[0], [1]], gpus=[0, 0, 1]
         )
         assert line(plan(machine, 3), "too-few-cores") == (
-            "ranks 0-1 cannot have a core alone: there are more ranks than cores near GPUs 0-1 "
-            "(CPUs 0), so they share; start fewer processes or allow more CPUs"
+            "ranks 0-1 must share cores: there are more ranks than cores near GPUs 0-1 (CPUs 0); "
+            "start fewer processes or allow more CPUs"
         )
 
 
@@ -208,85 +221,83 @@ class TestBorderUnused:
     def test_not_the_whole_border(self) -> None:
         narrow = dgx_a100().with_allowed(cpus("48-63,176-190"))
         assert self.line(narrow, "0") == (
-            'partition="machine" cuts by the borders of GPUs, but the one of GPU 0, CPUs '
-            "0-7,48-55,128-135,176-183, is not allowed whole here (not 0-7,128-135): the CPUs "
-            "48-63,176-190 are cut among the ranks of this job, which may meet another job there"
+            'partition="machine" has no effect: of the domain of GPU 0, CPUs '
+            "0-7,48-55,128-135,176-183, the CPUs 0-7,128-135 are not allowed here; the CPUs "
+            "48-63,176-190 are cut among the ranks of this job only, and another job may get the "
+            "same ones"
         )
 
     def test_sysfs_does_not_show_the_gpu(self) -> None:
         assert self.line(replace(EIGHT, accelerators=()), "0") == (
-            'partition="machine" cuts by the borders of GPUs, but GPU 0 is not among the '
-            "accelerators that sysfs shows: the CPUs 0-7 are cut among the ranks of this job, "
-            "which may meet another job there"
+            'partition="machine" has no effect: GPU 0 is missing from sysfs, so its domain is '
+            "unknown; the CPUs 0-7 are cut among the ranks of this job only, and another job may "
+            "get the same ones"
         )
 
     def test_more_gpus_than_cores(self) -> None:
         assert self.line(THREE_ON_TWO, "2") == (
-            'partition="machine" cuts by the borders of GPUs, but GPU 2 has none: there are more '
-            "accelerators than cores near them: the CPUs 0-3 are cut among the ranks of this job, "
-            "which may meet another job there"
+            'partition="machine" has no effect: GPU 2 has no domain, as there are more '
+            "accelerators than cores near them; the CPUs 0-3 are cut among the ranks of this job "
+            "only, and another job may get the same ones"
         )
 
 
 def test_nothing_of_the_border_was_chosen() -> None:
     assert refusal(EIGHT, 2, partition="machine", cpus="4-5") == (
-        'partition="machine" puts rank 0 inside the border of GPU 0, CPUs 0-3, but cpus= names '
-        'only 4-5; name some of it, leave cpus= out, or ask for partition="job"'
+        'partition="machine" keeps rank 0 in the domain of GPU 0, CPUs 0-3, but cpus= names only '
+        '4-5; add CPUs of the domain, leave cpus= out, or use partition="job"'
     )
 
 
 class TestTooMuchWasAsked:
     def test_by_node(self) -> None:
         assert refusal(EIGHT, 2, min_physical_cores=5) == (
-            "min_physical_cores=5 was asked for, but rank 0 on GPU 0 can have 4: 8 cores near its "
-            "GPU are allowed (of the CPUs 0-7), which ranks near the same cores share; "
-            'ask for fewer, start fewer processes, allow more CPUs, or try scope="socket"'
+            "requested min_physical_cores=5, but rank 0 on GPU 0 can have 4: 8 cores near its GPU "
+            "are allowed (of the CPUs 0-7), and ranks near the same cores share them; "
+            'request fewer, start fewer processes, allow more CPUs, or try scope="socket"'
         )
 
     def test_by_socket_beside_a_reserve(self) -> None:
         assert refusal(EIGHT, 2, min_physical_cores=4, reserve=1, scope="socket") == (
-            "min_physical_cores=4 was asked for, but rank 0 on GPU 0 can have 3 beside the 1 to "
-            "reserve: 8 cores near its GPU are allowed (of the CPUs 0-7), which ranks near the "
-            "same cores share; ask for fewer, start fewer processes, allow more CPUs"
+            "requested min_physical_cores=4, but rank 0 on GPU 0 can have 3 besides the 1 to "
+            "reserve: 8 cores near its GPU are allowed (of the CPUs 0-7), and ranks near the "
+            "same cores share them; request fewer, start fewer processes, allow more CPUs"
         )
 
     def test_without_a_gpu(self) -> None:
         assert refusal(NO_GPU, 2, min_physical_cores=5) == (
-            "min_physical_cores=5 was asked for, but no GPU is visible and each rank keeps the 4 "
-            "allowed cores (CPUs 0-7); ask for fewer or allow more CPUs"
+            "requested min_physical_cores=5, but no GPU is visible and each rank keeps the 4 "
+            "allowed cores (CPUs 0-7); request fewer or allow more CPUs"
         )
         assert refusal(Topology(), 1, min_physical_cores=1) == (
-            "min_physical_cores=1 was asked for, but no GPU is visible and each rank keeps the 0 "
-            "allowed cores (CPUs unknown); ask for fewer or allow more CPUs"
+            "requested min_physical_cores=1, but no GPU is visible and each rank keeps the 0 "
+            "allowed cores (CPUs unknown); request fewer or allow more CPUs"
         )
 
     def test_without_cpus(self) -> None:
         assert refusal(NO_CPUS, 1, min_physical_cores=1) == (
-            "min_physical_cores=1 was asked for, but the topology tells of no CPUs; "
-            "add the output of lscpu -p, or observe the machine itself"
+            "requested min_physical_cores=1, but the topology has no CPUs; "
+            "add the output of `lscpu -p`, or observe the machine itself"
         )
 
 
 class TestReservedTooMuch:
     def test_of_a_part(self) -> None:
         assert refusal(EIGHT, 2, reserve=4) == (
-            "reserve=4 was asked for, but that leaves rank 0 on GPU 0 no core of its own: its part "
-            "is 4 of the 8 cores near its GPU; reserve fewer, start fewer processes or allow more "
-            "CPUs"
+            "requested reserve=4, but rank 0 on GPU 0 would have no core left (4 of the 8 cores "
+            "near its GPU); reserve fewer, start fewer processes or allow more CPUs"
         )
 
     def test_of_a_list(self) -> None:
         assert refusal(EIGHT, 2, reserve=8, mode="all") == (
-            "reserve=8 was asked for, but that leaves rank 0 on GPU 0 no core of its own: of the 8 "
-            "cores near its GPU all are reserved or other ranks'; reserve fewer, start fewer "
-            "processes or allow more CPUs"
+            "requested reserve=8, but rank 0 on GPU 0 would have no core left (none of the 8 cores "
+            "near its GPU); reserve fewer, start fewer processes or allow more CPUs"
         )
 
     def test_for_a_single_core_each(self) -> None:
         assert refusal(EIGHT, 3, reserve=6, mode="single_unique") == (
-            "reserve=6 was asked for, but that leaves rank 2 on GPU 0 no core of its own: of the 8 "
-            "cores near its GPU all are reserved or other ranks'; reserve fewer, start fewer "
-            "processes or allow more CPUs"
+            "requested reserve=6, but rank 2 on GPU 0 would have no core left (none of the 8 cores "
+            "near its GPU); reserve fewer, start fewer processes or allow more CPUs"
         )
 
 
@@ -299,24 +310,24 @@ class TestCpusThatCannotBeHad:
 
     def test_a_rank_mask_outside_the_machine(self) -> None:
         assert refusal(EIGHT, 2, rank_allowed=["0-7", "8-9"]) == (
-            "rank_allowed gives rank 1 the CPUs 8-9, none of which is online here: those are 0-7; "
+            "rank_allowed gives rank 1 the CPUs 8-9, but only the CPUs 0-7 are online; "
             "give each rank's CPUs by their ids on this machine"
         )
 
     def test_a_choice_outside_the_mask(self) -> None:
         assert refusal(EIGHT.with_allowed(cpus("2-7")), 2, cpus="1-2,8") == (
-            "cpus=1-2,8 was asked for, but not all can be had (not online: 8; not allowed: 1); "
-            "allowed are 2-7: name only such, or start the job with a wider CPU mask"
+            "requested cpus=1-2,8, but not all of them are available (not online: 8; not allowed: "
+            "1); allowed CPUs: 2-7. Name only allowed CPUs, or start the job with a wider CPU mask"
         )
 
     def test_a_choice_that_leaves_a_rank_nothing(self) -> None:
         assert refusal(EIGHT, 2, cpus="2-3", rank_allowed=["0-3", "4-7"]) == (
-            "cpus=2-3 was asked for, but rank 1 may use only 4-7, which has none of them; "
-            "name some of these as well"
+            "requested cpus=2-3, but rank 1 may use only the CPUs 4-7, none of which is in the "
+            "list; add some of these"
         )
 
     def test_a_gpu_that_is_not_there(self) -> None:
         assert refusal(replace(EIGHT, visible=(0, 5)), 2) == (
-            "GPU 5 is visible, but the topology has only the GPUs [0, 1]: it contradicts itself, "
-            "observe it anew"
+            "GPU 5 is visible, but the topology has only the GPUs [0, 1]; "
+            "observe the machine again, or correct its description"
         )

@@ -138,7 +138,7 @@ def test_a_narrow_mask_is_said_once_for_all() -> None:
     found = plan(dgx_a100(allowed="0-50,64-127,128-178,192-255"), 8)
     assert [warning.code for warning in found.warnings].count("mask-narrow") == 1
     narrow = next(warning for warning in found.warnings if warning.code == "mask-narrow")
-    assert "near GPUs 0-1 (48-63,176-191) only 48-50,176-178" in narrow.message
+    assert "only 48-50,176-178 of the CPUs near GPUs 0-1 (48-63,176-191)" in narrow.message
     assert narrow.rank is None
 
 

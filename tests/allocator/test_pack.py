@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.blocks import pack
+from gpuaff.allocator.filling import in_blocks, in_l3_domains, in_turn
 
 
 def domains(*sizes: int) -> list[int]:
@@ -16,12 +16,16 @@ def domains(*sizes: int) -> list[int]:
 
 
 def packed(sizes: list[int], *domain_sizes: int) -> list[tuple[int, ...]]:
-    return pack(range(sum(domain_sizes)), sizes, domains(*domain_sizes))
+    return in_l3_domains(range(sum(domain_sizes)), sizes, l3_of=domains(*domain_sizes))
 
 
 class TestByHand:
     def test_without_domains_they_are_blocks(self) -> None:
-        assert pack((3, 4, 6, 7, 9, 12), [2, 0, 3], ()) == [(3, 4), (), (6, 7, 9)]
+        assert in_blocks((3, 4, 6, 7, 9, 12), [2, 0, 3]) == [(3, 4), (), (6, 7, 9)]
+
+    def test_in_turn_each_until_it_is_full(self) -> None:
+        assert in_turn((3, 4, 6, 7, 9, 12), [2, 0, 3]) == [(3, 6), (), (4, 7, 9)]
+        assert in_turn((3, 4), []) == []
 
     def test_one_domain_is_cut_in_blocks_too(self) -> None:
         assert packed([2, 0, 3], 6) == [(0, 1), (), (2, 3, 4)]
@@ -57,13 +61,16 @@ class TestByHand:
 
     def test_cores_that_are_not_in_the_list_do_not_count(self) -> None:
         """Domains of four of which 0 and 4 are not to be had: three are whole."""
-        assert pack((1, 2, 3, 5, 6, 7), [3, 3], domains(4, 4)) == [(1, 2, 3), (5, 6, 7)]
+        assert in_l3_domains((1, 2, 3, 5, 6, 7), [3, 3], l3_of=domains(4, 4)) == [
+            (1, 2, 3),
+            (5, 6, 7),
+        ]
 
     def test_the_lowest_comes_first_in_whatever_order_they_are_given(self) -> None:
-        assert pack((5, 4, 1, 0), [2, 2], domains(4, 4)) == [(0, 1), (4, 5)]
+        assert in_l3_domains((5, 4, 1, 0), [2, 2], l3_of=domains(4, 4)) == [(0, 1), (4, 5)]
 
     def test_domains_need_not_be_consecutive(self) -> None:
-        assert pack(range(6), [3, 3], (0, 1, 0, 1, 0, 1)) == [(0, 2, 4), (1, 3, 5)]
+        assert in_l3_domains(range(6), [3, 3], l3_of=(0, 1, 0, 1, 0, 1)) == [(0, 2, 4), (1, 3, 5)]
 
 
 LISTS = st.lists(st.integers(0, 5), min_size=1, max_size=14)
@@ -78,7 +85,7 @@ def test_the_rule(data: st.DataObject, domain_of: list[int]) -> None:
     sizes: list[int] = []
     while sum(sizes) < len(cores) and len(sizes) < 5:
         sizes.append(data.draw(st.integers(0, len(cores) - sum(sizes))))
-    shares = pack(cores, sizes, domain_of)
+    shares = in_l3_domains(cores, sizes, l3_of=domain_of)
     assert [len(share) for share in shares] == sizes
 
     def whole(domain: int) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuaff.allocator.cores import Cores, split, undivided
+from gpuaff.allocator.cores import Cores, keep_whole, split_siblings
 from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError, InvalidOptionError
 from gpuaff.topology.model import Gpu, Source, Topology
@@ -179,11 +179,11 @@ class TestPieces:
 
     def test_whole_masks_split_nothing(self) -> None:
         masks = [(mask, mask) for mask in (cpus("0,8"), cpus("1-2,9-10"))]
-        assert split(self.CORES, masks) is self.CORES
+        assert split_siblings(self.CORES, masks) is self.CORES
 
     def test_split_by_who_may_have_it(self) -> None:
         masks = [(mask, mask) for mask in (cpus("0-1,8"), cpus("0-2,9-10"))]
-        found = split(self.CORES, masks)
+        found = split_siblings(self.CORES, masks)
         assert found.cpus == (cpus("0"), cpus("8"), cpus("1"), cpus("9"), cpus("2,10"))
         assert found.core_of == (0, 0, 1, 1, 2)
         assert found.slow_from == 4
@@ -192,20 +192,20 @@ class TestPieces:
         """Whichever of them it is that has a mask of its own."""
         whole = cpus("0-2,8-10")
         for half in (cpus("0"), cpus("8")):
-            found = split(self.CORES, [(half, half), (whole, whole)])
+            found = split_siblings(self.CORES, [(half, half), (whole, whole)])
             assert found.cpus == (cpus("0"), cpus("8"), cpus("1,9"), cpus("2,10"))
             assert (found.core_of, found.slow_from) == ((0, 0, 1, 2), 3)
 
     def test_who_does_not_want_it_does_not_split_it(self) -> None:
         masks = [(cpus("0-1,8"), cpus("0,8")), (cpus("0-2,8-10"), cpus("1,9"))]
-        assert split(self.CORES, masks).cpus == self.CORES.cpus
+        assert split_siblings(self.CORES, masks).cpus == self.CORES.cpus
 
     def test_two_that_want_a_whole_core_compete_for_one_piece(self) -> None:
         """Places 0 and 1 are core 0; 0 is also for the third rank, so 1 is what they want."""
         cores = replace(self.CORES, cpus=(cpus("0"), cpus("8"), cpus("1,9")), core_of=(0, 0, 1))
         wanted = [frozenset({0, 1, 2}), frozenset({0, 1}), frozenset({0})]
-        assert undivided(wanted, cores) == [{1, 2}, {1}, {0}]
-        assert undivided(wanted[1:], cores) == wanted[1:]
+        assert keep_whole(wanted, cores) == [{1, 2}, {1}, {0}]
+        assert keep_whole(wanted[1:], cores) == wanted[1:]
 
 
 class TestSeveralRanksOnAGpu:
@@ -282,14 +282,14 @@ class TestRemarks:
     def test_what_nobody_may_use_is_said(self) -> None:
         found = plan(self.NODES, 3, rank_allowed=["0", "2-3", "4-7"])
         assert codes(found) == ["mask-narrow"]
-        assert "of the CPUs near GPUs 0-1 (0-3) only 0,2-3 are allowed" in found.warnings[0].message
+        assert "allows only 0,2-3 of the CPUs near GPUs 0-1 (0-3)" in found.warnings[0].message
 
     @pytest.mark.case("A2")
     def test_a_rank_far_from_its_gpu_is_named(self) -> None:
         found = plan(self.NODES, 3, rank_allowed=["0-1", "4-5", "6-7"])
         lost = next(warning for warning in found.warnings if warning.code == "near-not-allowed")
         assert lost.rank == 1
-        assert "near GPU 1 (0-3) none is allowed to rank 1" in lost.message
+        assert "none of the CPUs near GPU 1 (0-3) is allowed for rank 1" in lost.message
         assert codes(found) == ["near-not-allowed", "mask-narrow"]
 
     def test_two_ranks_of_one_gpu_of_which_one_is_far(self) -> None:
@@ -301,7 +301,10 @@ class TestRemarks:
 
     def test_ranks_at_several_sites_of_a_gpu_name_it_once(self) -> None:
         found = plan(replace(self.NODES, visible=(0,)), 2, rank_allowed=["4-5", "6-7"])
-        assert "near GPU 0 (0-3) none is allowed to ranks 0-1" in found.warnings[0].message
+        assert (
+            "none of the CPUs near GPU 0 (0-3) is allowed for ranks 0-1"
+            in found.warnings[0].message
+        )
 
     def test_the_scope_hint_counts_what_a_rank_may_use(self) -> None:
         """Node 2 of a DGX A100 (32-47) is on no GPU's node; rank 1 may not use it."""
@@ -320,7 +323,7 @@ class TestRefused:
     def test_a_rank_with_nothing_online(self) -> None:
         with pytest.raises(
             GPUAffinityError,
-            match=r"rank_allowed gives rank 1 the CPUs 8-9, none .* online .* 0-7;",
+            match=r"rank_allowed gives rank 1 the CPUs 8-9, but only the CPUs 0-7 are online;",
         ):
             plan(EIGHT, 2, rank_allowed=["0-7", "8-9"])
 

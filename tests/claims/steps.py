@@ -112,7 +112,9 @@ def release() -> None:
 
 
 def claim_pinned() -> None:
-    assert gpuaff.claim_gpus(1, pin=True).cpus, "nothing is pinned here, so nothing is tried"
+    before = os.sched_getaffinity(0)
+    gpuaff.claim_gpus(1, pin=True)
+    assert os.sched_getaffinity(0) < before, "nothing is pinned here, so nothing is tried"
 
 
 def refused() -> None:
@@ -360,10 +362,11 @@ def one_gpu() -> object:
 class Interrupt:
     def __init__(self) -> None:
         self.came = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __call__(self) -> None:
         self.came = True
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 def interrupted(play: str, step: Step) -> list[str]:

@@ -7,7 +7,7 @@ from itertools import repeat
 
 import pytest
 
-from gpuaff.claims.request import Request, read
+from gpuaff.claims.request import Request, parse_request
 from gpuaff.errors import InvalidOptionError
 
 from claim_lab import Lab
@@ -55,14 +55,16 @@ def test_how_many(n: object) -> None:
     with pytest.raises(
         InvalidOptionError, match=r"^n=.*: expected a number of GPUs from 1 to 1024"
     ) as caught:
-        read(n)
+        parse_request(n)
     assert str(caught.value).isprintable()
 
 
 def test_numbers_of_other_libraries() -> None:
-    told = read(Whole(2), candidates=[Whole(3), 1, "2"], min_free_memory=Whole(5), wait=Whole(7))
+    told = parse_request(
+        Whole(2), candidates=[Whole(3), 1, "2"], min_free_memory=Whole(5), wait=Whole(7)
+    )
     assert told == Request(count=2, candidates=(3, 1, "2"), min_free_memory=5, wait=7.0)
-    assert read(1, gpus=Whole(1)) == Request(count=1, gpus=(1,))
+    assert parse_request(1, gpus=Whole(1)) == Request(count=1, gpus=(1,))
 
 
 @pytest.mark.parametrize("option", ["gpus", "candidates"])
@@ -77,7 +79,7 @@ def test_which(option: str, value: object) -> None:
     with pytest.raises(
         InvalidOptionError, match=f"^{option}=.*expected GPUs by index, UUID or PCI"
     ):
-        read(1, **{option: value})
+        parse_request(1, **{option: value})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_which(option: str, value: object) -> None:
 )
 def test_how_long(wait: object) -> None:
     with pytest.raises(InvalidOptionError, match=r"^wait=.*: expected seconds to wait, 0"):
-        read(1, wait=wait)
+        parse_request(1, wait=wait)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_how_long(wait: object) -> None:
     [(0, 0.0), (2.5, 2.5), (None, None), (float("inf"), None), (10**400, None), (1e300, None)],
 )
 def test_how_long_may_be(wait: object, meant: float | None) -> None:
-    assert read(1, wait=wait).wait == meant
+    assert parse_request(1, wait=wait).wait == meant
 
 
 @pytest.mark.parametrize(
@@ -116,13 +118,17 @@ def test_how_long_may_be(wait: object, meant: float | None) -> None:
 )
 def test_the_rest(options: dict[str, object]) -> None:
     with pytest.raises(InvalidOptionError):
-        read(1, **options)
+        parse_request(1, **options)
 
 
 def test_as_many_as_are_named() -> None:
-    assert read(1, gpus=[0, 1]) == read(2, gpus=(0, 1)) == Request(count=2, gpus=(0, 1))
+    assert (
+        parse_request(1, gpus=[0, 1])
+        == parse_request(2, gpus=(0, 1))
+        == Request(count=2, gpus=(0, 1))
+    )
     with pytest.raises(InvalidOptionError, match=r"^n=3: expected 2, as many as gpus= names"):
-        read(3, gpus=[0, 1])
+        parse_request(3, gpus=[0, 1])
 
 
 @pytest.mark.fake_driver

@@ -44,7 +44,7 @@ class TestWhileItLasts:
     def test_a_second_one_is_refused_by_name(self, lab: Lab) -> None:
         said = lab.one("claim = gpuaff.claim_gpus(gpus=[2, 3]); told(refused(1))")
         assert said.startswith(
-            "AlreadyClaimedError this process holds a claim already, of GPU 2 (GPU"
+            "AlreadyClaimedError this process already has a claim, of GPU 2 (GPU"
         )
 
     def test_it_cannot_be_copied(self, lab: Lab) -> None:
@@ -68,7 +68,7 @@ class TestWhileItLasts:
         say(claim.placeholders)
         """
         refused, placeholders = lab.run(code)
-        assert refused.startswith("AlreadyClaimedError this process is claiming GPUs just now")
+        assert refused.startswith("AlreadyClaimedError this process is already claiming GPUs")
         assert placeholders == "(None,)"
 
     def test_two_threads(self, lab: Lab) -> None:
@@ -232,7 +232,7 @@ class TestTheNextClaim:
     @pytest.mark.case("D9")
     def test_somebody_has_started_cuda_before(self, lab: Lab) -> None:
         said = lab.one("from gpuaff._system import cuda; cuda.start(); told(refused(1))")
-        assert said.startswith("CudaInitializedError CUDA is initialised in this process already")
+        assert said.startswith("CudaInitializedError CUDA is already initialised in this process")
 
 
 def test_pinned(make_lab: Callable[[Topology], Lab]) -> None:

@@ -182,11 +182,11 @@ class TestWhatWasInherited:
 
     def test_named_but_hidden(self, lab: Lab) -> None:
         said = refused(lab, "gpus=[0]", CUDA_VISIBLE_DEVICES="1,2")
-        assert "GPU 0 is not among those that it may have: CUDA_VISIBLE_DEVICES='1,2'" in said
+        assert "this process may not use GPU 0: CUDA_VISIBLE_DEVICES='1,2'" in said
 
     def test_a_hidden_candidate_is_no_gpu_more(self, lab: Lab) -> None:
         said = refused(lab, "candidates=[0, 1]", CUDA_VISIBLE_DEVICES="1,2")
-        assert "requested 1 GPU; GPU 0 is not among those" in said
+        assert "requested 1 GPU; this process may not use GPU 0" in said
 
     @pytest.mark.parametrize(
         ("env", "gpus"),
@@ -214,7 +214,9 @@ class TestWhatWasInherited:
 
     def test_auto_where_nobody_tells(self, lab: Lab) -> None:
         said = refused(lab, "'auto'")
-        assert said.startswith("InvalidOptionError n='auto': expected a number: nobody tells")
+        assert said.startswith(
+            "InvalidOptionError n='auto': expected a number, since no scheduler says"
+        )
 
 
 class TestMig:
@@ -295,7 +297,7 @@ class TestUuids:
         """It would break GPUAFF_CLAIM, which has them between commas."""
         lab.driver.state.gpus[0].uuid = text.encode()
         said = refused(lab, "4, wait=None")
-        assert f"of which 3 can be claimed: GPU 0 has a UUID that is none, {text!a} (" in said
+        assert f"of which 3 can be claimed: GPU 0 reports an invalid UUID, {text!a} (" in said
         assert shown(lab, "")[1] == "(1, 0)"
 
 
@@ -315,15 +317,15 @@ class TestBusy:
     @pytest.mark.parametrize(
         ("call", "env", "narrowed"),
         [
-            ("1, candidates=[0]", {}, "1 GPU of the 4 here may be chosen: candidates= says so; "),
+            ("1, candidates=[0]", {}, "candidates= allows 1 GPU of the 4 here; "),
             ("", {"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES='0' shows 1 GPU of the 4 h"),
             (
                 "",
                 {"SLURM_STEP_GPUS": "0", "SLURM_JOB_ID": "1"},
                 "SLURM_STEP_GPUS=0 grants 1 GPU of",
             ),
-            ("gpus=0", {}, "wait=600 waits"),
-            ("4", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "wait=600 waits"),
+            ("gpus=0", {}, "to queue: wait=600 ("),
+            ("4", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "to queue: wait=600 ("),
         ],
     )
     def test_what_to_try(self, lab: Lab, call: str, env: dict[str, str], narrowed: str) -> None:
@@ -335,15 +337,14 @@ class TestBusy:
         assert found
         assert f"; {narrowed}" in rest
         assert said.endswith(
-            "; wait=600 waits for them in order, for so many seconds, and wait=None as long as "
-            "it takes"
+            "; to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
         )
 
     def test_what_has_been_tried_is_not_advised(self, lab: Lab) -> None:
         lab.holder("claim_gpus(4)")
         said = refused(lab, "wait=0.01, candidates=[0, 1]")
         assert said.startswith("ClaimTimeoutError waited 0.")
-        assert said.endswith("; 2 GPUs of the 4 here may be chosen: candidates= says so")
+        assert said.endswith("; candidates= allows 2 GPUs of the 4 here")
 
     def test_it_crosses_processes_whole(self) -> None:
         busy = GpusBusyError(2, 1, ("GPU 0: leased",), "few are visible", "wait")
@@ -452,9 +453,9 @@ class TestPinnedBefore:
     def test_it_is_said(self, lab: Lab) -> None:
         said, first, second = self.said(lab, "gpus=[1]")
         assert said == (
-            "gpuaff: set_affinity() was called before the claim, and has put this process on the "
-            f"CPUs {CPUS[0]}; none of them is near GPU 1 ({CPUS[1]}), which it has claimed: claim "
-            "first, or with pin=True, or call set_affinity() again now [pinned-far]"
+            "gpuaff: set_affinity() was called before the claim and pinned this process to "
+            f"CPUs {CPUS[0]}, none of them near the claimed GPU 1 ({CPUS[1]}): claim first, or "
+            "with pin=True, or call set_affinity() again now [pinned-far]"
         )
         assert (first, second) == ("pinned-far", "pinned-far")
 

@@ -16,7 +16,7 @@ from exits import LARGE, exiting
 from gpuaff._system import kernel
 from gpuaff.claims import attempts
 from gpuaff.claims.attempts import Settling
-from gpuaff.claims.devices.probe import people_on
+from gpuaff.claims.devices.probe import process_info
 from gpuaff.claims.locking.registry import Entry, ending, stopped
 
 from claim_lab import Lab, Program
@@ -65,7 +65,7 @@ class TestSeen:
             process.heard()
             assert not kernel.is_exiting(process.pid)
             with exiting(process.pid) as exit_:
-                people = people_on([used_by(process.pid, os.getpid())])
+                people = process_info([used_by(process.pid, os.getpid())])
                 exits = kernel.is_exiting(process.pid), kernel.has_ended(process.pid)
                 assert exit_.goes_on(), "the busy loop keeps it from its CPU"
             assert exits == (True, False)

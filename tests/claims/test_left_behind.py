@@ -323,11 +323,11 @@ class TestCtrlC:
     def test_while_pynvml_has_its_lock(self, lab: Lab, function: str) -> None:
         """It does not give it back by itself, and the next claim would wait for ever."""
         code = f"""
-        import pynvml
+        import os, pynvml, signal
         def trace(frame, event, _):
             if frame.f_code.co_name == "{function}" and pynvml.libLoadLock.locked():
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
             return trace
         sys.settrace(trace)
         told(refused(1))
@@ -350,7 +350,7 @@ class TestCtrlC:
         def trace(frame, event, _):
             if frame.f_code.co_name == "occupy" and event == "return":
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
             return trace
         before = state()
         sys.settrace(trace)

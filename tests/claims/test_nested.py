@@ -61,7 +61,7 @@ def test_it_cannot_have_more_than_the_claim(lab: Lab) -> None:
     assert said.startswith("NotEnoughGpusError requested 2 GPUs; the claim in which this proc")
     assert "of which it may use 1: CUDA_VISIBLE_DEVICES='2' shows 1 GPU of the 4 here" in said
     said = lab.one("told(refused(gpus=[0]))", **env)
-    assert said.startswith("NotEnoughGpusError requested 1 GPU; GPU 0 is not among those that")
+    assert said.startswith("NotEnoughGpusError requested 1 GPU; this process may not use GPU 0")
 
 
 def test_by_name_and_as_many_as_there_are(lab: Lab) -> None:
@@ -107,7 +107,7 @@ def test_its_owner_is_gone(lab: Lab) -> None:
     program.kill()
     said = lab.one("told(refused(1))", **env)
     assert said.startswith("ClaimError GPUAFF_CLAIM says that this process runs inside a claim of ")
-    assert f"process {program.pid}, and that is over" in said
+    assert f"process {program.pid}, which is over" in said
 
 
 def test_a_claim_of_its_own_number(lab: Lab) -> None:

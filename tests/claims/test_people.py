@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gpuaff._system import kernel
-from gpuaff.claims.devices.probe import describe_holder, describe_waiter, names_of, people_on
+from gpuaff.claims.devices.probe import describe_holder, describe_waiter, names_of, process_info
 from gpuaff.claims.locking.registry import Entry
 
 from claims.readings import idle, used_by
@@ -40,7 +40,7 @@ child.kill()
 """
         with stopped(script) as process:
             grandchild = int(process.heard())
-            people = people_on([used_by(process.pid, grandchild, os.getpid(), 1)])
+            people = process_info([used_by(process.pid, grandchild, os.getpid(), 1)])
             assert {process.pid, grandchild, os.getpid()} <= set(people.own)
             assert people.me == os.getpid()
             assert people.first_namespace
@@ -49,9 +49,9 @@ child.kill()
     def test_what_has_started_this_process(self) -> None:
         script = """
 import os
-from gpuaff.claims.devices.probe import people_on
+from gpuaff.claims.devices.probe import process_info
 from claims.readings import used_by
-print(os.getppid() in people_on([used_by(os.getppid())]).own)
+print(os.getppid() in process_info([used_by(os.getppid())]).own)
 """
         tests = __file__.rpartition("/claims/")[0]
         done = run(
@@ -62,9 +62,9 @@ print(os.getppid() in people_on([used_by(os.getppid())]).own)
     def test_not_what_was_started_beside_it(self) -> None:
         script = """
 import sys
-from gpuaff.claims.devices.probe import people_on
+from gpuaff.claims.devices.probe import process_info
 from claims.readings import used_by
-print(sorted(people_on([used_by(int(sys.argv[1]))]).own))
+print(sorted(process_info([used_by(int(sys.argv[1]))]).own))
 """
         with stopped(WAIT) as beside:
             beside.heard()
@@ -72,26 +72,26 @@ print(sorted(people_on([used_by(int(sys.argv[1]))]).own))
         assert done.stdout.split() == ["[]"], done.stderr
 
     def test_none_counts_when_not_asked_for(self) -> None:
-        assert not people_on([used_by(os.getpid())], own_is_free=False).own
+        assert not process_info([used_by(os.getpid())], own_is_free=False).own
 
     def test_one_that_draws_counts_too(self) -> None:
-        assert os.getpid() in people_on([idle(graphics={os.getpid(): 1})]).own
+        assert os.getpid() in process_info([idle(graphics={os.getpid(): 1})]).own
 
     def test_who_has_ended(self) -> None:
         with subprocess.Popen(["true"]) as process:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            people = people_on([used_by(process.pid, os.getpid())])
+            people = process_info([used_by(process.pid, os.getpid())])
         assert people.ended == {process.pid}
 
     def test_one_that_is_gone_tells_nothing_of_others(self) -> None:
-        people = people_on([used_by(4_100_000, os.getpid())])
+        people = process_info([used_by(4_100_000, os.getpid())])
         assert (people.own, people.ended) == ({os.getpid()}, {4_100_000})
         assert people.first_namespace
 
 
 @needs_first_namespace
 def test_names() -> None:
-    people = people_on([])
+    people = process_info([])
     names = names_of([os.getpid(), 2**22], people)
     assert set(names) == {os.getpid()}
     assert f"(pid {os.getpid()})" in names[os.getpid()]
@@ -99,12 +99,12 @@ def test_names() -> None:
 
 INSIDE = """
 import os, sys
-from gpuaff.claims.devices.probe import names_of, people_on
+from gpuaff.claims.devices.probe import names_of, process_info
 from claims.readings import used_by
 if "uvm" in sys.argv:
     held = open("/dev/nvidia-uvm", "w")
 listed = [int(pid) for pid in sys.argv[1].split(",")]
-people = people_on([used_by(*listed)])
+people = process_info([used_by(*listed)])
 print(os.getpid(), people.first_namespace, sorted(people.own), people.me)
 print(sorted(names_of(listed, people)))
 """

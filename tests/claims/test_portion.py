@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.claims.candidates import portion
+from gpuaff.claims.candidates import slice_for_rank
 from gpuaff.errors import NotEnoughGpusError
 from gpuaff.launch.ranks import Ranks
 
@@ -15,7 +15,7 @@ from claim_lab import Lab
 
 def blocks(count: int, size: int) -> list[list[int]]:
     ranks = [Ranks(local_rank=rank, local_size=size) for rank in range(size)]
-    return [[*range(count)][portion(rank, count)] for rank in ranks]
+    return [[*range(count)][slice_for_rank(rank, count)] for rank in ranks]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_too_few_are_too_few_for_everybody(size: int, data: st.DataObject) -> No
     count = data.draw(st.integers(0, size - 1))
     rank = data.draw(st.integers(0, size - 1))
     with pytest.raises(NotEnoughGpusError, match=f"granted to the {size} ranks"):
-        portion(Ranks(local_rank=rank, local_size=size), count)
+        slice_for_rank(Ranks(local_rank=rank, local_size=size), count)
 
 
 # In ranks, by variables of their launchers.

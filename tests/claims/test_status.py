@@ -9,7 +9,7 @@ from gpuaff._system.processes import Process
 from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Busy, Usage
-from gpuaff.claims.status import Kind, Person, Sight, Status, status_of
+from gpuaff.claims.status import Kind, ProcessInfo, Snapshot, Status, status_of
 from gpuaff.cli.status import lines
 from gpuaff.formatting import plain
 from gpuaff.notices import Notice
@@ -29,13 +29,13 @@ def process(pid: int, command: str = "train.py", user: str = "ann") -> Process:
     return Process(pid=pid, command=command, user=user, started=10.0)
 
 
-def sight(*processes: Process, **seen: Any) -> Sight:
+def sight(*processes: Process, **seen: Any) -> Snapshot:
     """One idle GPU, ``GPU-0``, and what else is said."""
     readings = seen.pop("readings", (idle(),))
     usages = seen.pop("usages", tuple(Usage(device=reading.device) for reading in readings))
     nothing: dict[str, Any] = {"locks": {}, "sharing": {}, "opened": {}}
     known = {one.pid: one for one in processes}
-    return Sight(
+    return Snapshot(
         readings=readings,
         usages=usages,
         processes=known,
@@ -61,7 +61,7 @@ class TestLease:
         seen = sight(process(101), entries=(entry(1, "GPU-0"),), living={1}, locks=locked(101))
         lease = status_of(seen).gpus[0].lease
         assert lease is not None
-        assert lease.claimer == Person(pid=101, command="train.py", user="ann", since=50.0)
+        assert lease.claimer == ProcessInfo(pid=101, command="train.py", user="ann", since=50.0)
         assert lease.gone is False
 
     def test_whose_claimer_has_ended(self) -> None:
@@ -73,7 +73,7 @@ class TestLease:
         )
         lease = status_of(seen).gpus[0].lease
         assert lease is not None
-        assert lease.claimer == Person(pid=101, command="python", user="ann", since=50.0)
+        assert lease.claimer == ProcessInfo(pid=101, command="python", user="ann", since=50.0)
         assert lease.gone is True
         assert [person.command for person in lease.sharers] == ["loader.py"]
 
@@ -112,10 +112,10 @@ class TestLease:
         assert lease.claimer.since is None, "the process's age is not the lease's"
         lease = status_of(sight(locks=locked(9))).gpus[0].lease
         assert lease is not None
-        assert (lease.claimer, lease.gone) == (Person(pid=9), True)
+        assert (lease.claimer, lease.gone) == (ProcessInfo(pid=9), True)
         lease = status_of(sight(locks=locked(None))).gpus[0].lease
         assert lease is not None
-        assert (lease.claimer, lease.gone) == (Person(), None)
+        assert (lease.claimer, lease.gone) == (ProcessInfo(), None)
 
     def test_of_another_container(self) -> None:
         """Its locks and its numbers are out of sight; the board, which is shared, tells."""
@@ -123,7 +123,7 @@ class TestLease:
         (found,) = status_of(seen).gpus
         assert found.busy is Busy.LEASED
         assert found.lease is not None
-        assert found.lease.claimer == Person(pid=101, command="python", user="ann", since=50.0)
+        assert found.lease.claimer == ProcessInfo(pid=101, command="python", user="ann", since=50.0)
         assert found.lease.gone is None
 
     def test_that_is_shared(self) -> None:
@@ -147,7 +147,7 @@ class TestLease:
         odd = Entry(slot=1, waits=False, record={"pid": "x", "uid": [], "gpus": ["GPU-0", 3]})
         lease = status_of(sight(entries=(odd,))).gpus[0].lease
         assert lease is not None
-        assert lease.claimer == Person()
+        assert lease.claimer == ProcessInfo()
 
 
 class TestProcesses:
@@ -155,7 +155,7 @@ class TestProcesses:
         reading = idle(compute={1: CONTEXT, 2: 5}, graphics={2: 7, 3: None})
         seen = sight(process(1), process(2, "both"), readings=(reading,), opened={0: {1, 4}})
         uses = status_of(seen).gpus[0].uses
-        told = [(use.person.pid, use.person.command, use.kind, use.memory) for use in uses]
+        told = [(use.process.pid, use.process.command, use.kind, use.memory) for use in uses]
         assert told == [
             (1, "train.py", Kind.COMPUTE, CONTEXT),
             (2, "both", Kind.GRAPHICS, 7),
@@ -172,7 +172,7 @@ class TestProcesses:
     def test_numbers_that_are_not_ours(self) -> None:
         seen = sight(process(1, "innocent"), readings=(used_by(1),), ours=False)
         (use,) = status_of(seen).gpus[0].uses
-        assert use.person == Person(pid=1)
+        assert use.process == ProcessInfo(pid=1)
 
     def test_a_device_file_is_the_whole_gpus(self) -> None:
         seen = sight(readings=(idle(instance(1)),), opened={0: {4}})
@@ -187,14 +187,14 @@ class TestWaiting:
             entry(3, "4/GPU-0", "4/MIG-GPU-1/2/0", waits=True, ticket=8, wanted=None),
         )
         found = status_of(sight(process(101), entries=waiting, living={1}, slow={2})).waiting
-        told = [(one.person.pid, one.wanted, one.gpus, one.well) for one in found]
+        told = [(one.process.pid, one.wanted, one.gpus, one.well) for one in found]
         assert told == [
             (102, 1, (), False),
             (101, 2, ("GPU-0",), True),
             (103, None, ("GPU-0", "MIG-GPU-1/2/0"), True),
         ]
-        assert found[0].person == Person(pid=102, command="python", user="bob", since=50.0)
-        assert found[1].person.command == "train.py"
+        assert found[0].process == ProcessInfo(pid=102, command="python", user="bob", since=50.0)
+        assert found[1].process.command == "train.py"
 
 
 class TestKept:

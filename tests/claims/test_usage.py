@@ -343,7 +343,7 @@ class TestLeftOut:
         assert devices == DEVICES[1:]
         assert len(readings) == 3
         [note] = notes
-        assert note.startswith("GPU 0 is left out, as it cannot be told which one it is: ")
+        assert note.startswith("GPU 0 is left out, because its UUID is unknown: ")
         assert "nvmlDeviceGetHandleByIndex" in note
 
     def test_lost_before(self, driver: FakeDriver) -> None:

@@ -17,7 +17,9 @@ from processes import environment
 START = """
 import sys
 import gpuaff.cli
+from gpuaff.cli.interrupt import exit_on_interrupt
 sys.argv = ["gpuaff", *sys.argv[1:]]
+exit_on_interrupt()  # the first thing that the program does
 print("started", flush=True)
 gpuaff.cli.program()
 """

@@ -450,7 +450,7 @@ class TestInsideOfALauncher:
     @pytest.mark.parametrize(
         ("variables", "said"),
         [
-            ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 is set, and LOCAL_WORLD_SIZE does not tell"),
+            ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 is set, but LOCAL_WORLD_SIZE is not"),
             ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 is not below"),
             ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_RANK=1 is the rank in the whole job"),
             ({"PMI_RANK": "0", "PMI_SIZE": "1"}, ""),

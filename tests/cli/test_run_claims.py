@@ -235,7 +235,7 @@ class TestFailures:
             done = machine.run("--candidates", "1", "--", "true")
             late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")
             stranger.kill()
-        few = "; 1 GPU of the 2 here may be chosen: --candidates says so"
+        few = "; --candidates allows 1 GPU of the 2 here"
         assert f"{few}; to queue: --wait 10m" in told(done)
         assert late.stderr.endswith(f"{few}\n"), "what has been tried is not advised"
 

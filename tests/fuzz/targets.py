@@ -107,7 +107,7 @@ def check_pasted(text: str) -> str:
 
 def _comes_back(found: Topology) -> str:
     """A topology as JSON, which must give the topology and the same JSON again."""
-    written = serialize.format_json(found.to_dict())
+    written = serialize.dumps(found)
     again = serialize.loads(written)
     assert again == found
     assert again.notes == found.notes

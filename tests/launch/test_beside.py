@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuaff.launch.consistency import check_consistency
+from gpuaff.launch.masks import consistency
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
 
@@ -17,7 +17,7 @@ ONE_OF_TORCHRUN = {**TORCHRUN, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def said(env: Mapping[str, str], rank: int = 0, size: int = 1) -> list[Notice]:
-    return list(check_consistency(env.get, Ranks(local_rank=rank, local_size=size)))
+    return list(consistency(env.get, Ranks(local_rank=rank, local_size=size)))
 
 
 def codes(env: Mapping[str, str], rank: int = 0, size: int = 1) -> list[str]:
@@ -57,7 +57,7 @@ BESIDE = {
 def test_one_rank_where_a_launcher_has_started_more(env: Mapping[str, str]) -> None:
     (notice,) = said(env)
     assert (notice.code, notice.rank) == ("ranks-beside", 0)
-    assert "has started 2 processes" in notice.message
+    assert "started 2 processes" in notice.message
 
 
 def test_torchruns_ranks_beside_another_torchruns() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff.launch.launchers import Launcher
-from gpuaff.launch.masks import Masks, Seen, Whose, classify_masks
+from gpuaff.launch.masks import Masks, ObservedMasks, Whose, classify_masks
 from gpuaff.launch.ranks import Ranks, active_launcher
 from gpuaff.launch.slurm import named_masks, tasks_here
 
@@ -45,7 +45,7 @@ def with_variables(rank: Started, **changes: str | None) -> Started:
     ],
 )
 def test_each_launcher_has_its_own_remedy(environ: dict[str, str], unbound: str) -> None:
-    seen = Seen(own=NARROW, starter=WIDE, starter_name=None, online=WIDE)
+    seen = ObservedMasks(own=NARROW, starter=WIDE, starter_name=None, online=WIDE)
     masks = classify_masks(environ.get, Ranks(local_rank=0, local_size=2), seen)
     assert (masks.whose, masks.unbound) == (Whose.UNKNOWN, unbound)
 
@@ -119,7 +119,7 @@ def test_a_list_that_the_own_mask_belies_is_stale(own: set[int]) -> None:
     rank = started("slurm", "gres")[0]
     masks = found(rank, own=frozenset(own))
     assert masks.whose is Whose.UNKNOWN
-    assert "SLURM_CPU_BIND_LIST says 0" in masks.source
+    assert "SLURM_CPU_BIND_LIST gives it 0" in masks.source
     assert not masks.bound, "somebody else has moved it"
 
 
@@ -219,7 +219,7 @@ def test_a_list_that_repeats_itself_takes_little_memory() -> None:
 def test_a_list_that_cannot_be_read() -> None:
     rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST="?")
     assert found(rank).whose is Whose.UNKNOWN
-    assert "cannot be read" in found(rank).source
+    assert "malformed" in found(rank).source
 
 
 def test_a_list_of_another_machine() -> None:
@@ -330,7 +330,7 @@ def by_hand(**seen: Any) -> Masks:
     }
     ranks = Ranks(local_rank=1, local_size=2)
     nothing: dict[str, str] = {}
-    return classify_masks(nothing.get, ranks, Seen(**{**values, **seen}))
+    return classify_masks(nothing.get, ranks, ObservedMasks(**{**values, **seen}))
 
 
 @pytest.mark.case("G7", "A23")
@@ -338,7 +338,7 @@ def test_an_unknown_launcher_is_judged_by_its_mask() -> None:
     assert by_hand().whose is Whose.COMMON
     narrowed = by_hand(own=NARROW)
     assert narrowed.whose is Whose.UNKNOWN
-    assert "what started it may use CPUs 0-1" in narrowed.source
+    assert "the process that started this rank may use CPUs 0-1" in narrowed.source
     assert by_hand(starter=NARROW).whose is Whose.UNKNOWN
 
 

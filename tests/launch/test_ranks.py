@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff.launch.launchers import ROWS, Launcher
-from gpuaff.launch.ranks import Ranks, found
+from gpuaff.launch.ranks import Ranks, classify_ranks
 
 from environments import recorded, started
 
 
 def at(environ: Mapping[str, str], *, host: str | None = None, above: Any = ()) -> Ranks:
-    return found(environ.get, host=host, above=lambda: tuple(above))
+    return classify_ranks(environ.get, host=host, ancestors=lambda: tuple(above))
 
 
 def place(environ: Mapping[str, str], **more: Any) -> tuple[int, int] | None:
@@ -182,7 +182,7 @@ ONE_TASK = {**STEP, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
 def test_a_step_is_known_by_its_cgroup(lines: str, is_inside: bool) -> None:
     """Where a node's name in Slurm is not its host's, and root's processes cannot be seen."""
     step = {**STEP, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-5]"}
-    here = found(step.get, host="ip-10-0-0-1", cgroup=lambda: lines)
+    here = classify_ranks(step.get, host="ip-10-0-0-1", cgroup=lambda: lines)
     assert here.is_told == is_inside
     assert [notice.code for notice in here.warnings] == (
         [] if is_inside else ["ranks-stale", "no-rank"]
@@ -229,13 +229,13 @@ def test_one_process_that_is_described_by_hand() -> None:
     It is another thing where the job has more, or where a launcher tells more.
     """
     alone = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    here = found(alone.get)
+    here = classify_ranks(alone.get)
     assert (here.local_rank, here.local_size, here.rank, here.size) == (0, 1, 0, 1)
     assert here.sources["local_size"] == "WORLD_SIZE"
     assert codes(alone) == []
     for wrong in ({**alone, "WORLD_SIZE": "2"}, {**alone, "LOCAL_RANK": "1"}):
         assert codes(wrong) == ["bad-rank"]
-    assert found({**HYDRA, **alone}.get).launcher is Launcher.HYDRA
+    assert classify_ranks({**HYDRA, **alone}.get).launcher is Launcher.HYDRA
 
 
 def test_part_of_the_numbers_beside_a_launchers() -> None:
@@ -307,12 +307,21 @@ def test_torchrun_that_hides_the_place() -> None:
     ("numbers", "said"),
     [
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 is not below"),
-        ({"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE does not tell how many"),
-        ({"LOCAL_RANK": "-1", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK='-1' is no number"),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE='two' tells no"),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE='0' tells no"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not"),
+        ({"LOCAL_RANK": "-1", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK='-1' is not a rank number"),
+        (
+            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "two"},
+            "LOCAL_WORLD_SIZE='two' is not a",
+        ),
+        (
+            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"},
+            "LOCAL_WORLD_SIZE='0' is not a",
+        ),
         ({"LOCAL_RANK": "9" * 99, "LOCAL_WORLD_SIZE": "2"}, f"LOCAL_RANK='{'9' * 37}...'"),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "99999"}, "LOCAL_WORLD_SIZE='99999' tells no"),
+        (
+            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "99999"},
+            "LOCAL_WORLD_SIZE='99999' is not a number",
+        ),
     ],
 )
 def test_numbers_that_name_no_rank(numbers: dict[str, str], said: str) -> None:

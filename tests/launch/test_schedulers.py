@@ -129,7 +129,7 @@ def test_lists_that_cannot_be_read(text: str) -> None:
 def test_a_job_without_gpus() -> None:
     found = of({"SLURM_JOB_ID": "7"})
     assert (found.count, found.indices) == (None, None)
-    assert found.source.startswith("Slurm tells of no GPUs")
+    assert found.source.startswith("Slurm granted no GPUs")
 
 
 # Grid Engine's resource maps.
@@ -207,7 +207,7 @@ def test_what_is_quoted_is_one_short_line(variables: dict[str, str], count: int 
 def test_nobody_tells() -> None:
     found = of({})
     assert found == Granted(count=None, indices=None, source=found.source)
-    assert found.source.startswith("no scheduler says")
+    assert found.source.startswith("no scheduler has set")
 
 
 @pytest.mark.parametrize("text", ["", "0", "GPU-1,GPU-2", "NoDevFiles"])
@@ -222,7 +222,7 @@ def test_lsf() -> None:
     job = {"LSB_JOBID": "101", "LSB_HOSTS": "node7", "LSB_DJOB_NUMPROC": "4"}
     found = of(job)
     assert (found.count, found.indices) == (None, None)
-    assert found.source.startswith("LSF says which GPUs it has granted by CUDA_VISIBLE_DEVICES")
+    assert found.source.startswith("LSF gives its GPUs by CUDA_VISIBLE_DEVICES")
     shown = of({**job, "CUDA_VISIBLE_DEVICES": "2,3"})
     assert (shown.visible, shown.source) == (True, "CUDA_VISIBLE_DEVICES")
     assert told({**job, "SLURM_GPUS_ON_NODE": "2"}) == (2, None)
@@ -233,7 +233,7 @@ def test_the_first_scheduler_counts() -> None:
     found = of(both)
     assert found.count == 2
     assert found.source == (
-        "SLURM_GPUS_ON_NODE=2, and not SGE_HGR_gpu=0: one is left over from another job"
+        "SLURM_GPUS_ON_NODE=2, but SGE_HGR_gpu=0: one is left over from another job"
     )
     assert of({**both, "SLURM_GPUS_ON_NODE": "1"}).source == "SLURM_GPUS_ON_NODE=1"
     assert told({"SLURM_JOB_ID": "1", "SGE_HGR_gpu": "3"}) == (1, (3,)), "one tells nothing"
@@ -312,7 +312,7 @@ usage    1:                 cpu=00:01:30, mem=1.0 GBs, io=0.0
     ],
 )
 def test_what_qstat_prints(requests: str, count: int | None) -> None:
-    found, said = allocation.read_qstat(REPORT.format(requests=requests), "4711")
+    found, said = allocation.parse_qstat(REPORT.format(requests=requests), "4711")
     assert (found, bool(said)) == (count, True)
     assert len(said) < 300
 
@@ -326,25 +326,25 @@ def test_what_qstat_prints(requests: str, count: int | None) -> None:
     ],
 )
 def test_a_report_of_something_else(text: str) -> None:
-    assert allocation.read_qstat(text, "4711") == (None, "this is not about the job")
+    assert allocation.parse_qstat(text, "4711") == (None, "this is not about the job")
 
 
 def test_the_other_spelling() -> None:
     text = "job_number: 4711\nhard_resource_list: gpu=2"
-    assert allocation.read_qstat(text, "4711") == (2, "gpu=2")
+    assert allocation.parse_qstat(text, "4711") == (2, "gpu=2")
 
 
 @given(st.text())
 def test_any_report(text: str) -> None:
-    assert allocation.read_qstat(text, "4711")[0] is None
-    assert allocation.read_qstat(f"job_number: 4711\n{text}", "4711")[1]
+    assert allocation.parse_qstat(text, "4711")[0] is None
+    assert allocation.parse_qstat(f"job_number: 4711\n{text}", "4711")[1]
 
 
 IN_A_JOB = {"JOB_ID": "4711", "SGE_ROOT": "/opt/sge", "QUEUE": "gpu.q"}
 
 ASK = """
     import json
-    from gpuaff.launch import allocation, allocation
+    from gpuaff.launch import allocation
     allocation.SECONDS = {seconds}
     found = allocation.granted()
     print(json.dumps([found.count, found.indices, found.source, found.visible]))

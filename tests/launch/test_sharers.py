@@ -13,7 +13,7 @@ from environments import started
 
 
 def classify(environ: Mapping[str, str], *, visible: int) -> Ranks | None:
-    here = ranks.found(environ.get)
+    here = ranks.classify_ranks(environ.get)
     return allocation.classify_sharers(environ.get, here, visible=visible) if here.is_told else None
 
 

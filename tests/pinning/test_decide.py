@@ -14,8 +14,8 @@ from gpuaff.allocator.model import Options, Share
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.launch.allocation import OwnGpus
+from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.masks import Masks, Whose
-from gpuaff.launch.pinned import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.pinning.pin import decide, inputs_of_all, keep
 from gpuaff.topology.model import Gpu

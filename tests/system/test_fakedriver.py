@@ -183,7 +183,9 @@ class TestMake:
         program = """
 import os
 from gpuaff._system import nvml
-for gpu in nvml.read(highest_cpu=8191).gpus:
+with nvml.open_session() as session:
+    gpus, _ = session.read_gpus(highest_cpu=8191)
+for gpu in gpus:
     assert gpu.node_cpus == gpu.socket_cpus
     assert gpu.node_cpus >= os.sched_getaffinity(0)
     print(gpu.index, gpu.memory_nodes)

@@ -90,6 +90,16 @@ def test_an_inner_block_changes_nothing(usr1: Recorder) -> None:
     assert usr1.calls == [signal.SIGUSR1]
 
 
+def test_an_inner_block_holds_in_a_window_of_the_outer_one(usr1: Recorder) -> None:
+    with uninterrupted(), interruptible():
+        with uninterrupted():
+            send()
+            assert usr1.calls == []
+        assert usr1.calls == [signal.SIGUSR1]
+        send()
+        assert usr1.calls == [signal.SIGUSR1] * 2
+
+
 def test_every_signal_is_delivered_though_the_first_raises(usr1: Recorder) -> None:
     usr1.error = RuntimeError("from the handler")
 

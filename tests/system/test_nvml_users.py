@@ -32,8 +32,13 @@ PAIR = Topology(
 READ = """
 import json
 from gpuaff._system import nvml
-pids = [None if u.pids is None else sorted(u.pids) for u in nvml.users()]
-print(json.dumps([[u.index, p, u.problems] for u, p in zip(nvml.users(), pids)]))
+with nvml.open_session() as session:
+    found = {}
+    for one in session.look():
+        pids, problems = found.get(one.device.index, ([], []))
+        pids = None if one.compute is None else [*pids, *one.compute]
+        found[one.device.index] = pids, [*problems, *one.problems]
+print(json.dumps([[index, *lists] for index, lists in found.items()]))
 """
 
 
@@ -80,7 +85,7 @@ def test_older_drivers_have_another_function(driver: FakeDriver) -> None:
 @pytest.mark.case("F1")
 def test_one_gpu_does_not_tell(driver: FakeDriver) -> None:
     driver.use(0, 10)
-    driver.use(1, 11)
+    driver.use(1, 11, slot=1)
     driver.fail(f"{FUNCTION}_v3", NVML.NOT_SUPPORTED, gpu=0)
     first, second = json.loads(driver.run(READ).stdout)
     assert first[:2] == [0, None]
@@ -89,9 +94,9 @@ def test_one_gpu_does_not_tell(driver: FakeDriver) -> None:
 
 
 def test_a_lost_gpu(driver: FakeDriver) -> None:
-    driver.use(1, 11)
+    driver.use(1, 11, slot=1)
     driver.lose_gpu(0)
-    assert [row[1] for row in json.loads(driver.run(READ).stdout)] == [None, [11]]
+    assert json.loads(driver.run(READ).stdout) == [[1, [11], []]]
 
 
 def test_nvml_as_others_see_it(driver: FakeDriver) -> None:

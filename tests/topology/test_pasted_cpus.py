@@ -160,87 +160,39 @@ def test_indentation_does_not_matter() -> None:
     assert parse(indented) == parse(DELL)
 
 
-ENGLISH = (
-    "Hypervisor vendor:",
-    "On-line CPU(s) list:",
-    "Thread(s) per core:",
-    "Core(s) per socket:",
-    "Socket(s):",
-    "NUMA node(s):",
-    "NUMA node%d CPU(s):",
+GERMAN = (
+    "Architektur: x86_64\nCPU(s): 16\nListe der Online-CPU(s): 0-15\nThread(s) pro Kern: 2\n"
+    "Kern(e) pro Sockel: 4\nSockel: 2\nHypervisor-Anbieter: KVM\nNUMA-Knoten: 2\n"
+    "NUMA-Knoten0 CPU(s): 0-3,8-11\nNUMA-Knoten1 CPU(s): 4-7,12-15\n"
 )
-
-LANGUAGES = {
-    "de": (
-        "Hypervisor-Anbieter:",
-        "Liste der Online-CPU(s):",
-        "Thread(s) pro Kern:",
-        "Kern(e) pro Sockel:",
-        "Sockel:",
-        "NUMA-Knoten:",
-        "NUMA-Knoten%d CPU(s):",
-    ),
-    "es": (
-        "Fabricante del hipervisor:",
-        "Lista de la(s) CPU(s) en línea:",
-        "Hilo(s) de procesamiento por núcleo:",
-        "Núcleo(s) por «socket»:",
-        "«Socket(s)»:",
-        "Modo(s) NUMA:",
-        "CPU(s) del nodo NUMA %d:",
-    ),
-    "fr": (
-        "Constructeur d'hyperviseur\N{NO-BREAK SPACE}:",
-        "Liste de processeur(s) en ligne\N{NO-BREAK SPACE}:",
-        "Thread(s) par cœur\N{NO-BREAK SPACE}:",
-        "Cœur(s) par socket\N{NO-BREAK SPACE}:",
-        "Socket(s)\N{NO-BREAK SPACE}:",
-        "Nœud(s) NUMA\N{NO-BREAK SPACE}:",
-        "Nœud NUMA\N{NO-BREAK SPACE}%d de processeur(s)\N{NO-BREAK SPACE}:",
-    ),
-    "zh_CN": (
-        "超管理器厂商：",
-        "在线 CPU 列表：",
-        "每个核的线程数：",
-        "每个座的核数：",
-        "座：",
-        "NUMA 节点：",
-        "NUMA 节点%d CPU：",
-    ),
-}
-"""The same lines as lscpu prints them in other languages."""
+FRENCH = (
+    "Architecture\N{NO-BREAK SPACE}: x86_64\nProcesseur(s)\N{NO-BREAK SPACE}: 16\n"
+    "Socket(s)\N{NO-BREAK SPACE}: 2\nNœud(s) NUMA\N{NO-BREAK SPACE}: 2\n"
+    "Nœud NUMA 0 de processeur(s)\N{NO-BREAK SPACE}: 0-3,8-11\n"
+)
+SPANISH = "CPU(s): 16\nLista de la(s) CPU(s) en línea: 0-15\nCPU(s) del nodo NUMA 0: 0-15\n"
+CHINESE = "CPU:     16\n在线 CPU 列表：  0-15\n座：  2\nNUMA 节点：  1\nNUMA 节点0 CPU： 0-15\n"
+TRANSLATED = {"de": GERMAN, "fr": FRENCH, "es": SPANISH, "zh_CN": CHINESE}
 
 
-def summary(keys: Sequence[str]) -> str:
-    hypervisor, *numbers, node = keys
-    values = ("0-15", "2", "4", "2", "2")
-    lines = [f"{hypervisor}  KVM"]
-    lines += [f"{key}  {value}" for key, value in zip(numbers, values, strict=True)]
-    lines += [f"{node.replace('%d', '0')}  0-3,8-11", f"{node.replace('%d', '1')}  4-7,12-15"]
-    return "\n".join(lines) + "\n"
+@pytest.mark.parametrize("language", TRANSLATED)
+def test_lscpu_in_another_language_is_refused_with_its_remedy(language: str) -> None:
+    with pytest.raises(TopologyError, match=r"not in English .* `LC_ALL=C lscpu`$"):
+        parse(TRANSLATED[language])
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("told", [0, 2])
-def test_lscpu_in_other_languages(language: str, told: int) -> None:
-    """Also without the hypervisor and the list of online CPUs."""
-
-    def text(keys: Sequence[str]) -> str:
-        return "".join(summary(keys).splitlines(keepends=True)[told:])
-
-    topology = parse(text(LANGUAGES[language]))
-    assert topology == parse(text(ENGLISH))
-    assert nodes(topology) == {0: "0-3,8-11", 1: "4-7,12-15"}
-    assert cores(topology) == [f"{core},{core + 8}" for core in range(8)]
+@pytest.mark.parametrize("language", TRANSLATED)
+def test_lscpu_in_another_language_beside_a_table_is_a_note(language: str) -> None:
+    table = "\tGPU0\tCPU Affinity\nGPU0\tX\t0-3\n"
+    topology = parse(TRANSLATED[language] + table)
+    assert topology.cpus == frozenset(range(4))
+    assert topology.packages is None
+    assert "`LC_ALL=C lscpu`" in message(topology, "lscpu-translated")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_virtual_machine_in_other_languages(language: str) -> None:
-    hypervisor, _, threads, *_ = LANGUAGES[language]
-    topology = parse(f"On-line CPU(s) list: 0-7\n{threads} 2\n{hypervisor} KVM\n")
-    assert topology == parse(
-        "On-line CPU(s) list: 0-7\nThread(s) per core: 2\nHypervisor vendor: KVM\n"
-    )
+def test_lscpu_in_english_is_not_taken_for_another_language() -> None:
+    for text in (DELL, "CPU(s): 8\nNUMA node(s): 1\nCPU(s) scaling MHz: 45%\n# CPU,Core\n0,0\n"):
+        assert "lscpu-translated" not in codes(parse(text))
 
 
 def test_a_list_wrapped_at_its_commas() -> None:

@@ -220,11 +220,12 @@ def test_more_than_any_machine_has_is_refused(text: str) -> None:
         "GPU0 X" + _fill("\t"),
         "GPU 0: NVIDIA (UUID:" + _fill(" "),
         "NUMA" + _fill(" 1"),
+        "On-line CPU(s) list: 0" + _fill(",\n1"),
         "node 0 cpus: " + _fill("1 "),
         "# CPU,Core\n" + "".join(f"{cpu},{cpu}\n" for cpu in range(16_000)),
         "".join(f"node {node} cpus: 0 1\n" for node in range(5000)),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_megabytes(text: str) -> None:
     """The test's time limit would end it if the time grew faster than the text."""

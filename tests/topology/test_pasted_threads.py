@@ -186,7 +186,7 @@ def test_one_thread_per_core_that_rounding_leaves_open() -> None:
     """Four or five cores in two sockets, and five of twelve CPUs online."""
     topology = parse(lscpu(12, "0-3,6", 1, 2, 2))
     assert topology.cores is None
-    assert "which CPUs share a core is not told" in message(topology, "cores-unknown")
+    assert "which CPUs share a core is unknown" in message(topology, "cores-unknown")
     assert "contradiction" not in codes(topology)
 
 

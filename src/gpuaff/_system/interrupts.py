@@ -16,8 +16,8 @@ One block around the whole is what makes it safe: two blocks, one for acquiring 
 releasing, leave a step between them where Ctrl-C loses what was acquired.
 
 Only Python handlers are held back: a signal with its default action, SIGKILL, and handlers that C
-code has set act at once. Blocks nest, the outermost counts. In other threads, where Python never
-runs handlers, both do nothing.
+code has set act at once. Blocks nest: an inner one also holds in a window of the outer one, and
+delivers at its own end there. In other threads, where Python never runs handlers, both do nothing.
 """
 
 from __future__ import annotations
@@ -71,6 +71,14 @@ class _Block:
             if again:  # one that was put back already may have raised
                 self.restore_handlers(again=False)
 
+    def open_window(self) -> None:
+        """Deliver what has come, and let what comes from now on act at once."""
+        self.holds = False
+        while self.pending:
+            self.holds = True
+            self.deliver()
+            self.holds = False
+
     def deliver(self) -> None:
         """Call the handlers of all that has come, though the first of them may raise."""
         while self.pending:
@@ -108,12 +116,17 @@ def _original(handler: object) -> object:
 class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppress is
     """A block that no signal handler divides; what came meanwhile is delivered at its end."""
 
-    __slots__ = ("_own",)
+    __slots__ = ("_own", "_window")
 
     def __enter__(self) -> None:
         global _block
         self._own: _Block | None = None
-        if _block is not None or threading.current_thread() is not threading.main_thread():
+        self._window: _Block | None = None
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if _block is not None:
+            self._window = None if _block.holds else _block
+            _block.holds = True
             return
         block = _Block()
         try:
@@ -127,6 +140,8 @@ class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppres
 
     def __exit__(self, *_: object) -> None:
         global _block
+        if self._window is not None:
+            self._window.open_window()
         block = self._own
         if block is None:
             return
@@ -150,12 +165,8 @@ class interruptible:  # noqa: N801
         main = threading.current_thread() is threading.main_thread()
         block = _block if main and _block is not None and _block.holds else None
         self._opened = block
-        while block is not None:
-            block.deliver()
-            block.holds = False
-            if not block.pending:
-                return
-            block.holds = True
+        if block is not None:
+            block.open_window()
 
     def __exit__(self, *_: object) -> None:
         if self._opened is not None:

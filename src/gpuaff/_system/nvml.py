@@ -1,245 +1,534 @@
 """NVML, the driver's management library: the only module that imports pynvml.
 
-NVML is started late, for one reading, and shut down after it. NVML counts its starts, so a
-program that uses pynvml itself notices nothing. Each of its functions may be Not Supported,
-missing from the library or fail on its own: then what it would have told is None, a problem
-says so, and all the rest is read (case F1).
+NVML is started late and shut down after use. It counts its starts, so a program that uses pynvml
+itself notices nothing. Each of its functions may be unsupported, missing or fail on its own: then
+its value is None, a problem says so, and everything else is still read (case F1).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import IntEnum
+from itertools import combinations
 
-from gpuaff._system.nvml_calls import Code, Questions, address_of, call, text, words
-from gpuaff._system.nvml_links import Matrix, read_links
+from gpuaff._system.interrupts import uninterrupted
+from gpuaff._system.nvml_records import (
+    ComputeMode,
+    Device,
+    DeviceReading,
+    GpuReading,
+    LeftOut,
+    Matrix,
+    MigInstance,
+    pci_address,
+)
 from gpuaff.cpuset import CpuSet, from_bits
 from gpuaff.errors import NoDriverError
-from gpuaff.topology.model import MigInstance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuaff._system.nvml_usage import GpuUsers, UsageSession
-
-_NODE, _SOCKET = 0, 1
-"""NVML_AFFINITY_SCOPE_NODE and …_SOCKET."""
-
-_WORD_BITS = 64
-"""The bits of one element of NVML's masks."""
-
-_MOST_WORDS = 1024
-"""The longest mask that is asked for, in words: 65536 ids."""
+_NEEDED = (
+    "nvmlInit",
+    "nvmlShutdown",
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+    "NVMLError",
+)
+"""Without these pynvml is of no use; any other function may be missing."""
 
 _MOST_GPUS = 1024
-"""More than any machine has: whoever tells of more is not to be believed."""
+"""No machine has more: a library that reports more is broken."""
 
-_HIGHEST_MEMORY_NODE = 1023
-"""Linux' own limit of node ids (MAX_NUMNODES)."""
+_CPUS, _MEMORY = "nvmlDeviceGetCpuAffinityWithinScope", "nvmlDeviceGetMemoryAffinity"
 
-_CPUS = "nvmlDeviceGetCpuAffinityWithinScope"
-_MEMORY = "nvmlDeviceGetMemoryAffinity"
+_WORD_BITS, _MOST_WORDS = 64, 1024
+"""The longest mask that is queried has 65536 ids."""
 
-_MIG_ON = 1
+_HIGHEST_NODE = 1023
+"""Linux' limit of NUMA node ids (MAX_NUMNODES)."""
+
+_SCOPE_NODE, _SCOPE_SOCKET = 0, 1
+"""NVML_AFFINITY_SCOPE_NODE and …_SOCKET."""
+
+_MIG_ENABLED = 1
 """NVML_DEVICE_MIG_ENABLE."""
 
-_HAS_NONE = (Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND)
-"""For what few GPUs have: answers that say no more than that this one does not have it."""
+_MEMORY_V2 = 0x02000028
+"""nvmlMemory_v2: the version, and the size of the struct."""
 
-_NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
-"""What every pynvml that can be worked with has; the rest may be missing one by one."""
+_COMPUTE_MODES = tuple(ComputeMode)
+"""By their numbers in ``nvmlComputeMode_t``."""
 
-_MEND = "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py"
+_MOST_NVLINKS = 36
+"""NVML_NVLINK_MAX_LINKS of the newest driver; older ones refuse the higher numbers."""
 
-_WHY = {
-    Code.NO_PERMISSION: (
+_PEER_GPU, _PEER_SWITCH = 0, 2
+"""NVML_NVLINK_DEVICE_TYPE_GPU and …_SWITCH: what is at a link's other end."""
+
+_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvidia-smi's words for ``nvmlGpuTopologyLevel_t``. 0 is two GPUs on one board."""
+
+UNKNOWN_LINK = "N/A"
+"""Two GPUs whose connection is unknown."""
+
+_NO_INSTANCE = "it is in MIG mode and has no instance, so there is nothing to claim"
+
+
+class _Code(IntEnum):
+    """The NVML return codes that matter here (``nvmlReturn_t``)."""
+
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    LIB_RM_VERSION_MISMATCH = 18
+    UNKNOWN = 999
+
+
+_ABSENT = (_Code.NOT_SUPPORTED, _Code.FUNCTION_NOT_FOUND)
+"""What GPUs and drivers without a feature answer: no problem."""
+
+_REASONS = {
+    _Code.NO_PERMISSION: (
         "this user may not talk to the NVIDIA driver",
         "check the access rights of /dev/nvidia*, or the devices that the container was given",
     ),
-    Code.DRIVER_NOT_LOADED: (
+    _Code.DRIVER_NOT_LOADED: (
         "the kernel module of the NVIDIA driver is not loaded",
         "load it (modprobe nvidia), or start the container with its GPUs",
     ),
-    Code.LIBRARY_NOT_FOUND: (
+    _Code.LIBRARY_NOT_FOUND: (
         "the NVIDIA driver's library NVML (libnvidia-ml.so.1) cannot be loaded",
         "install the driver, or start the container with its GPUs; Jetson and macOS have no NVML",
     ),
-    Code.FUNCTION_NOT_FOUND: (
+    _Code.FUNCTION_NOT_FOUND: (
         "the NVIDIA driver's library NVML is too old",
         "update the driver",
     ),
-    Code.GPU_IS_LOST: (
+    _Code.GPU_IS_LOST: (
         "the NVIDIA driver has lost a GPU (it has fallen off the bus)",
         "look for Xid in dmesg, and reboot",
     ),
-    Code.LIB_RM_VERSION_MISMATCH: (
+    _Code.LIB_RM_VERSION_MISMATCH: (
         "the NVIDIA driver's kernel module and library differ (driver/library version mismatch)",
         "reboot, or reload the nvidia modules; a container needs the host's driver version",
     ),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """What the driver says about one GPU; None is what it does not say.
+@contextmanager
+def open_session() -> Iterator[Session]:
+    """Start NVML for a block, and find its GPUs.
+
+    Raises:
+        NoDriverError: NVML cannot be used here.
+    """
+    nvml, code = _import_pynvml(), None
+    try:
+        with uninterrupted():  # Ctrl-C inside would leave pynvml's own lock locked
+            _, code = _call(nvml, "nvmlInit")
+        if code:
+            raise _no_driver(nvml, code)
+        count, failed = _call(nvml, "nvmlDeviceGetCount")
+        if failed:
+            raise _no_driver(nvml, failed)
+        if count > _MOST_GPUS:
+            raise NoDriverError(
+                f"the NVIDIA driver's library NVML reports {count} GPUs, which is impossible",
+                "see whether nvidia-smi runs, and which libnvidia-ml.so.1 LD_LIBRARY_PATH names",
+            )
+        yield Session(nvml, count)
+    finally:
+        if code == 0:
+            with uninterrupted():
+                _call(nvml, "nvmlShutdown")
+
+
+usage_session = open_session
+
+
+class Session:
+    """NVML while it is started; looking makes no CUDA context. See :func:`open_session`.
+
+    Attributes:
+        notes: which GPUs cannot be claimed, and what else failed at the start, in words.
+    """
+
+    def __init__(self, nvml: Any, count: int) -> None:
+        self._gpus = [_Gpu(nvml, index) for index in range(count)]
+        for gpu in self._gpus:
+            gpu.identify()
+        self._devices = [(*found, gpu) for gpu in self._gpus for found in gpu.devices()]
+        self.notes = tuple(note for gpu in self._gpus for note in gpu.notes())
+
+    def read_gpus(
+        self, *, highest_cpu: int, links: bool = False
+    ) -> tuple[tuple[GpuReading, ...], Matrix | None]:
+        """Read where all GPUs are, by NVML's index.
+
+        Args:
+            highest_cpu: the highest CPU id that is possible on this machine, which gives the
+                length of the masks (cases G1, G2). The number of CPUs would be too low.
+            links: also read how the GPUs are connected.
+
+        Returns:
+            The GPUs, and their links; None when these are unknown or were not requested.
+        """
+        matrix = _links(self._gpus) if links else None
+        return tuple(gpu.read(highest_cpu) for gpu in self._gpus), matrix
+
+    def devices(self) -> tuple[Device, ...]:
+        """All that can be claimed: GPUs, and MIG instances of those in MIG mode.
+
+        A GPU without a handle (a device cgroup denies it, or it is lost) or without UUID is not
+        among them: a note says so.
+        """
+        return tuple(device for device, _, _ in self._devices)
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The GPUs that CUDA may count or not: lost, without UUID, in MIG mode without instance.
+
+        One that is lost after the start is among them from then on. One that a device cgroup
+        denies is not, since CUDA does not count it.
+        """
+        found = (gpu.left_out() for gpu in self._gpus)
+        return tuple(one for one in found if one is not None)
+
+    def look(self, *, utilization: bool = False) -> tuple[DeviceReading, ...]:
+        """Read how each device is used now, in the order of :meth:`devices`.
+
+        Args:
+            utilization: also read how busy each GPU is; unknown for MIG instances.
+        """
+        return tuple(gpu.usage(*found, utilization=utilization) for *found, gpu in self._devices)
+
+    def links(self) -> tuple[tuple[int, ...], Matrix | None]:
+        """The indices of the GPUs that can be claimed, and how these are connected, if known."""
+        gpus = {gpu.index: gpu for _, _, gpu in self._devices}
+        return tuple(gpus), _links([*gpus.values()])
+
+
+class _Gpu:
+    """One GPU: queries NVML about it, and keeps what failed.
 
     Attributes:
         index: NVML's index.
-        uuid: the full ``GPU-…`` UUID.
-        name: the product name.
-        pci_bus_id: the PCI address as sysfs spells it, ``0000:07:00.0``.
-        node_cpus: the CPUs of its NUMA node. Never empty: an empty mask is None (case A1).
-        socket_cpus: the CPUs of its socket; never empty.
-        memory_nodes: the NUMA nodes whose memory is next to it; never empty.
-        memory_node: the NUMA node that is its own memory (GH200).
-        mig: its MIG instances; None when MIG is off, not supported or unknown (case D2).
-        denied: whether this process may not use it at all (a device cgroup).
-        lost: whether it has fallen off the bus, or NVML gives no handle for another reason.
         problems: what failed, in words.
+        lost: whether it has fallen off the bus, or has no handle. It is not queried again, since
+            the answer would be the same and may take long.
+        denied: whether a device cgroup denies it to this process.
+        code: NVML's code of the last query; 0 is success.
+        handle: NVML's handle; None when there is none.
     """
 
-    index: int
-    uuid: str | None = None
-    name: str | None = None
-    pci_bus_id: str | None = None
-    node_cpus: CpuSet | None = None
-    socket_cpus: CpuSet | None = None
-    memory_nodes: frozenset[int] | None = None
-    memory_node: int | None = None
-    mig: tuple[MigInstance, ...] | None = None
-    denied: bool = False
-    lost: bool = False
-    problems: tuple[str, ...] = ()
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml = nvml
+        self.index, self.problems, self.lost, self.code = index, list[str](), False, 0
+        self.handle = self.query("its handle", "nvmlDeviceGetHandleByIndex", of=index)
+        self.lost = self.handle is None
+        self.denied = self.code == _Code.NO_PERMISSION
 
+    def query(
+        self, what: str, function: str, *args: Any, of: Any = None, fine: Collection[int] = ()
+    ) -> Any:
+        """Call one function of NVML.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverReading:
-    """What the driver says about a machine.
+        Args:
+            what: what is queried, in words.
+            function: its name.
+            args: its arguments after the handle.
+            of: the handle of a MIG instance; the default is the GPU's.
+            fine: the codes that are no problem.
 
-    Attributes:
-        gpus: the GPUs, by NVML's index.
-        links: how GPU ``i`` and GPU ``j`` are connected, in nvidia-smi's words (``NV18``,
-            ``PIX``, ``SYS``, ``X``; ``N/A`` for a pair that is not known). None when it was
-            not asked for, or nothing about it is known.
-        driver_version: e.g. ``580.159.04``.
-        notes: what failed and belongs to no GPU, in words.
-    """
+        Returns:
+            The answer; None when there is none.
+        """
+        if self.lost:
+            return None
+        answer, self.code = _call(self._nvml, function, self.handle if of is None else of, *args)
+        self.lost = self.code == _Code.GPU_IS_LOST
+        if self.code and self.code not in fine:
+            self._note(f"{what}: {_in_words(self._nvml, self.code)} ({function})")
+        return answer
 
-    gpus: tuple[GpuReading, ...] = ()
-    links: Matrix | None = None
-    driver_version: str | None = None
-    notes: tuple[str, ...] = ()
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
 
+    # ---- which GPU it is
 
-def read(*, highest_cpu: int, links: bool = False) -> DriverReading:
-    """Ask the driver about all GPUs of the machine.
+    def identify(self) -> None:
+        """Read what does not change: what it is called, and its MIG instances."""
+        self.uuid = _text(self.query("UUID", "nvmlDeviceGetUUID"))
+        self.name = _text(self.query("name", "nvmlDeviceGetName"))
+        pci = self.query("PCI address", "nvmlDeviceGetPciInfo")
+        spelled = (pci.busId, pci.busIdLegacy) if pci else ()  # older drivers: only the second
+        self.pci_bus_id = next(filter(None, map(pci_address, map(_text, spelled))), None)
+        before = len(self.problems)
+        self._instances = self._mig_instances()
+        mig = tuple(instance for instance, _ in self._instances or ())
+        failed = not mig and len(self.problems) > before
+        self.mig = None if self._instances is None or failed else mig
 
-    Args:
-        highest_cpu: the highest CPU id that is possible on this machine; from it follows how
-            long the masks are (cases G1, G2). The number of CPUs would not do.
-        links: also ask how the GPUs are connected.
+    def _mig_instances(self) -> list[tuple[MigInstance, Any]] | None:
+        """The MIG instances with their handles, by slot; None when MIG is off (case D2)."""
+        modes = self.query("MIG mode", "nvmlDeviceGetMigMode", fine=_ABSENT)
+        if modes is None or modes[0] != _MIG_ENABLED:
+            return None
+        slots = self.query("MIG slots", "nvmlDeviceGetMaxMigDeviceCount") or 0
+        return [found for slot in range(slots) if (found := self._mig_instance(slot)) is not None]
 
-    Raises:
-        NoDriverError: NVML cannot be used here.
-    """
-    with _started() as nvml:
-        count = _count(nvml)
-        version, code = call(nvml, "nvmlSystemGetDriverVersion")
-        notes = (f"driver version: {words(nvml, code)}",) if code else ()
-        asked = [Questions.about(nvml, index) for index in range(count)]
-        gpus = [_gpu(gpu, index, highest_cpu) for index, gpu in enumerate(asked)]
-        matrix = read_links(asked, [gpu.pci_bus_id for gpu in gpus]) if links else None
-    return DriverReading(
-        gpus=tuple(
-            replace(
-                gpu,
-                denied=questions.denied,
-                lost=questions.lost and not questions.denied,
-                problems=tuple(questions.problems),
-            )
-            for gpu, questions in zip(gpus, asked, strict=True)
-        ),
-        links=matrix,
-        driver_version=text(version),
-        notes=notes,
-    )
+    def _mig_instance(self, slot: int) -> tuple[MigInstance, Any] | None:
+        """The instance in a slot; None when there is none, or its UUID or ids are unknown."""
+        function, empty = "nvmlDeviceGetMigDeviceHandleByIndex", (_Code.NOT_FOUND,)
+        handle = self.query("MIG instances", function, slot, fine=empty)
+        if handle is None:
+            return None
+        uuid = _text(self.query("UUID of a MIG instance", "nvmlDeviceGetUUID", of=handle))
+        gi = self.query("id of a MIG instance", "nvmlDeviceGetGpuInstanceId", of=handle)
+        ci = self.query("id of a MIG instance", "nvmlDeviceGetComputeInstanceId", of=handle)
+        if uuid is None or gi is None or ci is None:
+            return None
+        return MigInstance(uuid=uuid, gpu_instance=gi, compute_instance=ci), handle
 
+    def devices(self) -> Iterator[tuple[Device, Any]]:
+        """What can be claimed of it, with the handles."""
+        if self.uuid is None:
+            return
+        address, name = self.pci_bus_id, self.name
+        whole = Device(index=self.index, uuid=self.uuid, pci_bus_id=address, name=name)
+        if self._instances is None:
+            yield whole, self.handle
+        for one, handle in self._instances or ():
+            gpu_instance = one.gpu_instance
+            part = replace(whole, uuid=one.uuid, parent=whole.uuid, gpu_instance=gpu_instance)
+            yield part, handle
 
-def users() -> tuple[GpuUsers, ...]:
-    """Ask the driver which processes compute on each GPU.
+    def notes(self) -> list[str]:
+        """What has failed so far, and whether it cannot be claimed."""
+        if self.uuid is None:
+            why = "; ".join(self.problems)
+            return [f"GPU {self.index} is left out, because its UUID is unknown: {why}"]
+        nothing = [_NO_INSTANCE] if self._instances == [] else []
+        return [f"GPU {self.index}: {problem}" for problem in (*self.problems, *nothing)]
 
-    Raises:
-        NoDriverError: NVML cannot be used here.
-    """
-    from gpuaff._system.nvml_usage import read_users  # pinning needs none of it
+    def left_out(self) -> LeftOut | None:
+        """Why it cannot be claimed, though CUDA may count it."""
+        if self.denied:
+            return None
+        if self.lost or self.uuid is None:
+            return LeftOut(index=self.index, why="; ".join(self.problems))
+        if self._instances == []:
+            return LeftOut(index=self.index, why=_NO_INSTANCE, cut=True)
+        return None
 
-    with _started() as nvml:
-        return tuple(read_users(nvml, index) for index in range(_count(nvml)))
+    # ---- where it is
 
-
-@contextmanager
-def usage_session() -> Iterator[UsageSession]:
-    """Keep NVML started, to look at how devices are used as often as needed.
-
-    Raises:
-        NoDriverError: NVML cannot be used here.
-    """
-    from gpuaff._system.nvml_usage import UsageSession  # pinning needs none of it
-
-    with _started() as nvml:
-        yield UsageSession(nvml, _count(nvml))
-
-
-def _count(nvml: Any) -> int:
-    count, code = call(nvml, "nvmlDeviceGetCount")
-    if code:
-        raise _no_driver(nvml, code)
-    if count > _MOST_GPUS:
-        raise NoDriverError(
-            f"the NVIDIA driver's library NVML tells of {count} GPUs, which cannot be",
-            "see whether nvidia-smi runs, and which libnvidia-ml.so.1 LD_LIBRARY_PATH names",
+    def read(self, highest_cpu: int) -> GpuReading:
+        """Read its affinity; see :meth:`Session.read_gpus`."""
+        return GpuReading(
+            index=self.index,
+            uuid=self.uuid,
+            name=self.name,
+            pci_bus_id=self.pci_bus_id,
+            node_cpus=self._node_cpus(highest_cpu),
+            socket_cpus=self._mask("CPUs of its socket", _CPUS, highest_cpu, _SCOPE_SOCKET),
+            memory_nodes=self._mask("memory next to it", _MEMORY, _HIGHEST_NODE, _SCOPE_NODE),
+            memory_node=self._memory_node(),
+            mig=self.mig,
+            denied=self.denied,
+            lost=self.lost and not self.denied,
+            problems=tuple(self.problems),
         )
-    return int(count)
+
+    def _node_cpus(self, highest_cpu: int) -> CpuSet | None:
+        """The CPUs of its node. Old drivers know no scopes and mean the node."""
+        what, missing = "CPUs of its node", (_Code.FUNCTION_NOT_FOUND,)
+        found = self._mask(what, _CPUS, highest_cpu, _SCOPE_NODE, fine=missing)
+        if self.code == _Code.FUNCTION_NOT_FOUND:
+            return self._mask(what, "nvmlDeviceGetCpuAffinity", highest_cpu)
+        return found
+
+    def _memory_node(self) -> int | None:
+        node = self.query("its own memory node", "nvmlDeviceGetNumaNodeId", fine=_ABSENT)
+        return None if node is None or node < 0 else int(node)
+
+    def _mask(
+        self, what: str, function: str, highest: int, *scope: int, fine: tuple[int, ...] = ()
+    ) -> frozenset[int] | None:
+        """The ids in one of NVML's masks; None when it is unknown or empty (case A1)."""
+        size = highest // _WORD_BITS + 1
+        too_short = _Code.INSUFFICIENT_SIZE
+        words = self.query(what, function, size, *scope, fine=(*fine, too_short))
+        if self.code == too_short:
+            words = self.query(what, function, _MOST_WORDS, *scope, fine=fine)
+        if words is None:
+            return None
+        ids = from_bits(sum(word << _WORD_BITS * place for place, word in enumerate(words)))
+        if not ids:
+            self._note(f"{what}: the mask is empty ({function})")
+        return ids or None
+
+    # ---- how it is used
+
+    def usage(self, device: Device, handle: Any, *, utilization: bool) -> DeviceReading:
+        """Read how it, or a MIG instance of it, is used now."""
+        if not self.lost:
+            self.problems.clear()
+            reading = self._usage(device, handle, utilization=utilization)
+            if not self.lost:
+                return reading
+        return DeviceReading(device=device, lost=True, problems=tuple(self.problems[-1:]))
+
+    def _usage(self, device: Device, handle: Any, *, utilization: bool) -> DeviceReading:
+        whole = not device.is_mig
+        mode = self.query("compute mode", "nvmlDeviceGetComputeMode")
+        # Processes before memory: one that ends in between is listed, and its memory explained.
+        compute = self._processes("its processes", "Compute", handle)
+        fine = () if whole else (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
+        graphics = self._processes("its graphics", "Graphics", handle, fine=fine)
+        used, free, total = self._memory(handle)
+        display = self.query("display", "nvmlDeviceGetDisplayActive") if whole else None
+        asks = utilization and whole
+        rates = self.query("utilization", "nvmlDeviceGetUtilizationRates") if asks else None
+        return DeviceReading(
+            device=device,
+            compute=compute,
+            graphics=graphics,
+            used=used,
+            free=free,
+            total=total,
+            utilization=None if rates is None else int(rates.gpu),
+            compute_mode=_COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
+            display=None if display is None else bool(display),
+            problems=tuple(self.problems),
+        )
+
+    def _processes(
+        self, what: str, kind: str, handle: Any, *, fine: tuple[int, ...] = ()
+    ) -> dict[int, int | None] | None:
+        """The bytes of each process, where they are known; None when the driver does not say.
+
+        The newest function first: pynvml refuses the name without a version where the driver is
+        older. A process on several MIG instances is listed for each.
+        """
+        function, missing = f"nvmlDeviceGet{kind}RunningProcesses", _Code.FUNCTION_NOT_FOUND
+        found = self.query(what, f"{function}_v3", of=handle, fine=(*fine, missing))
+        if self.code == missing:
+            found = self.query(what, f"{function}_v2", of=handle, fine=fine)
+        if found is None:
+            return None
+        held: dict[int, int | None] = {}
+        for process in found:
+            pid, more, before = process.pid, process.usedGpuMemory, held.get(process.pid, 0)
+            held[pid] = None if before is None or more is None else before + more
+        return held
+
+    def _memory(self, handle: Any) -> tuple[int | None, int | None, int | None]:
+        """Bytes in use, free and in total.
+
+        Only the second version leaves out what the driver keeps for itself (480 MiB of an idle
+        H100). Without it the bytes in use say nothing, but those that are free are right.
+        """
+        what, function = "memory in use", "nvmlDeviceGetMemoryInfo"
+        memory = self.query(what, function, _MEMORY_V2, of=handle)
+        if memory is not None:
+            return memory.used, memory.free, memory.total
+        older = self.query("memory", function, of=handle)
+        if older is None:
+            return None, None, None
+        self._note(f"{what}: this driver adds what it keeps for itself, so the number is useless")
+        return None, older.free, older.total
+
+    # ---- how it is connected
+
+    def nvlinks(self) -> _NvLinks | None:
+        """Its active NVLinks; None when they are unknown."""
+        found = _NvLinks()
+        for link in range(_MOST_NVLINKS):
+            none_here = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
+            active = self.query("NVLinks", "nvmlDeviceGetNvLinkState", link, fine=none_here)
+            if self.lost or self.code not in (0, *none_here):
+                return None
+            if self.code == _Code.INVALID_ARGUMENT:
+                break
+            if active and not self._follow_nvlink(link, found):
+                return None
+        return found
+
+    def _follow_nvlink(self, link: int, found: _NvLinks) -> bool:
+        """Count a link by what is at its other end; False when that is unknown."""
+        what, of_type = "NVLink peers", "nvmlDeviceGetNvLinkRemoteDeviceType"
+        kind = self.query(what, of_type, link, fine=_ABSENT)
+        if kind != _PEER_SWITCH:
+            remote = self.query(what, "nvmlDeviceGetNvLinkRemotePciInfo", link)
+            if remote is None:
+                return False
+            address = pci_address(_text(remote.busId))
+            if address is not None or kind == _PEER_GPU:
+                found.direct[address] += 1
+                return True
+        found.switched += 1  # a virtual machine does not show the switches
+        return True
+
+    def path_to(self, other: _Gpu) -> str:
+        """nvidia-smi's word for the PCIe path to another GPU."""
+        function = "nvmlDeviceGetTopologyCommonAncestor"
+        level = self.query("path to other GPUs", function, other.handle)
+        return _PATHS.get(level, UNKNOWN_LINK)
 
 
-@contextmanager
-def _started() -> Iterator[Any]:
-    """The module pynvml with NVML started; each start has its shutdown, come what may."""
-    nvml = _pynvml()
-    code = _unlocked(nvml, "nvmlInit")
-    if code:
-        raise _no_driver(nvml, code)
-    try:
-        yield nvml
-    finally:
-        _unlocked(nvml, "nvmlShutdown")
+class _NvLinks:
+    """A GPU's active NVLinks: how many go to switches, and how many to each PCI address."""
+
+    def __init__(self) -> None:
+        self.switched = 0
+        self.direct: Counter[str | None] = Counter()
 
 
-def _unlocked(nvml: Any, function: str) -> int:
-    """Call a function that takes pynvml's own lock, and see to it that it is given back.
+def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
+    """How each two GPUs are connected; None when no pair is known.
 
-    pynvml (13.615) does not give it back when Ctrl-C comes meanwhile, and the next start would
-    wait for ever. Others have it for an instant only, so it is not theirs.
+    NVLinks go before the PCIe path: all pairs of a machine with 4 x H100 share a host bridge and
+    have 18 links, which nvidia-smi calls ``NV18``.
     """
-    try:
-        return call(nvml, function)[1]
-    except BaseException:
-        lock: Any = getattr(nvml, "libLoadLock", None)
-        with suppress(AttributeError, RuntimeError):
-            if lock.locked():
-                lock.release()
-        raise
+    nvlinks = [gpu.nvlinks() for gpu in gpus] if len(gpus) > 1 else []
+    known = dict(zip(gpus, nvlinks, strict=False))
+    pairs = {(one, other): _link(one, other, known) for one, other in combinations(gpus, 2)}
+    if pairs and set(pairs.values()) == {UNKNOWN_LINK}:
+        return None
+    words = {**pairs, **{(other, one): word for (one, other), word in pairs.items()}}
+    return tuple(tuple(words.get((one, other), "X") for other in gpus) for one in gpus)
 
 
-def _pynvml() -> Any:
+def _link(one: _Gpu, other: _Gpu, nvlinks: Mapping[_Gpu, _NvLinks | None]) -> str:
+    mine, others = nvlinks[one], nvlinks[other]
+    if mine is None or others is None:
+        return UNKNOWN_LINK
+    direct = max(mine.direct[other.pci_bus_id], others.direct[one.pci_bus_id])
+    count = direct + min(mine.switched, others.switched)
+    return f"NV{count}" if count else one.path_to(other)
+
+
+# ---- pynvml ----------------------------------------------------------------------------------
+
+
+def _import_pynvml() -> Any:
     """The module pynvml, if it is nvidia-ml-py's.
 
-    The distribution that is itself called pynvml once had a package of that name, which hides
-    the right module. Now it is a shell around nvidia-ml-py that warns whoever imports it: not
-    what our callers should hear, as they have not chosen it.
+    The distribution named pynvml once had a package of that name, which hides the right module.
+    Its last releases only warn; our callers have not chosen it, so that warning is suppressed.
     """
     try:
         with warnings.catch_warnings():
@@ -250,102 +539,63 @@ def _pynvml() -> Any:
             raise _wrong_module(f"cannot be imported ({error})") from error
         reason = "the Python module pynvml is not installed"
         raise NoDriverError(reason, "pip install nvidia-ml-py") from error
-    except Exception as error:  # it may be anything, and run anything
+    except Exception as error:  # another module of that name may raise anything
         raise _wrong_module(f"cannot be imported ({error})") from error
-    lacking = [name for name in (*_NEEDED, "NVMLError") if not hasattr(pynvml, name)]
-    if hasattr(pynvml, "__path__") or lacking:
+    is_package = hasattr(pynvml, "__path__")
+    if is_package or not all(hasattr(pynvml, name) for name in _NEEDED):
         where = getattr(pynvml, "__file__", None) or next(iter(getattr(pynvml, "__path__", "?")))
         raise _wrong_module(f"is not nvidia-ml-py's ({where})")
     return pynvml
 
 
-def _wrong_module(found: str) -> NoDriverError:
-    line = " ".join(found.split())
-    return NoDriverError(f"the Python module pynvml {line}", f"mend it with: {_MEND}")
+def _wrong_module(problem: str) -> NoDriverError:
+    return NoDriverError(
+        f"the Python module pynvml {' '.join(problem.split())}",
+        "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
+    )
+
+
+def _call(nvml: Any, function: str, *args: Any) -> tuple[Any, int]:
+    """Call one function: its answer and 0, or None and NVML's code of what went wrong.
+
+    A release of pynvml that lacks the function counts as a driver that lacks it.
+    """
+    called = getattr(nvml, function, None)
+    if called is None:
+        return None, _Code.FUNCTION_NOT_FOUND
+    try:
+        return called(*args), 0
+    except nvml.NVMLError as error:
+        return None, int(error.value)
+    except UnicodeError:  # a string that pynvml cannot decode
+        return None, _Code.UNKNOWN
+
+
+def _in_words(nvml: Any, code: int) -> str:
+    """What a code means, in at most 120 characters."""
+    try:
+        meaning = " ".join(str(nvml.NVMLError(code)).split())
+    except UnicodeError:
+        meaning = ""
+    return meaning[:120] or f"NVML error {code}"
+
+
+def _text(answer: str | bytes | None) -> str | None:
+    """A string of NVML's; old releases of pynvml give bytes."""
+    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
 
 def _no_driver(nvml: Any, code: int) -> NoDriverError:
     """Why NVML cannot be used, and what to try (cases F3, F5)."""
-    said, _ = call(nvml, "nvmlErrorString", code)
-    if "stub library" in (text(said) or ""):
+    meaning, _ = _call(nvml, "nvmlErrorString", code)
+    if "stub library" in (_text(meaning) or ""):
         return NoDriverError(
             "the libnvidia-ml.so.1 that was found is the stub for building, not the driver's",
             "take CUDA's stubs folder out of LD_LIBRARY_PATH, and install the NVIDIA driver",
         )
-    if code in _WHY:
-        return NoDriverError(*_WHY[Code(code)])
+    if code in _REASONS:
+        return NoDriverError(*_REASONS[_Code(code)])
     return NoDriverError(
-        f"the NVIDIA driver's library NVML does not start: {words(nvml, code)}",
-        "see whether nvidia-smi runs; in a container, start it anew",
+        f"the NVIDIA driver's library NVML does not start: {_in_words(nvml, code)}",
+        "see whether nvidia-smi runs; in a container, restart the container",
     )
-
-
-def _gpu(gpu: Questions, index: int, highest_cpu: int) -> GpuReading:
-    """What one GPU tells, but for its problems: they may still grow."""
-    return GpuReading(
-        index=index,
-        uuid=text(gpu.ask("UUID", "nvmlDeviceGetUUID")),
-        name=text(gpu.ask("name", "nvmlDeviceGetName")),
-        pci_bus_id=address_of(gpu),
-        node_cpus=_node_cpus(gpu, highest_cpu),
-        socket_cpus=_mask(gpu, "CPUs of its socket", _CPUS, highest_cpu, _SOCKET),
-        memory_nodes=_mask(gpu, "memory next to it", _MEMORY, _HIGHEST_MEMORY_NODE, _NODE),
-        memory_node=_own_node(gpu),
-        mig=_mig(gpu),
-    )
-
-
-def _node_cpus(gpu: Questions, highest_cpu: int) -> CpuSet | None:
-    """The CPUs of a GPU's node. Old drivers know no scopes and mean the node."""
-    what = "CPUs of its node"
-    found = _mask(gpu, what, _CPUS, highest_cpu, _NODE, fine=(Code.FUNCTION_NOT_FOUND,))
-    if gpu.code == Code.FUNCTION_NOT_FOUND:
-        return _mask(gpu, what, "nvmlDeviceGetCpuAffinity", highest_cpu)
-    return found
-
-
-def _own_node(gpu: Questions) -> int | None:
-    node = gpu.ask("its own memory node", "nvmlDeviceGetNumaNodeId", fine=_HAS_NONE)
-    return None if node is None or node < 0 else int(node)
-
-
-def _mask(
-    gpu: Questions, what: str, function: str, highest: int, *scope: int, fine: tuple[int, ...] = ()
-) -> frozenset[int] | None:
-    """The ids in one of NVML's masks; None when there is none or it is empty (case A1)."""
-    size = highest // _WORD_BITS + 1
-    found = gpu.ask(what, function, size, *scope, fine=(*fine, Code.INSUFFICIENT_SIZE))
-    if gpu.code == Code.INSUFFICIENT_SIZE:
-        found = gpu.ask(what, function, _MOST_WORDS, *scope, fine=fine)
-    if found is None:
-        return None
-    ids = from_bits(sum(word << _WORD_BITS * place for place, word in enumerate(found)))
-    if not ids:
-        gpu.keep(f"{what}: the mask is empty ({function})")
-    return ids or None
-
-
-def _mig(gpu: Questions) -> tuple[MigInstance, ...] | None:
-    """The MIG instances of a GPU, by slot; None when MIG is off or unknown (case D2)."""
-    modes = gpu.ask("MIG mode", "nvmlDeviceGetMigMode", fine=_HAS_NONE)
-    if modes is None or modes[0] != _MIG_ON:
-        return None
-    before = len(gpu.problems)
-    slots = gpu.ask("MIG slots", "nvmlDeviceGetMaxMigDeviceCount")
-    found = (_mig_instance(gpu, slot) for slot in range(slots or 0))
-    instances = tuple(instance for instance in found if instance is not None)
-    return instances if instances or len(gpu.problems) == before else None
-
-
-def _mig_instance(gpu: Questions, slot: int) -> MigInstance | None:
-    """The instance in one slot; None when the slot is empty, or it does not tell who it is."""
-    empty = (Code.NOT_FOUND,)
-    handle = gpu.ask("MIG instances", "nvmlDeviceGetMigDeviceHandleByIndex", slot, fine=empty)
-    if handle is None:
-        return None
-    uuid = text(gpu.ask_of(handle, "UUID of a MIG instance", "nvmlDeviceGetUUID"))
-    gi = gpu.ask_of(handle, "id of a MIG instance", "nvmlDeviceGetGpuInstanceId")
-    ci = gpu.ask_of(handle, "id of a MIG instance", "nvmlDeviceGetComputeInstanceId")
-    if uuid is None or gi is None or ci is None:
-        return None
-    return MigInstance(uuid=uuid, gpu_instance=gi, compute_instance=ci)

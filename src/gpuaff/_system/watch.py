@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from gpuaff._system import descriptors
+from gpuaff._system.interrupts import interruptible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class Watch:
         handles = [*self._processes.values(), *([self._files] if self._files >= 0 else [])]
         for handle in handles:
             poll.register(handle, select.POLLIN)
-        happened = {handle for handle, _ in poll.poll(max(0, int(seconds * 1000)))}
+        with interruptible():
+            happened = {handle for handle, _ in poll.poll(max(0, int(seconds * 1000)))}
         for pid in [pid for pid, handle in self._processes.items() if handle in happened]:
             descriptors.close(self._processes.pop(pid))
             self._ended.add(pid)

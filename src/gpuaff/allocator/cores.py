@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -19,10 +19,8 @@ class Cores:
 
     A core's *place* is its position here; places compare as gpu_affinity orders cores
     (gpu-affinity rule 1): by the lowest CPU id of the whole core, allowed or not. On hybrid
-    processors the fast cores come before all slow ones (case G5).
-
-    Where ranks may use different siblings of a core, it has a place for each *piece*: see
-    :mod:`gpuaff.allocator.cores`.
+    processors the fast cores come before all slow ones (case G5). Where ranks may use different
+    siblings of a core, it has a place for each piece: see :func:`split_siblings`.
 
     Attributes:
         cpus: the allowed CPUs of each core, by its place.
@@ -38,13 +36,6 @@ class Cores:
     def _place_of(self) -> Mapping[int, int]:
         return {cpu: place for place, core in enumerate(self.cpus) for cpu in core}
 
-    @cached_property
-    def _places_of(self) -> Mapping[int, Sequence[int]]:
-        found: dict[int, list[int]] = {}
-        for place, core in enumerate(self.core_of or ()):
-            found.setdefault(core, []).append(place)
-        return found
-
     def places(self, cpus: CpuSet) -> tuple[int, ...]:
         """The places, ascending, of the cores that hold any of these allowed CPUs.
 
@@ -58,8 +49,9 @@ class Cores:
         places = self.places(cpus)
         if self.core_of is None:
             return places
-        whole = {mate for place in places for mate in self._places_of[self.core_of[place]]}
-        return tuple(place for place in sorted(whole) if self.cpus[place] <= allowed)
+        cores = set(map(self.core, places))
+        found = enumerate(zip(self.core_of, self.cpus, strict=True))
+        return tuple(at for at, (core, piece) in found if core in cores and piece <= allowed)
 
     def core(self, place: int) -> int:
         """The number of the core at a place."""
@@ -97,35 +89,32 @@ def allowed_cores(topology: Topology, allowed: CpuSet) -> Cores:
     return Cores((*fast, *(core for core in cpus if not core.isdisjoint(slow))), len(fast))
 
 
-# Cores whose siblings not every rank may use.
-#
-# With masks of their own, one rank may have CPU 0 and another its sibling 64. What is dealt then is
-# the *piece* of a core: those of its CPUs that the same ranks may and want to use. So nobody gets a
-# CPU outside its mask, and none is lost because a sibling is somebody else's. Masks of whole cores,
-# which is what schedulers give, split nothing.
+def split_siblings(cores: Cores, masks: Iterable[tuple[CpuSet, CpuSet]]) -> Cores:
+    """Give a place to every *piece* of a core: those of its CPUs that the same ranks may have.
 
-
-def split(cores: Cores, reaches: Sequence[tuple[CpuSet, CpuSet]]) -> Cores:
-    """Give a place to every piece of a core.
+    With masks of their own, one rank may have CPU 0 and another its sibling 64: neither then gets
+    a CPU outside its mask, and both CPUs are used. Masks of whole cores, which is what schedulers
+    give, split nothing.
 
     Args:
         cores: whole cores, of all CPUs that any rank may use.
-        reaches: for each rank, the CPUs that it may use and those of them that it wants; the
+        masks: for each rank, the CPUs that it may use and those of them that it wants; the
             siblings of a wanted CPU are wanted too.
     """
-    torn = _torn(cores, {allowed for allowed, _ in reaches})
+    each = set(masks)
+    torn = _torn(cores, {allowed for allowed, _ in each})
     if not torn:
         return cores
-    claims = [(allowed, torn.intersection(cores.places(near))) for allowed, near in set(reaches)]
+    claims = [(allowed, torn.intersection(cores.places(near))) for allowed, near in each]
     pieces: list[tuple[int, CpuSet]] = []
     for place, core in enumerate(cores.cpus):
-        masks = [allowed for allowed, wanted in claims if place in wanted]
-        pieces += [(place, piece) for piece in _pieces(core, masks)]
+        cuts = [allowed for allowed, wanted in claims if place in wanted]
+        pieces += [(place, piece) for piece in _pieces(core, cuts)]
     fast = sum(1 for place, _ in pieces if place < cores.slow_from)
     return Cores(tuple(cpus for _, cpus in pieces), fast, tuple(place for place, _ in pieces))
 
 
-def _torn(cores: Cores, masks: Iterable[CpuSet]) -> frozenset[int]:
+def _torn(cores: Cores, masks: Iterable[CpuSet]) -> set[int]:
     """The places of the cores of which a mask has some CPUs and not the others."""
     widths = list(map(len, cores.cpus))
     torn: set[int] = set()
@@ -133,18 +122,17 @@ def _torn(cores: Cores, masks: Iterable[CpuSet]) -> frozenset[int]:
         places = cores.places(mask)
         if sum(map(widths.__getitem__, places)) > len(mask):
             torn.update(place for place in places if not cores.cpus[place] <= mask)
-    return frozenset(torn)
+    return torn
 
 
 def _pieces(core: CpuSet, masks: Iterable[CpuSet]) -> list[CpuSet]:
     pieces = [core]
     for mask in masks:
-        halves = ((piece & mask, piece - mask) for piece in pieces)
-        pieces = [half for both in halves for half in both if half]
+        pieces = [half for piece in pieces for half in (piece & mask, piece - mask) if half]
     return sorted(pieces, key=min)
 
 
-def undivided(wanted: Sequence[frozenset[int]], cores: Cores) -> list[frozenset[int]]:
+def keep_whole(wanted: Sequence[frozenset[int]], cores: Cores) -> list[frozenset[int]]:
     """Keep ranks that could each have a whole core from having a piece of it each.
 
     Of such a core they compete for one piece, the one that the fewest others may have, and leave
@@ -154,19 +142,14 @@ def undivided(wanted: Sequence[frozenset[int]], cores: Cores) -> list[frozenset[
         wanted: the places that each rank may have.
         cores: what is at these places.
     """
+    pieces_of: dict[int, set[int]] = {}
+    for place in frozenset().union(*wanted):
+        pieces_of.setdefault(cores.core(place), set()).add(place)
     lost: list[set[int]] = [set() for _ in wanted]
-    for pieces in _in_pieces(frozenset().union(*wanted), cores):
+    for pieces in pieces_of.values():
         whole = [rank for rank, places in enumerate(wanted) if places.issuperset(pieces)]
         if len(whole) > 1:
             kept = min(pieces, key=lambda piece: (sum(piece in may for may in wanted), piece))
             for rank in whole:
                 lost[rank] |= pieces - {kept}
     return [places - gone for places, gone in zip(wanted, lost, strict=True)]
-
-
-def _in_pieces(places: Iterable[int], cores: Cores) -> Iterator[set[int]]:
-    """The places of each core that has several."""
-    found: dict[int, set[int]] = {}
-    for place in places:
-        found.setdefault(cores.core(place), set()).add(place)
-    return (pieces for pieces in found.values() if len(pieces) > 1)

@@ -8,62 +8,66 @@ who may have them; the sizes come from a small flow network between claimants an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from gpuaff.allocator.blocks import Domains, pack
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Fill: TypeAlias = Callable[[Sequence[int], Sequence[int]], Sequence[Iterable[int]]]
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
-"""Who may have them (claimants, ascending), and the cores (places, ascending)."""
+"""The claimants that may have some cores, and the places of these cores; both ascending."""
 
 
-def fair_shares(
-    wanted: Sequence[frozenset[int]], *, contiguous: bool, domains: Domains = ()
-) -> list[tuple[int, ...]]:
+def fair_shares(wanted: Sequence[frozenset[int]], fill: Fill) -> list[tuple[int, ...]]:
     """Share cores out.
 
     Args:
         wanted: the cores that each claimant may have; earlier claimants win ties.
-        contiguous: within a group of cores claimants get consecutive blocks; otherwise the
-            cores are dealt.
-        domains: the L3 domains that claimants get instead of blocks, if any.
+        fill: cuts a group of cores into parts of given sizes.
 
     Returns:
         Each claimant's cores, ascending. Every wanted core is in exactly one share; a share
-        is empty only where that cannot be helped.
+        is empty only where more claimants than cores compete.
     """
     groups = group_cores(wanted)
     flow = _Flow(groups, len(wanted))
     flow.fill()
     shares: list[list[int]] = [[] for _ in wanted]
-    for place, (claimants, cores) in enumerate(groups):
-        counts = [flow.given[claimant][place] for claimant in claimants]
-        parts = pack(cores, counts, domains) if contiguous else _dealt(cores, counts)
-        for claimant, part in zip(claimants, parts, strict=True):
+    for number, (claimants, cores) in enumerate(groups):
+        sizes = [flow.given[claimant][number] for claimant in claimants]
+        for claimant, part in zip(claimants, fill(cores, sizes), strict=True):
             shares[claimant] += part
     return [tuple(sorted(share)) for share in shares]
+
+
+def grow(
+    shares: Sequence[frozenset[int]], more: Iterable[frozenset[int]], fill: Fill
+) -> Sequence[frozenset[int]]:
+    """Share out more cores; what a claimant has already counts, and it keeps that.
+
+    Args:
+        shares: what each has: no other may have any of it.
+        more: the cores that each may have besides.
+        fill: as in :func:`fair_shares`.
+    """
+    wanted = [have | claim for have, claim in zip(shares, more, strict=True)]
+    return shares if wanted == shares else list(map(frozenset, fair_shares(wanted, fill)))
 
 
 def group_cores(wanted: Sequence[frozenset[int]]) -> list[Group]:
     """Group cores by who may have them; groups of few claimants first, then by lowest core."""
     groups: list[tuple[tuple[int, ...], frozenset[int]]] = [((), frozenset().union(*wanted))]
     for claimant, cores in enumerate(wanted):
-        split = []
-        for claimants, members in groups:
-            split.append(((*claimants, claimant), members & cores))
-            split.append((claimants, members - cores))
-        groups = [(claimants, members) for claimants, members in split if members]
+        halves = [
+            half
+            for claimants, members in groups
+            for half in (((*claimants, claimant), members & cores), (claimants, members - cores))
+        ]
+        groups = [(claimants, members) for claimants, members in halves if members]
     found = [(claimants, tuple(sorted(members))) for claimants, members in groups]
     return sorted(found, key=lambda group: (len(group[0]), group[1][0]))
-
-
-def _dealt(cores: Iterable[int], counts: Sequence[int]) -> list[list[int]]:
-    """Deal cores to shares in turn, to each as many as it gets."""
-    turns = range(max(counts))
-    takers = [share for turn in turns for share, count in enumerate(counts) if turn < count]
-    shares: list[list[int]] = [[] for _ in counts]
-    for share, core in zip(takers, cores, strict=True):
-        shares[share].append(core)
-    return shares
 
 
 class _Flow:
@@ -75,10 +79,10 @@ class _Flow:
 
     def __init__(self, groups: Sequence[Group], claimants: int) -> None:
         self.given = [[0] * len(groups) for _ in range(claimants)]
-        self._room = [len(cores) for _, cores in groups]
-        self._may = [claimants for claimants, _ in groups]
-        self._wants = [
-            [place for place, (who, _) in enumerate(groups) if claimant in who]
+        self._free = [len(cores) for _, cores in groups]
+        self._claimants = [claimants for claimants, _ in groups]
+        self._groups = [
+            [number for number, (members, _) in enumerate(groups) if claimant in members]
             for claimant in range(claimants)
         ]
 
@@ -90,7 +94,7 @@ class _Flow:
         """
         rising = list(range(len(self.given)))
         while rising:
-            step = sum(self._room) // len(rising)
+            step = sum(self._free) // len(rising)
             while step > 1 and not self._raise_all(rising, step):
                 step //= 2
             if step <= 1:
@@ -98,10 +102,10 @@ class _Flow:
 
     def _raise_all(self, claimants: Iterable[int], amount: int) -> bool:
         """Give each of them so many cores more, or change nothing."""
-        before = [row.copy() for row in self.given], self._room.copy()
+        before = [row.copy() for row in self.given], self._free.copy()
         if all(self._raise(claimant, amount) for claimant in claimants):
             return True
-        self.given, self._room = before
+        self.given, self._free = before
         return False
 
     def _raise(self, claimant: int, amount: int) -> bool:
@@ -115,28 +119,28 @@ class _Flow:
     def _push(self, path: Sequence[tuple[int, int]], amount: int) -> int:
         """Pass cores along a path of (claimant, the group from which it takes)."""
         pairs = list(zip(path[1:], path, strict=False))
-        amount = min(amount, self._room[path[-1][1]])
+        amount = min(amount, self._free[path[-1][1]])
         amount = min([amount, *(self.given[giver][group] for (giver, _), (_, group) in pairs)])
         for claimant, group in path:
             self.given[claimant][group] += amount
         for (giver, _), (_, group) in pairs:
             self.given[giver][group] -= amount
-        self._room[path[-1][1]] -= amount
+        self._free[path[-1][1]] -= amount
         return amount
 
     def _path(self, start: int) -> list[tuple[int, int]]:
         """The shortest way to free cores: who takes from which group, the last one freely."""
         paths: dict[int, list[tuple[int, int]]] = {start: []}
-        queue, seen = [start], set[int]()
+        queue, visited = [start], set[int]()
         for claimant in queue:
-            for group in self._wants[claimant]:
-                if group in seen:
+            for group in self._groups[claimant]:
+                if group in visited:
                     continue
-                seen.add(group)
+                visited.add(group)
                 path = [*paths[claimant], (claimant, group)]
-                if self._room[group]:
+                if self._free[group]:
                     return path
-                for giver in self._may[group]:
+                for giver in self._claimants[group]:
                     if giver not in paths and self.given[giver][group]:
                         paths[giver] = path
                         queue.append(giver)

@@ -164,15 +164,16 @@ class Options:
     @property
     def least(self) -> int:
         """The least number of cores that a rank must get, as far as the mode heeds it."""
-        return 0 if self._is_single else self.min_physical_cores or 0
+        return 0 if self.is_single else self.min_physical_cores or 0
 
     @property
     def most(self) -> int | None:
         """The largest number of cores that a rank may get, as far as the mode heeds it."""
-        return None if self._is_single else self.max_physical_cores
+        return None if self.is_single else self.max_physical_cores
 
     @property
-    def _is_single(self) -> bool:
+    def is_single(self) -> bool:
+        """Whether each rank gets one core."""
         return self.mode in (Mode.SINGLE, Mode.SINGLE_UNIQUE)
 
 

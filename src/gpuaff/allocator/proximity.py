@@ -1,15 +1,14 @@
 """Which of the allowed CPUs are near a GPU.
 
 A search in steps, each cut to the allowed CPUs; an empty answer goes on to the next step, and
-the step that answered stands in the plan. CPUs that a driver or sysfs names but the process
+the plan names the step that answered. CPUs that a driver or sysfs names but the process
 may not use are never taken (cases A5, A6), nor is a NUMA node without CPUs (cases A9, A10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from gpuaff.allocator.model import Scope
 from gpuaff.cpuset import CpuSet
@@ -25,16 +24,16 @@ class Near:
     Attributes:
         cpus: the allowed ones; never empty where any CPU is allowed.
         source: the step that found them.
-        told: all that were said to be near, allowed or not; empty when nobody said.
+        reported: all that a source named as near, allowed or not; empty when no source did.
     """
 
     cpus: CpuSet
     source: Source
-    told: CpuSet = _NONE
+    reported: CpuSet = _NONE
 
     @property
     def is_local(self) -> bool:
-        """Whether they are what was asked for, not the next best."""
+        """Whether they are what was requested, not the next best."""
         return self.source not in (Source.NEAREST, Source.ALL)
 
 
@@ -44,95 +43,93 @@ class Neighbourhood:
     def __init__(self, topology: Topology, allowed: CpuSet) -> None:
         self._allowed = allowed
         self._nodes = topology.numa_nodes or ()
+        self._node_by_id = {node.id: node for node in self._nodes}
         self._packages = topology.packages or ()
-        self._found: dict[tuple[Scope, int], Near] = {}
-        self._wide: dict[CpuSet, CpuSet] = {}
-        self._cut: dict[CpuSet, CpuSet] = {}
+        self._near: dict[tuple[Scope, int], Near] = {}
+        # GPUs mostly share their near CPUs, so that each set is cut and widened once.
+        self._usable: dict[CpuSet, CpuSet] = {}
+        self._widened: dict[CpuSet, CpuSet] = {}
 
     def near(self, gpu: Gpu, scope: Scope) -> Near:
         """The allowed CPUs near a GPU."""
         key = scope, gpu.index
-        if key not in self._found:
-            self._found[key] = self._node(gpu) if scope is Scope.NODE else self._socket(gpu)
-        return self._found[key]
+        if key not in self._near:
+            self._near[key] = self._by_node(gpu) if scope is Scope.NODE else self._by_socket(gpu)
+        return self._near[key]
 
-    def _node(self, gpu: Gpu) -> Near:
-        told = _NONE
-        for cpus, source in self._said(gpu):
-            if kept := self._kept(cpus):
-                return Near(kept, source, cpus)
-            told = told or cpus
-        if kept := self._nearest(self._origins(gpu, told)):
-            return Near(kept, Source.NEAREST, told)
-        return Near(self._allowed, Source.ALL, told)
+    def _by_node(self, gpu: Gpu) -> Near:
+        near = self._first_usable(self._reports(gpu))
+        if near.cpus:
+            return near
+        if usable := self._nearest(self._origins(gpu, near.reported)):
+            return Near(usable, Source.NEAREST, near.reported)
+        return Near(self._allowed, Source.ALL, near.reported)
 
-    def _socket(self, gpu: Gpu) -> Near:
-        told = _NONE
-        for cpus, source in self._said_of_socket(gpu):
-            if kept := self._kept(cpus):
-                return Near(kept, source, cpus)
-            told = told or cpus
+    def _by_socket(self, gpu: Gpu) -> Near:
+        near = self._first_usable(self._socket_reports(gpu))
+        if near.cpus:
+            return near
         node = self.near(gpu, Scope.NODE)
         if node.source is Source.ALL:
             return node
-        wide = self._kept(self._packages_of(node.cpus))
-        return Near(wide | node.cpus, node.source, told or node.told)
+        wide = self._intersect(self._widen(node.cpus))
+        return Near(wide | node.cpus, node.source, near.reported or node.reported)
 
-    def _said(self, gpu: Gpu) -> Iterator[tuple[CpuSet, Source]]:
+    def _first_usable(self, reports: Iterator[tuple[CpuSet, Source]]) -> Near:
+        """The first report with an allowed CPU; without CPUs, the first one, if there is none."""
+        reported = _NONE
+        for cpus, source in reports:
+            if usable := self._intersect(cpus):
+                return Near(usable, source, cpus)
+            reported = reported or cpus
+        return Near(_NONE, Source.ALL, reported)
+
+    def _reports(self, gpu: Gpu) -> Iterator[tuple[CpuSet, Source]]:
         """What is known of a GPU's node, the best source first."""
         if gpu.node_cpus:
             yield gpu.node_cpus, gpu.source or Source.GIVEN
         if gpu.local_cpus:
             yield gpu.local_cpus, Source.SYSFS
-        node = self._node_by_id.get(gpu.numa_node)
+        node = None if gpu.numa_node is None else self._node_by_id.get(gpu.numa_node)
         if node is not None and node.cpus:
             yield node.cpus, _deduced(gpu)
 
-    def _said_of_socket(self, gpu: Gpu) -> Iterator[tuple[CpuSet, Source]]:
+    def _socket_reports(self, gpu: Gpu) -> Iterator[tuple[CpuSet, Source]]:
         if gpu.socket_cpus:
             yield gpu.socket_cpus, gpu.source or Source.GIVEN
-        for cpus, _ in self._said(gpu):
-            if wide := self._packages_of(cpus):
+        for cpus, _ in self._reports(gpu):
+            if wide := self._widen(cpus):
                 yield wide, _deduced(gpu)
 
-    def _kept(self, cpus: CpuSet) -> CpuSet:
-        """The allowed ones; GPUs mostly share their near CPUs, so each set is cut once."""
-        if cpus not in self._cut:
-            self._cut[cpus] = cpus & self._allowed
-        return self._cut[cpus]
+    def _intersect(self, cpus: CpuSet) -> CpuSet:
+        """The allowed ones."""
+        if cpus not in self._usable:
+            self._usable[cpus] = cpus & self._allowed
+        return self._usable[cpus]
 
-    def _origins(self, gpu: Gpu, told: CpuSet) -> list[NumaNode]:
+    def _origins(self, gpu: Gpu, reported: CpuSet) -> Sequence[NumaNode]:
         """The nodes from which distances to a GPU are measured."""
-        own = self._node_by_id.get(gpu.numa_node)
-        if own is not None:
-            return [own]
-        return [node for node in self._nodes if not node.cpus.isdisjoint(told)]
+        if gpu.numa_node in self._node_by_id:
+            return [self._node_by_id[gpu.numa_node]]
+        return [node for node in self._nodes if not node.cpus.isdisjoint(reported)]
 
-    def _nearest(self, origins: list[NumaNode]) -> CpuSet:
+    def _nearest(self, origins: Sequence[NumaNode]) -> CpuSet:
         """The allowed CPUs of the nearest nodes that have any; all of those equally near."""
-        reach: dict[int, list[CpuSet]] = {}
+        at_distance: dict[int, list[CpuSet]] = {}
         for origin in origins:
             for node, distance in zip(self._nodes, origin.distances or (), strict=False):
-                if kept := self._kept(node.cpus):
-                    reach.setdefault(distance, []).append(kept)
-        return _NONE.union(*reach[min(reach)]) if reach else _NONE
+                if usable := self._intersect(node.cpus):
+                    at_distance.setdefault(distance, []).append(usable)
+        return _NONE.union(*at_distance[min(at_distance)]) if at_distance else _NONE
 
-    def _packages_of(self, cpus: CpuSet) -> CpuSet:
+    def _widen(self, cpus: CpuSet) -> CpuSet:
         """All CPUs of the packages that hold any of these."""
-        if cpus not in self._wide:
-            hit = {self._package_of.get(cpu, _NONE) for cpu in cpus}
-            self._wide[cpus] = _NONE.union(*hit)
-        return self._wide[cpus]
-
-    @cached_property
-    def _node_by_id(self) -> Mapping[int | None, NumaNode]:
-        return {node.id: node for node in self._nodes}
-
-    @cached_property
-    def _package_of(self) -> Mapping[int, CpuSet]:
-        return {cpu: package.cpus for package in self._packages for cpu in package.cpus}
+        if cpus not in self._widened:
+            hit = (pack.cpus for pack in self._packages if not pack.cpus.isdisjoint(cpus))
+            self._widened[cpus] = _NONE.union(*hit)
+        return self._widened[cpus]
 
 
 def _deduced(gpu: Gpu) -> Source:
-    """Who is behind an answer worked out from the GPU's node or from packages."""
+    """The source of an answer that is worked out from the GPU's node or from packages."""
     return Source.GIVEN if gpu.source is Source.GIVEN else Source.SYSFS

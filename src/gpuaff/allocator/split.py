@@ -1,371 +1,333 @@
-"""The unique modes: every core in at most one share.
+"""From groups of GPUs to the cores of each rank, in each mode.
 
-GPUs whose near cores touch, directly or through others, form an *island*; islands do not
-compete. An island is cut by one of three rules:
-
-* all its GPUs have the same cores: gpu-affinity rule 2 (:class:`_Same`);
-* by socket, and its nodes are clean parts of the socket: rule 4, which is rule 2 over each
-  node's cores, and the socket's other cores dealt to them (:class:`_Dealt`);
-* anything else: max-min fair (:class:`_Mixed`).
-
-Balanced shares are of the largest size that all ranks of all islands can have.
+Unique modes put every core in at most one share. GPUs whose near cores touch, directly or
+through others, form an *island*; islands do not compete. An island is cut evenly (gpu-affinity
+rules 2 and 4, :class:`_Even`) or, where its GPUs' cores overlap without being the same, max-min
+fair (:class:`_Fair`). Balanced shares are of the largest size that all ranks of all islands can
+have.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, islice
-from operator import itemgetter
+from operator import attrgetter
 
-from gpuaff.allocator.blocks import Cutter
-from gpuaff.allocator.cores import Cores
-from gpuaff.allocator.fair import fair_shares
+from gpuaff.allocator.cores import Cores, keep_whole
+from gpuaff.allocator.fair import fair_shares, grow
+from gpuaff.allocator.filling import Cutter
 from gpuaff.allocator.model import Scope
-from gpuaff.allocator.placement import Draft, Site, by_cores
+from gpuaff.allocator.placement import Assignment, GpuGroup, Placement, group_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    _Cut: TypeAlias = Callable[["_Same", int | None], Iterator[tuple[int, Draft]]]
-
-# Socket scope: the cores that belong to no GPU's node are dealt to those that do.
-#
-# This is gpu-affinity rule 4. The partition is made over node cores, and each node core brings
-# along the cores that were dealt to it.
+Assignments: TypeAlias = dict[int, Assignment]
+"""The cores of each rank."""
 
 
-Dealt: TypeAlias = Mapping[int, tuple[int, ...]]
-"""The cores dealt to each node core, to each as many."""
+def distribute(
+    socket: Iterable[int], node_cores: Iterable[int]
+) -> tuple[Mapping[int, tuple[int, ...]], tuple[int, ...]]:
+    """Distribute a socket's other cores, ascending and round-robin, to its node cores, ascending.
 
-
-def deal(socket: Sequence[int], node_cores: Sequence[int]) -> tuple[Dealt, tuple[int, ...]]:
-    """Deal a socket's other cores, ascending and round-robin, to its node cores, ascending.
+    This is gpu-affinity rule 4: the partition is made over node cores, and each of them brings
+    along the cores that were distributed to it.
 
     Returns:
-        What full rounds bring, and the cores that make no full round: these belong to no node
-        core, or the lowest would have them all.
+        What full rounds bring each node core, and the cores that make no full round: these belong
+        to no node core, or the lowest would have them all.
     """
     takers = sorted(node_cores)
     others = sorted(set(socket).difference(takers))
-    dealt = len(others) - len(others) % len(takers)
-    rounds = {taker: tuple(others[turn : dealt : len(takers)]) for turn, taker in enumerate(takers)}
-    return rounds, tuple(others[dealt:])
-
-
-def with_dealt(cores: Sequence[int], dealt: Dealt) -> tuple[int, ...]:
-    """Node cores, then all first-dealt, then all second-dealt …: trimming keeps node cores."""
-    rounds = zip(*(dealt[core] for core in cores), strict=True)
-    return (*cores, *chain.from_iterable(rounds))
+    full = len(others) - len(others) % len(takers)
+    rounds = {taker: tuple(others[turn : full : len(takers)]) for turn, taker in enumerate(takers)}
+    return rounds, tuple(others[full:])
 
 
 def cut_unique(
-    sites: Sequence[Site], scope: Scope, cutter: Cutter, *, balanced: bool
-) -> dict[int, Draft]:
+    placements: Sequence[Placement], scope: Scope, cutter: Cutter, cores: Cores, *, balanced: bool
+) -> Assignments:
     """Give every rank cores of its own.
 
     A rank for which none is left shares all cores near its GPU; it does not count when shares
     are balanced.
     """
-    parts = _parts(sites, scope, cutter)
+    parts = _islands(placements, scope, cutter, cores)
     if not balanced:
-        return {rank: draft for part in parts for rank, draft in part.cut(None)}
-    size = min((size for part in parts for size in part.sizes() if size), default=0)
+        return dict(chain.from_iterable(part.cut(None) for part in parts))
+    size = min(filter(None, chain.from_iterable(part.sizes() for part in parts)), default=0)
     return {
-        rank: replace(draft, cores=cutter.cores.divide(draft.cores, size)[0])
-        if draft.own
-        else draft
+        rank: Assignment(cores.divide(found.cores, size)[0]) if found.own else found
         for part in parts
-        for rank, draft in part.cut(size)
+        for rank, found in part.cut(size)
     }
 
 
-def islands(sites: Iterable[Site]) -> list[list[Site]]:
-    """Group the sites whose near cores overlap, directly or through others; in order."""
-    found: list[tuple[set[int], list[Site]]] = []
-    for cores, members in by_cores(sites).items():
-        touching = [island for island in found if not island[0].isdisjoint(cores)]
-        found = [island for island in found if island[0].isdisjoint(cores)]
-        reach = set(cores).union(*(island[0] for island in touching))
-        inside = [site for island in touching for site in island[1]]
-        found.append((reach, inside + members))
-    grouped = [sorted(members, key=_first_rank) for _, members in found]
-    return sorted(grouped, key=lambda island: _first_rank(island[0]))
-
-
-def _parts(sites: Iterable[Site], scope: Scope, cutter: Cutter) -> list[_Part]:
-    found = islands(sites)
-    nodes = [_clean_nodes(island, cutter) if scope is Scope.SOCKET else () for island in found]
-    least = min((node.even for by_node in nodes for node in by_node), default=0)
+def _islands(
+    placements: Sequence[Placement], scope: Scope, cutter: Cutter, cores: Cores
+) -> list[_Even | _Fair]:
+    found = islands(group_gpus(placements, attrgetter("cores")))
+    nodes = [_clean_nodes(groups, placements) if scope is Scope.SOCKET else () for groups in found]
+    node_sizes = [cutter.even(node.cores, _count(node)) for own in nodes for node in own]
+    least = min(node_sizes, default=0)
     return [
-        _Dealt(island[0].cores, by_node, least)
-        if by_node
-        else _Mixed(island, cutter)
-        if len({site.cores for site in island}) > 1
-        else _Same(island, island[0].cores, cutter)
-        for island, by_node in zip(found, nodes, strict=True)
+        _Fair(groups, cutter, cores)
+        if len(groups) > 1
+        else _Even(groups[0].cores, own or groups, cutter, least if own else 0)
+        for groups, own in zip(found, nodes, strict=True)
     ]
 
 
-def _clean_nodes(island: Sequence[Site], cutter: Cutter) -> Sequence[_Same]:
-    """The nodes of a socket, if rule 4 can deal to these; else nothing.
+def islands(groups: Iterable[GpuGroup]) -> list[list[GpuGroup]]:
+    """Put the groups together whose cores overlap, directly or through others."""
+    found: list[tuple[set[int], list[GpuGroup]]] = []
+    for group in groups:
+        touching = [island for island in found if not island[0].isdisjoint(group.cores)]
+        found = [island for island in found if island[0].isdisjoint(group.cores)]
+        reach = set(group.cores).union(*(island[0] for island in touching))
+        found.append((reach, [*chain.from_iterable(island[1] for island in touching), group]))
+    return [members for _, members in found]
 
-    It can where all GPUs have the whole socket, nodes lie inside it and apart from each other,
+
+def _clean_nodes(groups: Sequence[GpuGroup], placements: Iterable[Placement]) -> list[GpuGroup]:
+    """The nodes of a socket, if rule 4 applies; else none.
+
+    It does where all GPUs have the whole socket, nodes lie inside it and apart from each other,
     and each has a core for every rank.
     """
-    nodes = by_cores(replace(site, cores=site.node_cores) for site in island)
-    lying_in = [core for cores in nodes for core in cores]
-    same = len({site.cores for site in island}) == 1
-    apart = len(set(lying_in)) == len(lying_in)
-    inside = set(island[0].cores).issuperset(lying_in)
-    found = [_Same(members, cores, cutter) for cores, members in nodes.items()]
-    return found if same and apart and inside and all(node.suffices for node in found) else ()
+    ranks = set(chain.from_iterable(groups[0].ranks))
+    here = (placed for placed in placements if placed.rank in ranks)
+    nodes = group_gpus(here, attrgetter("node_cores"))
+    node_cores = [core for node in nodes for core in node.cores]
+    apart = len(set(node_cores)) == len(node_cores)
+    inside = set(groups[0].cores).issuperset(node_cores)
+    clean = len(groups) == 1 and apart and inside
+    return nodes if clean and all(_count(node) <= len(node.cores) for node in nodes) else []
 
 
-def _first_rank(site: Site) -> int:
-    return site.ranks[0]
+def _count(group: GpuGroup) -> int:
+    """The number of its ranks."""
+    return sum(map(len, group.ranks))
 
 
-def _shared(ranks: Iterable[int], cores: Sequence[int]) -> Iterator[tuple[int, Draft]]:
-    """All the cores for each, beginning at another one, for the case that they are trimmed."""
+def _assign(
+    places: Sequence[int], ranks: Sequence[int], cutter: Cutter, size: int | None
+) -> Iterator[tuple[int, Assignment]]:
+    """Cut places among ranks; those for which none is left share all of them."""
+    parts = list(zip(ranks, cutter.cut(places, len(ranks), size), strict=True))
+    yield from ((rank, Assignment(part)) for rank, part in parts if part)
+    yield from _shared([rank for rank, part in parts if not part], places)
+
+
+def _shared(ranks: Iterable[int], places: Sequence[int]) -> Iterator[tuple[int, Assignment]]:
+    """All the places for each, beginning at another one, for the case that they are trimmed."""
     for turn, rank in enumerate(ranks):
-        start = turn % len(cores)
-        yield rank, Draft((*cores[start:], *cores[:start]), own=False)
+        start = turn % len(places)
+        yield rank, Assignment((*places[start:], *places[:start]), own=False)
 
 
-@dataclass(frozen=True)
-class _Same:
-    """GPUs that have the same cores."""
+class _Even:
+    """GPUs that have the same cores, cut node by node.
 
-    sites: Sequence[Site]
-    cores: tuple[int, ...]
-    cutter: Cutter
+    Args:
+        cores: their cores.
+        nodes: the groups whose cores are cut; by socket scope the GPUs of each node, and the
+            other cores are distributed to theirs.
+        cutter: how they are cut.
+        least: the smallest equal part of any node of any socket.
+    """
 
-    @cached_property
-    def order(self) -> Sequence[int]:
-        """The ranks, in the order in which they take their parts of the cores."""
-        by_gpu = [rank for site in self.sites for rank in site.ranks]
-        return by_gpu if self.cutter.contiguous and self._gpus_suffice else sorted(by_gpu)
-
-    @property
-    def suffices(self) -> bool:
-        """Whether every rank can have a core."""
-        return len(self.order) <= len(self.cores)
-
-    @property
-    def even(self) -> int:
-        """The largest size that every rank can have."""
-        return self.cutter.even(self.cores, len(self.order))
-
-    @cached_property
-    def _gpu_parts(self) -> Sequence[tuple[int, ...]]:
-        """The largest equal part of each GPU."""
-        return self.cutter.in_blocks.cut(self.cores, len(self.sites), len(self.cores))
-
-    @cached_property
-    def _gpus_suffice(self) -> bool:
-        """Whether every rank can have a core of its GPU's equal part.
-
-        Five cores for the five ranks on four GPUs: the fifth core lies in no such part.
-        """
-        pairs = zip(self._gpu_parts, self.sites, strict=True)
-        return all(len(part) >= len(site.ranks) for part, site in pairs)
-
-    def sizes(self) -> list[int]:
-        """The largest equal size of the shares; where cores are too few, for each GPU's ranks."""
-        if self.suffices:
-            return [self.even]
-        pairs = zip(self._gpu_parts, self.sites, strict=True)
-        return [self.cutter.even(part, len(site.ranks)) for part, site in pairs]
-
-    def cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
-        """Each rank's share, of this size; None: as large as it gets.
-
-        Equal shares are cut rank by rank. Others are cut GPU by GPU, and then again for the
-        ranks on each; unless only rank by rank there is enough.
-        """
-        if self.suffices and not (size is None and self._gpus_suffice):
-            yield from self.cut_by_rank(size)
-            return
-        whole = None if size is None else len(self.cores)
-        left_out: list[int] = []
-        parts = self.cutter.cut(self.cores, len(self.sites), whole)
-        for site, part in zip(self.sites, parts, strict=True):
-            if part:
-                yield from self._cut(part, site.ranks, size)
-            else:
-                left_out += site.ranks
-        yield from _shared(left_out, self.cores)
-
-    def cut_by_rank(self, size: int | None) -> Iterator[tuple[int, Draft]]:
-        """The same, whoever is on one GPU."""
-        return self._cut(self.cores, self.order, size)
-
-    def _cut(
-        self, cores: tuple[int, ...], ranks: Sequence[int], size: int | None
-    ) -> Iterator[tuple[int, Draft]]:
-        left_out: list[int] = []
-        parts = self.cutter.cut(cores, len(ranks), size)
-        for rank, part in zip(ranks, parts, strict=True):
-            if part:
-                yield rank, Draft(part)
-            else:
-                left_out.append(rank)
-        yield from _shared(left_out, cores)
-
-
-class _Dealt:
-    """GPUs that have the same socket: each node's cores, and what is dealt to them."""
-
-    def __init__(self, socket: Sequence[int], nodes: Sequence[_Same], least: int) -> None:
+    def __init__(
+        self, cores: Sequence[int], nodes: Sequence[GpuGroup], cutter: Cutter, least: int
+    ) -> None:
         self._nodes = nodes
-        self._least = least  # the smallest equal part of any node of any socket
-        takers = [core for node in nodes for core in node.cores]
-        self._rounds, self._spare = deal(socket, takers)
-        self._each = 1 + len(self._rounds[takers[0]])  # cores that come with a node core, and it
+        self._cutter = cutter
+        self._least = least
+        node_cores = [core for node in nodes for core in node.cores]
+        self._rounds, self._spare = distribute(cores, node_cores)
+        self._each = 1 + len(self._rounds[node_cores[0]])  # a node core, and those it brings
 
     def sizes(self) -> list[int]:
         """The largest equal size in each node; the sizes of the shares where cores are spare."""
         if self._spare:
-            return [len(draft.cores) for draft in self._fair.values()]
-        return [self._each * node.even for node in self._nodes]
+            return [len(found.cores) for _, found in self.cut(None)]
+        return [self._each * size for node in self._nodes for size in self._node_sizes(node)]
 
-    def cut(self, size: int | None) -> Iterable[tuple[int, Draft]]:
-        """Each rank's share, of this size at least; None: as large as it gets.
+    def _node_sizes(self, node: GpuGroup) -> list[int]:
+        """The largest equal size of the parts; where cores are too few, for each GPU's ranks."""
+        cutter, count = self._cutter.in_blocks, _count(node)
+        if count <= len(node.cores):
+            return [cutter.even(node.cores, count)]
+        parts = cutter.cut(node.cores, len(node.ranks), len(node.cores))
+        return [cutter.even(part, len(own)) for part, own in zip(parts, node.ranks, strict=True)]
+
+    def cut(self, size: int | None) -> Iterable[tuple[int, Assignment]]:
+        """Each rank's cores, at least of this size; None: as many as possible.
 
         Node cores are cut as by node. Where that comes to less than the size, as other sockets
-        have more dealt, there are more of them.
+        have more cores to distribute, there are more of them.
         """
         if self._spare:
-            return self._fair.items()
-        if size is None:
-            return self._bringing(_Same.cut, None)
-        return self._bringing(_Same.cut, max(self._least, -(-size // self._each)))
+            return self._with_spare()
+        if size is not None:
+            size = max(self._least, -(-size // self._each))
+        return chain.from_iterable(
+            self._with_rounds(partial(self._by_gpu, node, size)) for node in self._nodes
+        )
 
-    @cached_property
-    def _fair(self) -> Mapping[int, Draft]:
+    def _with_rounds(
+        self, cut: Callable[[Cutter], Iterator[tuple[int, Assignment]]]
+    ) -> Iterator[tuple[int, Assignment]]:
+        """Cut a node; each share has with it what is distributed to a block of its size.
+
+        Its node cores are another list than that block where they are whole L3 domains. First
+        come the node cores, then all that a first round brought, …: trimming keeps node cores.
+        """
+        if self._each == 1:
+            yield from cut(self._cutter)
+            return
+        for (rank, own), (_, block) in zip(
+            cut(self._cutter), cut(self._cutter.in_blocks), strict=True
+        ):
+            rounds = zip(*map(self._rounds.__getitem__, block.cores), strict=True)
+            yield rank, Assignment((*own.cores, *chain.from_iterable(rounds)))
+
+    def _by_gpu(
+        self, node: GpuGroup, size: int | None, cutter: Cutter
+    ) -> Iterator[tuple[int, Assignment]]:
+        """Equal parts are cut rank by rank.
+
+        Others are cut GPU by GPU, and then again for the ranks on each; unless only rank by rank
+        there is enough.
+        """
+        enough = _count(node) <= len(node.cores)
+        if enough and not (size is None and self._gpus_suffice(node)):
+            yield from self._by_rank(node, size, cutter)
+            return
+        whole = None if size is None else len(node.cores)
+        parts = cutter.cut(node.cores, len(node.ranks), whole)
+        gpus = list(zip(node.ranks, parts, strict=True))
+        for ranks, part in gpus:
+            if part:
+                yield from _assign(part, ranks, cutter, size)
+        yield from _shared(chain(*(ranks for ranks, part in gpus if not part)), node.cores)
+
+    def _by_rank(
+        self, node: GpuGroup, size: int | None, cutter: Cutter
+    ) -> Iterator[tuple[int, Assignment]]:
+        by_gpu = list(chain(*node.ranks))
+        ordered = cutter.contiguous and self._gpus_suffice(node)
+        return _assign(node.cores, by_gpu if ordered else sorted(by_gpu), cutter, size)
+
+    def _gpus_suffice(self, node: GpuGroup) -> bool:
+        """Whether every rank can have a core of its GPU's equal part.
+
+        Five cores for the five ranks on four GPUs: the fifth core lies in no such part.
+        """
+        return self._cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
+
+    def _with_spare(self) -> Iterable[tuple[int, Assignment]]:
         """Every core is in a share, and what no full round brings goes to the smallest shares.
 
-        What a rank has already nobody else wants: it keeps that, and it counts.
+        What a rank has already no other rank wants: it keeps that, and it counts.
         """
-        cutter = self._nodes[0].cutter
-        by_gpu = sorted((site for node in self._nodes for site in node.sites), key=_first_rank)
-        found = dict(self._bringing(_Same.cut_by_rank, None))
-        drafts = {rank: found[rank] for site in by_gpu for rank in site.ranks}
-        have = [frozenset(draft.cores) for draft in drafts.values()]
-        slow = frozenset(core for core in self._spare if core >= cutter.cores.slow_from)
-        for kind in filter(None, (slow.symmetric_difference(self._spare), slow)):
-            wanted = [cores | kind for cores in have]
-            have = list(map(frozenset, fair_shares(wanted, contiguous=cutter.contiguous)))
-        return {
-            rank: replace(draft, cores=(*draft.cores, *sorted(cores.difference(draft.cores))))
-            for (rank, draft), cores in zip(drafts.items(), have, strict=True)
-        }
-
-    def _bringing(self, cut: _Cut, size: int | None) -> Iterator[tuple[int, Draft]]:
-        """Cut the nodes; each share has with it what is dealt to a block of its size.
-
-        Its node cores are another list than that block where they are whole L3 domains.
-        """
+        found: Assignments = {}
         for node in self._nodes:
-            in_blocks = cut(replace(node, cutter=node.cutter.in_blocks), size)
-            for (rank, own), (_, block) in zip(cut(node, size), in_blocks, strict=True):
-                more = with_dealt(block.cores, self._rounds)[len(block.cores) :]
-                yield rank, Draft((*own.cores, *more))
+            found.update(self._with_rounds(partial(self._by_rank, node, None)))
+        ranks = [*chain(*sorted(chain.from_iterable(node.ranks for node in self._nodes)))]
+        shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
+        spare = frozenset(self._spare)
+        slow = frozenset(core for core in spare if core >= self._cutter.slow_from)
+        for kind in (spare - slow, slow):
+            shares = grow(shares, [kind] * len(ranks), self._cutter.in_blocks.fill)
+        for rank, share in zip(ranks, shares, strict=True):
+            more = share.difference(found[rank].cores)
+            yield rank, Assignment((*found[rank].cores, *sorted(more)))
 
 
-class _Mixed:
+class _Fair:
     """GPUs whose cores overlap without being the same."""
 
-    def __init__(self, sites: Sequence[Site], cutter: Cutter) -> None:
+    def __init__(self, groups: Iterable[GpuGroup], cutter: Cutter, cores: Cores) -> None:
+        gpus = sorted((ranks, group.cores) for group in groups for ranks in group.ranks)
+        self._near = {rank: near for ranks, near in gpus for rank in ranks}
         self._cutter = cutter
-        self._wanted = {rank: site.cores for site in sites for rank in site.ranks}
-        self._shares = self._share(cutter)
+        self._cores = cores
+        self._shares = self._share()
 
     def sizes(self) -> list[int]:
         """The sizes of the shares."""
-        return [self._cutter.cores.count(share) for share in self._shares]
+        return [self._cores.count(share) for share in self._shares]
 
-    def cut(self, size: int | None) -> Iterator[tuple[int, Draft]]:
-        """Each rank's share; first the cores that it keeps when it is trimmed to this size."""
-        for (rank, cores), share in zip(self._wanted.items(), self._shares, strict=True):
+    def cut(self, size: int | None) -> Iterator[tuple[int, Assignment]]:
+        """Each rank's cores; first those that it keeps when it is trimmed to this size."""
+        for (rank, near), share in zip(self._near.items(), self._shares, strict=True):
             if share:
-                yield rank, Draft(self._cutter.dearest_first(share, size))
+                yield rank, Assignment(self._cutter.in_trimming_order(share, size))
             else:
-                yield from _shared([rank], cores)
+                yield from _shared([rank], near)
 
-    def _share(self, cutter: Cutter) -> list[tuple[int, ...]]:
+    def _share(self) -> list[tuple[int, ...]]:
         """Fast and slow cores apart if every rank can have a fast one (case G5)."""
-        share = partial(fair_shares, contiguous=cutter.contiguous, domains=cutter.domains)
-        wanted, slow_from = self._claims(cutter.cores), cutter.cores.slow_from
-        if all(cores[-1] < slow_from for cores in self._wanted.values()):
-            return share(wanted)
-        slow = frozenset(core for cores in wanted for core in cores if core >= slow_from)
-        fast_shares = share([cores - slow for cores in wanted])
-        if not all(fast_shares):
-            return share(wanted)
-        slow_shares = share([cores & slow for cores in wanted])
-        return [fast + rest for fast, rest in zip(fast_shares, slow_shares, strict=True)]
-
-    def _claims(self, cores: Cores) -> list[frozenset[int]]:
-        wanted = list(map(frozenset, self._wanted.values()))
-        if cores.core_of is None:
-            return wanted
-        from gpuaff.allocator.cores import undivided
-
-        return undivided(wanted, cores)
-
-
-_Part = _Same | _Dealt | _Mixed
+        wanted = list(map(frozenset, self._near.values()))
+        if self._cores.core_of is not None:
+            wanted = keep_whole(wanted, self._cores)
+        fast = frozenset(range(self._cutter.slow_from))
+        shares = fair_shares([near & fast for near in wanted], self._cutter.fill)
+        if not all(shares):
+            return fair_shares(wanted, self._cutter.fill)
+        slow = fair_shares([near - fast for near in wanted], self._cutter.fill)
+        return [own + more for own, more in zip(shares, slow, strict=True)]
 
 
 # The modes that cut nothing: ALL, SINGLE and SINGLE_UNIQUE (gpu-affinity rule 3).
 
 
-def pick_all(sites: Sequence[Site]) -> dict[int, Draft]:
+def pick_all(placements: Sequence[Placement]) -> Assignments:
     """Every rank gets all near cores; those near to some GPU by node first."""
-    preferred = node_cores_of(sites)
-    drafts: dict[tuple[int, ...], Draft] = {}
-    for site in sites:
-        if site.cores not in drafts:
-            drafts[site.cores] = Draft(nodes_first(site.cores, preferred))
-    return {rank: drafts[site.cores] for site in sites for rank in site.ranks}
+    node_cores = node_cores_of(placements)
+    lists = {placed.cores: placed.cores for placed in placements}
+    found = {own: Assignment(nodes_first(own, node_cores)) for own in lists}
+    return {placed.rank: found[placed.cores] for placed in placements}
 
 
-def pick_single(sites: Sequence[Site], cores: Cores) -> dict[int, Draft]:
+def pick_single(placements: Sequence[Placement], cores: Cores) -> Assignments:
     """Every rank gets the first core near its GPU."""
-    node_cores = node_cores_of(sites)
-    drafts: dict[int, Draft] = {}
-    for site in sites:
-        first = next(_nearest_first(site, node_cores))
-        drafts.update(dict.fromkeys(site.ranks, Draft(_whole(first, site.cores, cores))))
-    return drafts
+    node_cores = node_cores_of(placements)
+    return {
+        placed.rank: Assignment(
+            _whole(next(_nearest_first(placed, node_cores)), placed.cores, cores)
+        )
+        for placed in placements
+    }
 
 
-def pick_single_unique(sites: Sequence[Site], cores: Cores) -> dict[int, Draft]:
-    """Ranks in order take their first core not yet taken; who finds none shares one.
+def pick_single_unique(placements: Sequence[Placement], cores: Cores) -> Assignments:
+    """Ranks in order take their first core not yet taken; a rank that finds none shares one.
 
-    Those who share begin at another core each, as in the other unique modes.
+    Ranks that share begin at another core each, as in the other unique modes.
     """
-    node_cores = node_cores_of(sites)
+    node_cores = node_cores_of(placements)
     taken: set[int] = set()
     turns: Counter[tuple[int, ...]] = Counter()
-    drafts: dict[int, Draft] = {}
-    for rank, site in sorted(_seats(sites), key=itemgetter(0)):
-        order = partial(_nearest_first, site, node_cores)
+    found: Assignments = {}
+    for placed in placements:
+        order = partial(_nearest_first, placed, node_cores)
         free = _first_free(order, taken, cores)
         if free is None:
-            turn = turns[site.cores] % len(site.cores)
-            turns[site.cores] += 1
+            turn = turns[placed.cores] % len(placed.cores)
+            turns[placed.cores] += 1
             shared = next(islice(order(), turn, None))
-            drafts[rank] = Draft(_whole(shared, site.cores, cores), own=False)
+            found[placed.rank] = Assignment(_whole(shared, placed.cores, cores), own=False)
         else:
-            drafts[rank] = Draft(_whole(free, set(site.cores) - taken, cores))
-            taken.update(drafts[rank].cores)
-    return drafts
+            own = _whole(free, set(placed.cores) - taken, cores)
+            found[placed.rank] = Assignment(own)
+            taken.update(own)
+    return found
 
 
 def _first_free(order: Callable[[], Iterator[int]], taken: set[int], cores: Cores) -> int | None:
@@ -382,26 +344,19 @@ def _whole(first: int, places: Iterable[int], cores: Cores) -> tuple[int, ...]:
     return tuple(sorted(place for place in places if cores.core(place) == cores.core(first)))
 
 
-def _seats(sites: Sequence[Site]) -> Iterator[tuple[int, Site]]:
-    return ((rank, site) for site in sites for rank in site.ranks)
-
-
-def _nearest_first(site: Site, node_cores: frozenset[int]) -> Iterator[int]:
+def _nearest_first(placed: Placement, node_cores: frozenset[int]) -> Iterator[int]:
     """A GPU's cores: of its own node, then of no GPU's node, then of the others'."""
-    inside, own = frozenset(site.cores), frozenset(site.node_cores)
-    yield from (core for core in site.node_cores if core in inside)
-    yield from (core for core in site.cores if core not in node_cores)
-    yield from (core for core in site.cores if core in node_cores and core not in own)
+    inside, own = frozenset(placed.cores), frozenset(placed.node_cores)
+    yield from (core for core in placed.node_cores if core in inside)
+    yield from (core for core in placed.cores if core not in node_cores)
+    yield from (core for core in placed.cores if core in node_cores and core not in own)
 
 
-def nodes_first(cores: tuple[int, ...], preferred: frozenset[int]) -> tuple[int, ...]:
-    """The same cores, the preferred ones first."""
-    if preferred.issuperset(cores):
-        return cores
-    chosen = tuple(core for core in cores if core in preferred)
-    return chosen + tuple(core for core in cores if core not in preferred)
+def nodes_first(cores: tuple[int, ...], node_cores: frozenset[int]) -> tuple[int, ...]:
+    """The same cores, those near to some GPU by node first."""
+    return tuple(sorted(cores, key=lambda core: core not in node_cores))
 
 
-def node_cores_of(sites: Sequence[Site]) -> frozenset[int]:
+def node_cores_of(placements: Iterable[Placement]) -> frozenset[int]:
     """The cores that are near to some GPU by NUMA node."""
-    return frozenset().union(*{site.node_cores for site in sites})
+    return frozenset().union(*{placed.node_cores for placed in placements})

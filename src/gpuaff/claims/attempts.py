@@ -1,4 +1,4 @@
-"""From a pool of devices to leased ones: look, choose and lease, and wait in the queue."""
+"""From candidates to leased devices: look, choose and lease; wait in the queue."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 from gpuaff._system import kernel
+from gpuaff._system.interrupts import interruptible
 from gpuaff._system.watch import Watch
-from gpuaff.claims.candidates import Pool
+from gpuaff.claims.candidates import Candidates
 from gpuaff.claims.devices.probe import describe_waiter, describe_writer
 from gpuaff.claims.locking import queue, registry
-from gpuaff.claims.locking.guard import guarded, let_go
+from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.queue import Place, join
 from gpuaff.claims.locking.registry import Entry, Slot, about_me, stopped
 from gpuaff.claims.model import Device, Usage, Waiting
-from gpuaff.claims.sources import AnyLease, Ground
+from gpuaff.claims.sources import AnyLease, Source
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
+from gpuaff.formatting import counted
 
-# How a waiter sleeps between two attempts: until those in its way leave, or until GPUs are free.
-#
-# The first in the line has nobody in its way, nor has one that may take GPUs which no earlier
-# waiter
-# wants.
+# How a waiter sleeps between two attempts: until those in its way leave, or GPUs are free.
 
 
 _LOOKS = 1.0
@@ -45,15 +43,15 @@ many seconds for each that is before, as looking takes longer the more there are
 class Sleep:
     """Sleeps until another attempt may come to something."""
 
-    def __init__(self, watch: Watch, ground: Ground, devices: Sequence[Device]) -> None:
+    def __init__(self, watch: Watch, source: Source, devices: Sequence[Device]) -> None:
         """Nothing is watched at first.
 
         Args:
             watch: wakes the first in the line; whoever made it closes it.
-            ground: where the devices are claimed from.
+            source: where the devices are claimed from.
             devices: those whose release matters.
         """
-        self._watch, self._ground, self._devices = watch, ground, devices
+        self._watch, self._source, self._devices = watch, source, devices
         self._watches, self._pause = False, _LOOKS
 
     def behind(self, place: Place, ahead: Sequence[Entry], left: float | None) -> None:
@@ -89,7 +87,7 @@ class Sleep:
             left: as in :meth:`behind`.
         """
         if not self._watches:
-            self._watch.begin(self._ground.watched(self._devices))
+            self._watch.begin(self._source.watched(self._devices))
             self._watches = True
             return
         watch = self._watch
@@ -110,13 +108,6 @@ def _wait_unseeing(watch: Watch, seconds: float, place: Place) -> bool:
     return False
 
 
-# For how long what is about to go from a GPU is looked at again. Pure.
-#
-# The kernel ends a process in steps: it gives back memory, then files and with them locks and
-# contexts, and only then is it a zombie. The driver lists it for all that time, and a little
-# longer.
-
-
 SETTLES = 1.0
 """How long GPUs are looked at again whose processes have just ended, in seconds: the driver lists
 them for another 0.10 to 0.15 s, and their memory."""
@@ -129,12 +120,22 @@ longer hangs, in the driver or on a file system, and may do so for ever."""
 STEP = 0.03
 """Seconds between two looks."""
 
+_FRESH = 0.3
+"""How old a look may be, in seconds, when the guard is locked: else the driver is asked again."""
+
+_REMEDY = "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
+
 
 class Settling:
-    """Knows since when something is about to go, and whether to look again."""
+    """Decides how long to look again at GPUs whose processes are about to be gone. Pure.
+
+    The kernel ends a process in steps: it gives back memory, then files and with them locks and
+    contexts, and only then is it a zombie. The driver lists it for all that time, and a little
+    longer.
+    """
 
     def __init__(self, settles: float = SETTLES) -> None:
-        """Nothing is about to go yet.
+        """Nothing is leaving yet.
 
         Args:
             settles: how long to look again when no process is exiting any more, in seconds.
@@ -147,13 +148,13 @@ class Settling:
     def goes_on(self, now: float, *, leaving: bool, exiting: bool) -> bool:
         """Whether to look again.
 
-        Once more, too, when what was exiting is there and not about to go: it may have ended while
-        we looked, between what it held and itself.
+        Also once more when a process was exiting at the last look, and what is left is not leaving:
+        it may have ended between two readings of that look.
 
         Args:
             now: seconds, by a clock that only goes forward.
             leaving: whether what was seen now is about to go.
-            exiting: whether a process is exiting still.
+            exiting: whether a process is still exiting.
         """
         had_exiting, self._has_exiting = self._has_exiting, leaving and exiting
         if not leaving:
@@ -167,14 +168,8 @@ class Settling:
         return now < self._exited + self._settles
 
     def is_short(self, now: float) -> bool:
-        """Whether it has not lasted for longer yet than what has ended needs."""
+        """Whether it has not lasted longer yet than the rest of an ended process."""
         return self._since is not None and now < self._since + self._settles
-
-
-_FRESH = 0.3
-"""How old a look may be, in seconds, when the guard is had: else the driver is asked again."""
-
-_REMEDY = "wait=600 waits for them in order, for so many seconds, and wait=None as long as it takes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,29 +179,27 @@ class Obtained:
     Attributes:
         devices: which, in CUDA's order.
         lease: the locks.
-        slot: this process's slot on the board.
-        usages: how they were used when they were leased.
+        slot: this process's slot in the registry.
     """
 
     devices: tuple[Device, ...]
     lease: AnyLease
     slot: Slot
-    usages: tuple[Usage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    """Why an attempt has got nothing.
+    """Why an attempt got nothing.
 
     Attributes:
-        usages: how the devices of the pool are used; empty where earlier waiters want so many that
-            it was not looked.
-        ahead: who comes first.
-        in_the_way: who of those must leave before there are enough devices to choose from.
-        kept: the devices of the pool that those may choose, with the first of them for each.
-        entries: what stands on the board.
-        hidden: devices whose lease somebody has who cannot be seen.
-        ending: those of them whose lease goes with processes that are exiting.
+        usages: how the candidates are used; empty where earlier waiters want so many that the
+            driver was not asked.
+        ahead: the earlier waiters.
+        in_the_way: those of them that must leave before there are enough devices to choose from.
+        kept: the candidates that these may choose, with the first such waiter of each.
+        entries: the registry.
+        hidden: devices whose lease is held by a process that is not visible.
+        exiting: those of them whose lease is held by exiting processes.
     """
 
     usages: tuple[Usage, ...]
@@ -215,11 +208,11 @@ class _Refused:
     kept: Mapping[Device, Entry]
     entries: tuple[Entry, ...]
     hidden: frozenset[Device] = frozenset()
-    ending: frozenset[Device] = frozenset()
+    exiting: frozenset[Device] = frozenset()
 
     @property
-    def gist(self) -> object:
-        """What counts of it: when that changes, people are told."""
+    def state(self) -> object:
+        """What counts for ``on_wait``: it is called when this changes."""
         holders = {(one.slot, one.pid, one.gpus) for one in self.entries if not one.waits}
         if self.in_the_way:
             return len(self.ahead), holders
@@ -228,187 +221,170 @@ class _Refused:
 
     @property
     def free(self) -> tuple[Device, ...]:
-        """The devices that may be had."""
+        """The devices that this process may lease now."""
         free = [usage.device for usage in self.usages if usage.busy is None]
         return tuple(one for one in free if one not in self.hidden and one not in self.kept)
 
     @property
-    def settling(self) -> int:
-        """How many will probably be free in a moment."""
-        leaving = {usage.device for usage in self.usages if usage.leaving} | self.ending
-        return len(self.free) + sum(device not in self.kept for device in leaving)
+    def free_soon(self) -> frozenset[Device]:
+        """Those, and the ones whose processes are about to be gone."""
+        leaving = frozenset(usage.device for usage in self.usages if usage.leaving)
+        return (leaving | self.exiting).difference(self.kept).union(self.free)
 
     @property
-    def exiting(self) -> bool:
-        """Whether some of these wait for a process that is exiting."""
-        return bool(self.ending) or any(usage.exiting for usage in self.usages)
+    def has_exiting(self) -> bool:
+        """Whether a process is exiting on one of these."""
+        return bool(self.exiting) or any(usage.exiting for usage in self.usages)
 
 
 class Attempts:
-    """Tries to obtain devices, until it has them or its time is up."""
+    """Tries to lease devices, until it succeeds or its time is up."""
 
     def __init__(
         self,
-        ground: Ground,
-        pool: Pool,
+        source: Source,
+        candidates: Candidates,
         *,
         choose: Callable[[Sequence[Device]], tuple[Device, ...]],
-        quiet: Callable[[], AbstractContextManager[object]],
-        kept: ExitStack,
+        until_occupied: ExitStack,
+        lock_others: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        """Get ready.
+        """Nothing is leased yet.
 
         Args:
-            ground: where they are claimed from.
-            pool: which come into question, and how many are wanted.
-            choose: which of the free ones to take.
-            quiet: keeps other libraries' users from choosing at the same time.
-            kept: where that goes when devices were obtained: until they are occupied.
+            source: where they are claimed from.
+            candidates: the devices to choose from, and how many are requested.
+            choose: chooses among the free ones.
+            until_occupied: gets the lock of ``lock_others`` when devices are leased.
+            lock_others: keeps other libraries' users from choosing at the same time.
         """
-        self._ground, self._pool, self._choose = ground, pool, choose
-        self._quiet, self._kept = quiet, kept
-        self._wants = self._fit = frozenset(map(ground.key, pool.devices))
+        self._source, self._candidates, self._choose = source, candidates, choose
+        self._until_occupied, self._lock_others = until_occupied, lock_others
+        self._wants = self._fit = frozenset(map(source.key, candidates.devices))
         self._record = about_me()
         self._place: Place | None = None
         self._slot: Slot | None = None
-        self._held: AnyLease | None = None
+        self._lease: AnyLease | None = None
         self._started = time.monotonic()
 
     def obtain(
         self, *, wait: float | None, on_wait: Callable[[Waiting], object] | None = None
     ) -> Obtained:
-        """Get the devices.
+        """Lease the devices, waiting in the queue where it must.
 
         Args:
             wait: for how long, in seconds; None is without limit.
-            on_wait: told how it stands, whenever that changes.
+            on_wait: called when the wait begins, and when its state changes.
 
         Raises:
-            NotEnoughGpusError: the driver lets nobody, or not this process, have that many.
+            NotEnoughGpusError: too many of the devices can never be used by this process.
             GpusBusyError: they are not free, and ``wait`` is 0.
             ClaimTimeoutError: they did not become free in time.
             LockDirectoryError: the lock directory cannot be used.
         """
+        settling, reported = Settling(), object()
         with Watch() as watch:
-            sleep = Sleep(watch, self._ground, self._pool.devices)
-            return self._until_obtained(wait, _Teller(on_wait), sleep)
+            sleep = Sleep(watch, self._source, self._candidates.devices)
+            while True:
+                got = self._attempt(may_join=wait is None or wait > 0)
+                if isinstance(got, Obtained):
+                    return got
+                self._refuse_if_hopeless(got)
+                now = time.monotonic()
+                leaving = len(got.free_soon) >= self._candidates.count
+                settles = settling.goes_on(now, leaving=leaving, exiting=got.has_exiting)
+                if settles and (self._place is None or settling.is_short(now)):
+                    with interruptible():
+                        time.sleep(STEP)
+                    continue
+                # A short wait is no less patient than none.
+                limit = wait if wait is None else max(wait, EXITS if settles else 0)
+                left = None if limit is None else self._started + limit - now
+                if self._place is None or (left is not None and left <= 0):
+                    raise self._not_free(got, wait)
+                if got.state != reported:
+                    reported = got.state
+                    self._report(got, on_wait)
+                if got.in_the_way:
+                    sleep.behind(self._place, got.in_the_way, left)
+                else:
+                    sleep.first(self._place, {pid for u in got.usages for pid in u.pids}, left)
 
     def preview(self) -> tuple[Device, ...]:
-        """What :meth:`obtain` would get now, without waiting. Nothing is taken.
+        """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked.
 
         Raises:
             NotEnoughGpusError: as there.
             GpusBusyError: as there.
             LockDirectoryError: as there.
         """
-        self._ground.look()
+        self._source.look()
         entries = registry.entries()
-        seen = self._refused(entries, self._ground.usages(entries))
-        self._never(seen)
-        free = seen.free
-        if len(free) < self._pool.count:
-            leaving = {one.device for one in seen.usages if one.leaving}
-            usable = {*free, *(device for device in leaving if device not in seen.kept)}
-            free = tuple(device for device in self._pool.devices if device in usable)
-        if len(free) < self._pool.count:
-            raise self._too_late(seen, 0)
+        found = self._refused(entries, self._source.usages(entries))
+        self._refuse_if_hopeless(found)
+        free = found.free
+        if len(free) < self._candidates.count:
+            free = tuple(one for one in self._candidates.devices if one in found.free_soon)
+        if len(free) < self._candidates.count:
+            raise self._not_free(found, 0)
         return self._choose(free)
 
-    def undo(self) -> None:
-        """Give back whatever there is: a place in the queue, leases; however far it has come.
-
-        May be called again.
-        """
-        try:
-            if self._place is not None:
-                self._place.slot.withdraw()
-            if self._slot is not None:
-                self._slot.withdraw()
-            if self._held is not None:
-                self._held.release()
-        finally:
-            if self._place is not None:
-                self._place.leave()
-            if self._slot is not None:
-                self._slot.release()
-            registry.leave()
-            let_go()
-
-    def _until_obtained(self, wait: float | None, teller: _Teller, sleep: Sleep) -> Obtained:
-        settling = Settling()
-        while True:
-            got = self._attempt(may_join=wait is None or wait > 0)
-            if isinstance(got, Obtained):
-                return got
-            self._never(got)
-            now = time.monotonic()
-            leaving = got.settling >= self._pool.count
-            settles = settling.goes_on(now, leaving=leaving, exiting=got.exiting)
-            if settles and (self._place is None or settling.is_short(now)):
-                time.sleep(STEP)
-                continue
-            # A short wait is no less patient than none.
-            limit = wait if wait is None else max(wait, EXITS if settles else 0)
-            left = None if limit is None else self._started + limit - now
-            if self._place is None or (left is not None and left <= 0):
-                raise self._too_late(got, wait)
-            if teller.is_news(got.gist):
-                teller.tell(self._standing(got))
-            if got.in_the_way:
-                sleep.behind(self._place, got.in_the_way, left)
-            else:
-                sleep.first(self._place, {pid for u in got.usages for pid in u.pids}, left)
+    def release(self) -> None:
+        """Give back the place in the queue, the leases and the slot, whatever there is of them."""
+        held = self._slot, None if self._place is None else self._place.slot
+        slots = [slot for slot in held if slot is not None]
+        for slot in slots:
+            slot.withdraw()  # first: waiters wake up by the leases, and read the registry
+        if self._lease is not None:
+            self._lease.release()
+        for slot in slots:
+            slot.release()
 
     def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
         if self._place is not None:
-            seen = self._refused(registry.entries(), ())
-            if seen.in_the_way:
-                return seen
-        with ExitStack() as stack:
-            stack.enter_context(self._quiet())
+            found = self._refused(registry.entries(), ())
+            if found.in_the_way:
+                return found
+        with ExitStack() as locked:
+            locked.enter_context(self._lock_others())
             while True:
-                self._ground.look()
+                self._source.look()
                 looked = time.monotonic()
                 with guarded():
                     if time.monotonic() - looked > _FRESH:
                         continue
                     got = self._choose_and_lease()
                     if isinstance(got, Obtained):
-                        self._kept.push(stack.pop_all())
+                        self._until_occupied.push(locked.pop_all())
                     elif may_join and self._place is None:
                         self._place = self._join(got.usages)
                     return got
 
     def _choose_and_lease(self) -> Obtained | _Refused:
         entries = registry.entries()
-        seen = self._refused(entries, self._ground.usages(entries))
-        while len(seen.free) >= self._pool.count:
-            got = self._lease(self._choose(seen.free), seen.usages)
+        found = self._refused(entries, self._source.usages(entries))
+        while len(found.free) >= self._candidates.count:
+            got = self._lease_all(self._choose(found.free))
             if isinstance(got, Obtained):
                 return got
-            seen = replace(seen, hidden=seen.hidden | {got})
-        if seen.hidden and self._place is None:  # in the line the kernel tells when they go
-            return replace(seen, ending=self._ground.ending(seen.hidden))
-        return seen
+            found = replace(found, hidden=found.hidden | {got})
+        if found.hidden and self._place is None:  # a waiter sees when their locks go
+            return replace(found, exiting=self._source.exiting(found.hidden))
+        return found
 
-    def _lease(self, chosen: tuple[Device, ...], usages: Sequence[Usage]) -> Obtained | Device:
+    def _lease_all(self, chosen: tuple[Device, ...]) -> Obtained | Device:
         slot = self._slot_for_claim()
-        lease = self._held = self._ground.lease(slot)
-        taken = lease.take(chosen)
-        if taken is not None:
-            return taken
-        gpus = [self._ground.key(one) for one in chosen]
+        self._lease = lease = self._source.lease(slot)
+        leased = lease.take(chosen)
+        if leased is not None:
+            return leased
+        gpus = [self._source.key(one) for one in chosen]
         slot.write({**self._record, "since": kernel.wall_clock(), "gpus": gpus})
         slot.hold_begins()
-        return Obtained(
-            devices=chosen,
-            lease=lease,
-            slot=slot,
-            usages=tuple(usage for one in chosen for usage in usages if usage.device == one),
-        )
+        return Obtained(devices=chosen, lease=lease, slot=slot)
 
     def _slot_for_claim(self) -> Slot:
-        """The place's slot, which may be another one than before; else one of our own."""
+        """The place's slot, which changes when the registry was removed; else one of our own."""
         if self._place is not None:
             return self._place.slot
         if self._slot is None:
@@ -416,20 +392,22 @@ class Attempts:
         return self._slot
 
     def _join(self, usages: Sequence[Usage]) -> Place:
-        if self._slot is not None:  # from an attempt that came to nothing: the place has its own
+        if self._slot is not None:  # of an attempt that failed: the place has its own
             self._slot.release()
-        # A GPU that this process can never use is kept from no other.
-        fit = frozenset(self._ground.key(one.device) for one in usages if not one.lasting)
+            self._slot = None
+        # A GPU that this process can never use is not kept from others.
+        fit = frozenset(self._source.key(one.device) for one in usages if not one.lasting)
         self._fit = fit or self._wants
-        return join(self._record, wanted=self._pool.count, gpus=self._fit)
+        return join(self._record, wanted=self._candidates.count, gpus=self._fit)
 
     def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
         ahead = self._ahead(entries)
-        kept = {one: queue.kept_for(ahead, self._ground.key(one)) for one in self._pool.devices}
+        devices, key = self._candidates.devices, self._source.key
+        kept = {device: queue.kept_for(ahead, key(device)) for device in devices}
         return _Refused(
             usages=usages,
             ahead=ahead,
-            in_the_way=queue.in_the_way(ahead, wants=self._fit, count=self._pool.count),
+            in_the_way=queue.in_the_way(ahead, wants=self._fit, count=self._candidates.count),
             kept={device: entry for device, entry in kept.items() if entry is not None},
             entries=entries,
         )
@@ -446,80 +424,59 @@ class Attempts:
         passed = stopped(found)
         return tuple(entry for entry in found if entry.slot not in passed)
 
-    def _never(self, got: _Refused) -> None:
-        """Raise when waiting would not help."""
+    def _refuse_if_hopeless(self, got: _Refused) -> None:
         never = sum(usage.lasting for usage in got.usages)
-        found = len(got.usages) - never
-        if never and found < self._pool.count:
-            told = self._ground.in_words(got.usages, got.entries)
-            why = "; ".join(usage.message for usage in told if usage.lasting)
-            raise NotEnoughGpusError(self._pool.count, found, f"{found} can be used: {why}")
+        usable = len(got.usages) - never
+        if never and usable < self._candidates.count:
+            usages = self._source.described(got.usages, got.entries)
+            why = "; ".join(usage.message for usage in usages if usage.lasting)
+            raise NotEnoughGpusError(self._candidates.count, usable, f"{usable} can be used: {why}")
 
-    def _too_late(self, got: _Refused, wait: float | None) -> Exception:
-        remedy = "" if wait else _REMEDY
-        pool = self._pool
-        busy = GpusBusyError(pool.count, *self._reasons(got), pool.narrowed, remedy)
-        if not wait:
-            return busy
-        return ClaimTimeoutError(time.monotonic() - self._started, busy)
+    def _not_free(self, got: _Refused, wait: float | None) -> Exception:
+        count, narrowed = self._candidates.count, self._candidates.narrowed
+        reasons = self._reasons(got)
+        busy = GpusBusyError(count, len(got.free), reasons, narrowed, "" if wait else _REMEDY)
+        return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
-    def _standing(self, got: _Refused) -> Waiting:
-        free, reasons = self._reasons(got)
-        return Waiting(
+    def _report(self, got: _Refused, on_wait: Callable[[Waiting], object] | None) -> None:
+        waiting = Waiting(
             position=len(got.ahead),
             waited=time.monotonic() - self._started,
-            wanted=self._pool.count,
-            free=free,
-            reasons=reasons,
+            wanted=self._candidates.count,
+            free=len(got.free),
+            reasons=self._reasons(got),
         )
+        from logging import getLogger  # only waiters need it
 
-    def _reasons(self, got: _Refused) -> tuple[int, tuple[str, ...]]:
-        """How many can be had, and a line for each GPU that cannot."""
-        usages = self._ground.in_words(got.usages, got.entries) if got.usages else ()
-        told = {usage.device: usage.message for usage in usages if usage.busy is not None}
+        with interruptible():
+            getLogger("gpuaff").info(
+                "waiting for %s, %s: %s",
+                counted(waiting.wanted, "GPU"),
+                f"{waiting.position} before us" if waiting.position else "next in line",
+                "; ".join(waiting.reasons),
+            )
+            if on_wait is not None:
+                on_wait(waiting)
+
+    def _reasons(self, got: _Refused) -> tuple[str, ...]:
+        """A line for each candidate that is not free."""
+        usages = self._source.described(got.usages, got.entries) if got.usages else ()
+        reasons = {usage.device: usage.message for usage in usages if usage.busy is not None}
         for device in got.hidden:
-            told.setdefault(device, f"{device}: leased by a process that cannot be seen from here")
+            reasons.setdefault(device, f"{device}: leased by a process that is not visible here")
         if not got.usages:
-            told = self._leased(got.entries)
+            reasons = self._leased(got.entries)
         waiters = {entry.slot: describe_waiter(entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():
-            told.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
-        return len(got.free), tuple(told[one] for one in self._pool.devices if one in told)
+            reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
+        return tuple(reasons[one] for one in self._candidates.devices if one in reasons)
 
     def _leased(self, entries: Sequence[Entry]) -> dict[Device, str]:
-        """Who has which device by the board alone, in words."""
+        """The holders by the registry alone."""
         held = {key: entry for entry in entries if not entry.waits for key in entry.gpus}
-        found = {device: held.get(self._ground.key(device)) for device in self._pool.devices}
+        found = {one: held.get(self._source.key(one)) for one in self._candidates.devices}
         return {
             device: f"{device}: leased by {describe_writer(entry, since=entry.since)}"
             for device, entry in found.items()
             if entry is not None
         }
-
-
-class _Teller:
-    """Tells how a wait stands, whenever that changes: to the log, and to a callback."""
-
-    def __init__(self, on_wait: Callable[[Waiting], object] | None) -> None:
-        self._on_wait = on_wait
-        self._told: object = None
-
-    def is_news(self, gist: object) -> bool:
-        """Whether anything has changed. The words also say how long something has lasted."""
-        is_same, self._told = gist == self._told, gist
-        return not is_same
-
-    def tell(self, standing: Waiting) -> None:
-        """Tell it."""
-        from logging import getLogger  # only those who wait pay for it
-
-        from gpuaff.formatting import counted
-
-        getLogger("gpuaff").info(
-            "waiting for %s, %s: %s",
-            counted(standing.wanted, "GPU"),
-            f"{standing.position} before us" if standing.position else "next in line",
-            "; ".join(standing.reasons),
-        )
-        if self._on_wait is not None:
-            self._on_wait(standing)

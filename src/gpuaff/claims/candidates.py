@@ -1,38 +1,184 @@
-"""Which devices come into question, before anybody looks at who has them. Pure."""
+"""Which devices a claim may choose from, before their use is looked at. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from gpuaff._system.nvml_calls import pci_address
 from gpuaff.claims.model import Device, LeftOut
 from gpuaff.claims.request import Name, Request
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
+from gpuaff.formatting import counted
 from gpuaff.launch.inherited import is_uuid
 from gpuaff.launch.ranks import Ranks
 from gpuaff.options import natural
 from gpuaff.topology.model import Gpu, MigInstance
 from gpuaff.topology.visible import Visible, resolve
 
-# Which part of the granted GPUs is a rank's, where all ranks of the node were granted them. Pure.
-#
-# Schedulers mostly grant GPUs to all processes of a job on a node: ``claim_gpus("auto")`` in each
-# of
-# them would give everything to the first. They are cut into blocks, in the order in which CUDA
-# counts
-# them and by rank: of 8 GPUs for 4 ranks rank 1 has the third and the fourth, of 3 for 2 ranks
-# rank 0
-# has two. With as many GPUs as ranks, each has that one which :func:`gpuaff.set_affinity` and
-# ``torch.cuda.set_device(local_rank)`` would take. One GPU for each is the least: with fewer no
-# rank
-# gets any.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this process was given, by others.
+
+    Attributes:
+        visible: CUDA_VISIBLE_DEVICES; None when it is unset.
+        device_order: CUDA_DEVICE_ORDER; None when it is unset.
+        granted: NVML's indices of the GPUs that the scheduler names; None when it names none.
+        granted_count: how many GPUs the scheduler has granted; None when that is not known.
+        source: where that was found, or why it was not, in words.
+        parent_claim: the UUIDs of the claim in which this process runs; None when it runs in none.
+        sharers: the ranks that divide the granted GPUs, with this rank among them; None where all
+            are this process's.
+        left_out: the GPUs that cannot be claimed and that CUDA may count.
+    """
+
+    visible: str | None = None
+    device_order: str | None = None
+    granted: Collection[int] | None = None
+    granted_count: int | None = None
+    source: str = ""
+    parent_claim: Collection[str] | None = None
+    sharers: Ranks | None = None
+    left_out: Sequence[LeftOut] = ()
 
 
-def portion(ranks: Ranks, count: int) -> slice:
-    """The places of a rank's GPUs among so many.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The devices that a claim may choose from.
+
+    Attributes:
+        devices: in the order of their indices, or as ``gpus=`` names them.
+        count: how many of them are requested.
+        narrowed: why these are not all of the machine's; empty when they are, or when exactly
+            these were requested.
+    """
+
+    devices: tuple[Device, ...]
+    count: int
+    narrowed: str = ""
+
+
+def find_candidates(devices: Sequence[Device], request: Request, limits: Limits) -> Candidates:
+    """Find the devices that a claim may choose from.
+
+    Args:
+        devices: all that NVML shows.
+        request: what is requested.
+        limits: what this process was given.
 
     Raises:
-        NotEnoughGpusError: there is not one for each rank.
+        InvalidOptionError: a name fits no device, or several, or the same as another name; or
+            ``auto`` where it is not known how many GPUs were granted.
+        NotEnoughGpusError: there are fewer than requested: waiting would not help.
+    """
+    allowed, why = _allowed(devices, limits)
+    count = _count(request, allowed, limits, why)
+    option = "candidates" if request.gpus is None else "gpus"
+    names = request.candidates if request.gpus is None else request.gpus
+    if names is None:
+        chosen = tuple(device for device in allowed if not device.is_mig) or allowed
+    else:
+        chosen = _named_and_allowed(option, names, devices, allowed, why, count, limits)
+    unclaimable = _unclaimable(devices)
+    if problems := dict.fromkeys(unclaimable[one] for one in chosen if one in unclaimable):
+        found = why if names is None else f"{option}= names {len(chosen)}"
+        chosen = tuple(device for device in chosen if device not in unclaimable)
+        allowed = tuple(device for device in allowed if device not in unclaimable)
+        why = (
+            f"{found}, of which {len(chosen) or 'none'} can be claimed: {'; '.join(problems)} "
+            "(see nvidia-smi -L, and how they are passed through to a VM)"
+        )
+        if len(chosen) < count:
+            raise NotEnoughGpusError(count, len(chosen), why)
+    if request.count is None and limits.sharers is not None:
+        chosen, count = _of_rank(limits.sharers, chosen, count)
+    whole = tuple(device for device in chosen if not device.is_mig)
+    if count > 1 and len(whole) < len(chosen):
+        if len(whole) < count:
+            raise NotEnoughGpusError(count, 1, "CUDA shows a process no more than one MIG instance")
+        chosen = whole
+    if len(chosen) < count:
+        raise NotEnoughGpusError(
+            count,
+            len(chosen),
+            why if request.candidates is None else f"candidates= names {len(chosen)}",
+        )
+    narrowed = ""
+    if request.candidates is not None and len(chosen) < len(allowed):
+        narrowed = f"candidates= allows {_counted(chosen)} of the {len(devices)} here"
+    elif request.gpus is None and len(allowed) < len(devices):
+        narrowed = why
+    return Candidates(devices=chosen, count=count, narrowed=narrowed)
+
+
+def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[Device, ...]:
+    """The devices that this process was given."""
+    return _allowed(devices, limits)[0]
+
+
+def _allowed(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
+    """The devices that this process was given, and why these.
+
+    The variables count all that CUDA may show, also inside a claim of some.
+    """
+    allowed, why = _granted(devices, limits)
+    why = "; ".join([why, *map(str, limits.left_out)])
+    claimed = limits.parent_claim
+    if claimed is None:
+        return allowed, why
+    own = tuple(device for device in allowed if device.uuid in claimed)
+    claim = f"the claim in which this process runs has {counted(len(claimed), 'GPU')}"
+    return own, claim if len(own) == len(
+        claimed
+    ) else f"{claim}, of which it may use {len(own)}: {why}"
+
+
+def _granted(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
+    everything = f"this machine has {_counted(devices)}"
+    if limits.visible is not None or limits.device_order is not None:
+        visible = resolve_visible(devices, limits)
+        shown = in_cuda_order(devices, visible)
+        if limits.visible is None and shown:
+            return shown, everything
+        notes = [note.message for note in visible.notes if note.code != "visible-lost"]
+        if not shown and notes:
+            return shown, "; ".join(notes)
+        variable = f"CUDA_VISIBLE_DEVICES={str(limits.visible)[:80]!r}"
+        return shown, f"{variable} shows {_counted(shown)} of the {len(devices)} here"
+    if limits.granted is not None:
+        granted = tuple(device for device in devices if device.index in limits.granted)
+        return granted, f"{limits.source} grants {_counted(granted)} of the {len(devices)} here"
+    return tuple(devices), everything
+
+
+def _count(request: Request, allowed: Sequence[Device], limits: Limits, why: str) -> int:
+    if request.count is not None:
+        return request.count
+    count = limits.granted_count
+    if count == 0:
+        raise NotEnoughGpusError(1, 0, f"{limits.source} grants no GPUs")
+    if count is not None:
+        shown = limits.visible is not None and allowed  # the variable may show fewer
+        return min(count, len(allowed)) if shown else count
+    if limits.visible is None and limits.parent_claim is None:
+        expected = f"a number, since no scheduler says how many were granted ({limits.source})"
+        raise InvalidOptionError("n", "auto", expected)
+    if not allowed:
+        raise NotEnoughGpusError(1, 0, why)
+    return len(allowed)
+
+
+def slice_for_rank(ranks: Ranks, count: int) -> slice:
+    """The part of so many granted GPUs that is a rank's, where all ranks of the node got them.
+
+    Schedulers mostly grant GPUs to all processes of a job on a node. They are divided in blocks, in
+    CUDA's order and by rank: of 8 GPUs for 4 ranks rank 1 gets the third and the fourth, of 3 for
+    2 ranks rank 0 gets two. With as many GPUs as ranks, each rank gets the one that
+    ``torch.cuda.set_device(local_rank)`` would use.
+
+    Raises:
+        NotEnoughGpusError: there are fewer GPUs than ranks.
     """
     if count < ranks.local_size:
         raise NotEnoughGpusError(
@@ -48,344 +194,151 @@ def portion(ranks: Ranks, count: int) -> slice:
     return slice(first, first + each + (ranks.local_rank < more))
 
 
-def cut(ranks: Ranks, devices: Sequence[Device], count: int) -> tuple[tuple[Device, ...], int]:
-    """The devices that come into question for a rank, and how many of them are its.
+def _of_rank(ranks: Ranks, devices: Sequence[Device], count: int) -> tuple[tuple[Device, ...], int]:
+    """A rank's candidates, and how many of them; any, where it is not known which were granted."""
+    own = slice_for_rank(ranks, count)
+    named = devices[own] if len(devices) == count else devices
+    return tuple(named), own.stop - own.start
 
-    Args:
-        ranks: this rank, among those that share what was granted.
-        devices: all that come into question.
-        count: how many were granted. Where there are more devices nobody has said which ones, so
-            any will do.
+
+def unclaimable(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Why some devices cannot be told from others, which claims know by UUID; usually nothing.
+
+    A virtual machine's GPUs that are passed through wrongly may all have the same one, or nonsense.
     """
-    own = portion(ranks, count)
-    named = tuple(devices[own]) if len(devices) == count else tuple(devices)
-    return named, own.stop - own.start
+    return tuple(dict.fromkeys(_unclaimable(devices).values()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """The devices that come into question.
-
-    Attributes:
-        devices: in the order of their indices, or as ``gpus=`` names them.
-        count: how many of them are wanted.
-        narrowed: why these are not all of the machine's, in words; empty when they are, and when
-            somebody has asked for exactly these.
-    """
-
-    devices: tuple[Device, ...]
-    count: int
-    narrowed: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What this process was given, by others.
-
-    Attributes:
-        visible: CUDA_VISIBLE_DEVICES; None when it is unset.
-        device_order: CUDA_DEVICE_ORDER; None when it is unset.
-        granted: NVML's indices of the GPUs that the scheduler names; None when it names none.
-        granted_count: how many GPUs the scheduler has granted; None when it does not tell.
-        source: who told that, in words; or why nobody did.
-        around: what the claim has in which this process runs, by UUID; None when it runs in none.
-        sharers: the ranks among which that is to be divided, and this one's place among them; None:
-            it is all this process's.
-        left_out: the GPUs that cannot be claimed and that CUDA may count.
-    """
-
-    visible: str | None = None
-    device_order: str | None = None
-    granted: Collection[int] | None = None
-    granted_count: int | None = None
-    source: str = ""
-    around: Collection[str] | None = None
-    sharers: Ranks | None = None
-    left_out: Sequence[LeftOut] = ()
-
-
-def pool(devices: Sequence[Device], request: Request, bounds: Bounds) -> Pool:
-    """Find the devices that come into question.
-
-    Args:
-        devices: all that this process may use.
-        request: what is asked for.
-        bounds: what it was given.
-
-    Raises:
-        InvalidOptionError: a name means no device, or the same as another one; or ``auto`` where
-            nobody tells how many GPUs were granted.
-        NotEnoughGpusError: there are fewer than are asked for: waiting would not help.
-    """
-    seen, why = _within(devices, bounds)
-    count = _count(request, seen, bounds, why)
-    if request.gpus is not None:
-        chosen = _named("gpus", request.gpus, devices, seen, why, count, bounds.left_out)
-    elif request.candidates is not None:
-        names = request.candidates
-        chosen = _named("candidates", names, devices, seen, why, count, bounds.left_out)
-    else:
-        chosen = tuple(device for device in seen if not device.is_mig) or seen
-    unnamed = {device: words for device, words in unclaimable(devices).items() if device in chosen}
-    if unnamed:
-        because = "; ".join(dict.fromkeys(unnamed.values()))
-        told = why
-        if request.gpus is not None or request.candidates is not None:
-            option = "candidates" if request.gpus is None else "gpus"
-            told = f"{option}= names {len(chosen)}"
-        chosen = tuple(device for device in chosen if device not in unnamed)
-        remedy = "see nvidia-smi -L, and how they are passed through to a VM"
-        why = f"{told}, of which {len(chosen) or 'none'} can be claimed: {because} ({remedy})"
-        if len(chosen) < count:
-            raise NotEnoughGpusError(count, len(chosen), why)
-    if request.count is None and bounds.sharers is not None:
-        chosen, count = cut(bounds.sharers, chosen, count)
-    if count > 1 and any(device.is_mig for device in chosen):
-        whole = tuple(device for device in chosen if not device.is_mig)
-        if len(whole) < count:
-            raise NotEnoughGpusError(count, 1, "CUDA shows a process no more than one MIG instance")
-        chosen = whole
-    if len(chosen) < count:
-        raise NotEnoughGpusError(count, len(chosen), _too_few(chosen, why, request))
-    seen = tuple(device for device in seen if device not in unnamed)
-    narrowed = _narrowed(devices, seen, chosen, why, request)
-    return Pool(devices=chosen, count=count, narrowed=narrowed)
-
-
-def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
-    """The devices that cannot be told from others, and why; usually none.
-
-    Leases, the board and what a claim tells its children know a device by its UUID. A virtual
-    machine's GPUs that are passed through wrongly may all tell the same one, or nonsense.
-    """
+def _unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
     by_uuid: dict[str, list[Device]] = {}
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)
     found: dict[Device, str] = {}
-    for uuid, those in by_uuid.items():
-        told = ascii(uuid)[:80]
+    for uuid, same in by_uuid.items():
         which = " and ".join(
-            f"an instance of GPU {one.index}" if one.is_mig else str(one) for one in those
+            f"an instance of GPU {one.index}" if one.is_mig else str(one) for one in same
         )
-        if len(those) > 1:
-            words = f"{which} have the same UUID, {told}, by which claims know a GPU"
+        if len(same) > 1:
+            why = f"{which} have the same UUID, {ascii(uuid)[:80]}, by which claims know a GPU"
         elif not is_uuid(uuid):
-            words = f"{which} has a UUID that is none, {told}"
+            why = f"{which} reports an invalid UUID, {ascii(uuid)[:80]}"
         else:
             continue
-        found.update(dict.fromkeys(those, words))
+        found.update(dict.fromkeys(same, why))
     return found
 
 
-def _narrowed(
-    devices: Sequence[Device],
-    seen: Sequence[Device],
-    chosen: Sequence[Device],
-    why: str,
-    request: Request,
-) -> str:
-    """Why there are no more to choose from."""
-    if request.gpus is not None:
-        return ""
-    if request.candidates is not None and len(chosen) < len(seen):
-        return f"{_counted(chosen)} of the {len(devices)} here may be chosen: candidates= says so"
-    return why if len(seen) < len(devices) else ""
-
-
-def within(devices: Sequence[Device], bounds: Bounds) -> tuple[Device, ...]:
-    """The devices that this process was given."""
-    return _within(devices, bounds)[0]
-
-
-def _within(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
-    """The devices that this process was given, and why these.
-
-    The variables count all that CUDA may show, also inside a claim of some.
-    """
-    seen, why = _given(devices, bounds)
-    why = "; ".join([why, *map(str, bounds.left_out)])
-    if bounds.around is None:
-        return seen, why
-    own = tuple(device for device in seen if device.uuid in bounds.around)
-    told = f"the claim in which this process runs has {_number(len(bounds.around), 'GPU')}"
-    if len(own) < len(bounds.around):
-        told += f", of which it may use {len(own)}: {why}"
-    return own, told
-
-
-def _given(devices: Sequence[Device], bounds: Bounds) -> tuple[tuple[Device, ...], str]:
-    everything = f"this machine has {_counted(devices)}"
-    if bounds.visible is not None or bounds.device_order is not None:
-        found = visible(devices, bounds)
-        seen = in_order(devices, found)
-        if bounds.visible is None and seen:
-            return seen, everything
-        told = [note.message for note in found.notes if note.code != "visible-lost"]
-        because = "; ".join(told) if not seen else ""
-        shown = f"CUDA_VISIBLE_DEVICES={str(bounds.visible)[:80]!r} shows {_counted(seen)}"
-        return seen, because or f"{shown} of the {len(devices)} here"
-    if bounds.granted is not None:
-        seen = tuple(device for device in devices if device.index in bounds.granted)
-        return seen, f"{bounds.source} grants {_counted(seen)} of the {len(devices)} here"
-    return tuple(devices), everything
-
-
-def visible(devices: Sequence[Device], bounds: Bounds) -> Visible:
+def resolve_visible(devices: Sequence[Device], limits: Limits) -> Visible:
     """What CUDA makes of the variables."""
     here = {device.index for device in devices}
-    gpus = [
+    others = [
         Gpu(index=one.index, mig=() if one.cut else None)
-        for one in bounds.left_out
+        for one in limits.left_out
         if one.index not in here
     ]
-    lost = frozenset(one.index for one in bounds.left_out if not one.cut)
-    every = [*_gpus(devices), *gpus]
-    return resolve(every, bounds.visible, device_order=bounds.device_order, lost=lost)
+    lost = frozenset(one.index for one in limits.left_out if not one.cut)
+    order = limits.device_order
+    return resolve([*_gpus(devices), *others], limits.visible, device_order=order, lost=lost)
 
 
-def in_order(devices: Sequence[Device], found: Visible) -> tuple[Device, ...]:
-    """The visible devices, in CUDA's order, without those that are left out."""
-    by_uuid = {device.uuid: device for device in devices}
-    by_index = {device.index: device for device in devices if not device.is_mig}
-    pairs = zip(found.indices, found.instances, strict=True)
-    shown = (by_index.get(index) if uuid is None else by_uuid[uuid] for index, uuid in pairs)
-    return tuple(device for device in shown if device is not None)
-
-
-def _gpus(devices: Sequence[Device]) -> tuple[Gpu, ...]:
-    """The GPUs of which these devices are, as the reader of the variables wants them."""
-    whole = [
-        Gpu(index=device.index, uuid=device.uuid, pci_bus_id=device.pci_bus_id, name=device.name)
-        for device in devices
-        if not device.is_mig
-    ]
-    cut: dict[int, list[Device]] = {}
+def _gpus(devices: Sequence[Device]) -> list[Gpu]:
+    """The GPUs of these devices, with their MIG instances."""
+    by_index: dict[int, list[Device]] = {}
     for device in devices:
-        if device.is_mig:
-            cut.setdefault(device.index, []).append(device)
-    parents = [
+        by_index.setdefault(device.index, []).append(device)
+    return [
         Gpu(
             index=index,
-            uuid=parts[0].parent,
+            uuid=parts[0].parent or parts[0].uuid,
             pci_bus_id=parts[0].pci_bus_id,
             name=parts[0].name,
             mig=tuple(
                 MigInstance(uuid=part.uuid, gpu_instance=-1, compute_instance=-1) for part in parts
-            ),
+            )
+            if parts[0].is_mig
+            else None,
         )
-        for index, parts in cut.items()
+        for index, parts in sorted(by_index.items())
     ]
-    return tuple(sorted([*whole, *parents], key=lambda gpu: gpu.index))
 
 
-def _count(request: Request, seen: Sequence[Device], bounds: Bounds, why: str) -> int:
-    if request.count is not None:
-        return request.count
-    if bounds.granted_count == 0:
-        raise NotEnoughGpusError(1, 0, f"{bounds.source} grants no GPUs")
-    if bounds.granted_count is not None:
-        shown = bounds.visible is not None and seen  # somebody may have shown fewer
-        return min(bounds.granted_count, len(seen)) if shown else bounds.granted_count
-    if bounds.visible is not None or bounds.around is not None:
-        if not seen:
-            raise NotEnoughGpusError(1, 0, why)
-        return len(seen)
-    raise InvalidOptionError(
-        "n", "auto", f"a number: nobody tells how many GPUs were granted ({bounds.source})"
-    )
+def in_cuda_order(devices: Sequence[Device], visible: Visible) -> tuple[Device, ...]:
+    """The visible devices, in CUDA's order, without those that are left out."""
+    by_uuid = {device.uuid: device for device in devices}
+    by_index = {device.index: device for device in devices if not device.is_mig}
+    pairs = zip(visible.indices, visible.instances, strict=True)
+    shown = (by_index.get(index) if uuid is None else by_uuid[uuid] for index, uuid in pairs)
+    return tuple(device for device in shown if device is not None)
 
 
-def _named(
+def _named_and_allowed(
     option: str,
     names: Sequence[Name],
     devices: Sequence[Device],
-    seen: Collection[Device],
+    allowed: Collection[Device],
     why: str,
     count: int,
-    left_out: Collection[LeftOut],
+    limits: Limits,
 ) -> tuple[Device, ...]:
-    gone = {one.index: str(one) for one in left_out}
+    here = {device.index for device in devices}
+    left_out = {one.index: str(one) for one in limits.left_out if one.index not in here}
     for name in names:
-        number = _number_of(name)
-        if number in gone and not any(device.index == number for device in devices):
-            raise NotEnoughGpusError(count, 0, gone[number])
-    found = named(option, names, devices, left_out)
+        if (number := _index(name)) in left_out:
+            raise NotEnoughGpusError(count, 0, left_out[number])
+    found = named_devices(option, names, devices, limits.left_out)
     for device in found:
-        if device not in seen:
-            raise NotEnoughGpusError(
-                count, 0, f"{device} is not among those that it may have: {why}"
-            )
+        if device not in allowed:
+            raise NotEnoughGpusError(count, 0, f"this process may not use {device}: {why}")
     return found
 
 
-def named(
+def named_devices(
     option: str,
     names: Sequence[Name],
     devices: Sequence[Device],
     left_out: Collection[LeftOut] = (),
 ) -> tuple[Device, ...]:
-    """The devices that names mean, in their order.
+    """The devices of these names, in their order.
 
     Raises:
-        InvalidOptionError: a name means none, or several, or the same as another one.
+        InvalidOptionError: a name fits none, or several, or the same as another name.
     """
     found: list[Device] = []
     for name in names:
-        device = _find(option, name, devices, left_out)
-        if device in found:
-            expected = f"each GPU once ({device} is there twice)"
+        fitting = _fitting(name, devices)
+        if len(fitting) != 1:
+            there = ", ".join(f"{device.index} ({device.uuid})" for device in devices[:16])
+            problem = "fits several of them" if fitting else "is none of them"
+            raise InvalidOptionError(
+                option,
+                name,
+                f"the index, UUID or PCI address of a GPU here: {there or 'none'}; this "
+                + "; ".join([problem, *map(str, left_out)]),
+            )
+        if fitting[0] in found:
+            expected = f"each GPU once ({fitting[0]} is there twice)"
             raise InvalidOptionError(option, list(names), expected)
-        found.append(device)
+        found += fitting
     return tuple(found)
 
 
-def _number_of(name: Name) -> int | None:
+def _index(name: Name) -> int | None:
     return name if isinstance(name, int) else natural(name.strip())
 
 
-def _find(
-    option: str, name: Name, devices: Sequence[Device], left_out: Collection[LeftOut]
-) -> Device:
-    """The device that a name means."""
-    text = "" if isinstance(name, int) else name.strip()
-    number = _number_of(name)
+def _fitting(name: Name, devices: Sequence[Device]) -> list[Device]:
+    number = _index(name)
     if number is not None:
-        found = [device for device in devices if device.index == number and not device.is_mig]
-    elif text.upper().startswith(("GPU-", "MIG-")):
-        found = [device for device in devices if device.uuid.lower().startswith(text.lower())]
-    else:
-        address = _address(text)
-        found = [d for d in devices if address and d.pci_bus_id == address and not d.is_mig]
-    if len(found) == 1:
-        return found[0]
-    there = ", ".join(f"{device.index} ({device.uuid})" for device in devices[:16])
-    problem = "fits several of them" if found else "is none of them"
-    problem = "; ".join([problem, *map(str, left_out)])
-    raise InvalidOptionError(
-        option,
-        name,
-        f"the index, UUID or PCI address of a GPU here: {there or 'none'}; this {problem}",
-    )
-
-
-def _address(text: str) -> str | None:
-    from gpuaff._system.nvml_calls import pci_address
-
-    return pci_address(text)
-
-
-def _too_few(chosen: Sequence[Device], why: str, request: Request) -> str:
-    if request.candidates is not None:
-        return f"candidates= names {len(chosen)}"
-    return why
+        return [device for device in devices if device.index == number and not device.is_mig]
+    text = str(name).strip()
+    if text.upper().startswith(("GPU-", "MIG-")):
+        return [device for device in devices if device.uuid.lower().startswith(text.lower())]
+    address = pci_address(text)
+    return [d for d in devices if address and d.pci_bus_id == address and not d.is_mig]
 
 
 def _counted(devices: Collection[Device]) -> str:
-    parts = sum(device.is_mig for device in devices)
-    whole = len(devices) - parts
-    said = [_number(whole, "GPU")] if whole or not parts else []
-    return " and ".join([*said, _number(parts, "MIG instance")] if parts else said)
-
-
-def _number(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number or 'no'} {what}s"
+    instances = sum(device.is_mig for device in devices)
+    whole = len(devices) - instances
+    parts = [counted(whole, "GPU") if whole else "no GPUs"] if whole or not instances else []
+    return " and ".join([*parts, counted(instances, "MIG instance")] if instances else parts)

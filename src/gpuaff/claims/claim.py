@@ -1,11 +1,17 @@
-"""``Claim``: GPUs that are this process's own until it ends, or gives them back."""
+"""``Claim``: GPUs that belong to this process until it ends or releases them.
+
+Also the only state of claims: the one claim that a process can have.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
-from gpuaff._system import kernel
-from gpuaff.claims import state
+from gpuaff._system import cuda, kernel
+from gpuaff._system.interrupts import uninterrupted
+from gpuaff.errors import AlreadyClaimedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,24 +21,53 @@ if TYPE_CHECKING:
 
     from gpuaff.claims.attempts import Obtained
     from gpuaff.claims.model import ClaimedGpu
-    from gpuaff.claims.placeholder import Occupied
-    from gpuaff.claims.state import Undo
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
     from gpuaff.pinning.grant import Grant
 
 
+class Undo(ExitStack):
+    """The way back from a claim, step by step. A forked child shares all, so it undoes nothing.
+
+    After an error of the block, that error is raised, whatever undoing raises.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pid = kernel.process_id()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kernel.process_id() != self.pid:
+            self.pop_all()
+        try:
+            super().__exit__(kind, error, trace)
+        except Exception:
+            if error is None:
+                raise
+
+    def pop_all(self) -> Self:
+        """The steps, for another owner; a child that a placeholder has forked owns nothing."""
+        steps = super().pop_all()
+        steps.pid = self.pid
+        return steps
+
+
 class Claim:
-    """GPUs that were claimed. Only :func:`gpuaff.claim_gpus` makes them.
+    """GPUs that were claimed. Only :func:`gpuaff.claim_gpus` makes one.
 
     The claim lasts until the process ends, however it ends, or until :meth:`release`; whether
     this object is kept does not matter. Forked children share it: the GPUs stay claimed while one
-    of them lives. It is a context manager that releases at its end.
+    of them lives. As a context manager, it releases at the end of the block.
 
     Attributes:
         gpus: the GPUs, in CUDA's order in this process.
-        placeholders: what the placeholder has returned for each; empty without one.
-        warnings: what was not as hoped.
+        placeholders: what the placeholder returned for each; empty without one.
+        warnings: what went wrong without preventing the claim.
     """
 
     def __init__(
@@ -40,73 +75,76 @@ class Claim:
         *,
         gpus: tuple[ClaimedGpu, ...],
         obtained: Obtained,
-        occupied: Occupied,
+        placeholders: tuple[object, ...],
         grant: Grant | None,
         warnings: tuple[Notice, ...],
         undo: Undo,
     ) -> None:
-        """Only :func:`gpuaff.claim_gpus` makes them."""
+        """Only :func:`gpuaff.claim_gpus` makes one."""
         self.gpus = gpus
         self.warnings = warnings
-        self.placeholders = tuple(occupied.held)
+        self.placeholders = placeholders
         self._obtained, self._grant, self._undo = obtained, grant, undo
-        self._pid = undo.pid  # a placeholder may have forked: that child has not claimed
-        self._is_abandoned = False
-        self._releasing = threading.RLock()  # a signal handler may release as well
+        self._is_over = False
+        self._releasing = threading.RLock()  # another thread, or a placeholder, may release as well
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors that hold the claim.
+        """The descriptors that hold the claim; empty once it is over.
 
-        A program that is to keep it alive, though this process may end first, is started with
-        ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway. They only
-        keep the claim: do not read, write or lock them. Empty once it is over.
+        A program that is to keep the claim alive after this process needs them:
+        ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway. Do not read,
+        write or lock them.
         """
         return () if self.is_released else (*self._obtained.lease.fds, self._obtained.slot.handle)
 
     @property
     def cpus(self) -> CpuSet | None:
-        """The CPUs that came with the claim (``pin=True``); None when none did."""
+        """The CPUs that came with the claim (``pin=True``); None without."""
         return None if self._grant is None or not self._grant.pinned else self._grant.cpus
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the one that has claimed."""
-        return kernel.process_id() != self._pid
+        """Whether this process was forked from the one that claimed."""
+        return kernel.process_id() != self._undo.pid
 
     @property
     def is_released(self) -> bool:
-        """Whether it is over, as far as this process is concerned."""
-        return self._is_abandoned or self._undo.is_done
+        """Whether the claim is over for this process."""
+        return self._is_over
 
     def release(self) -> None:
         """Give the GPUs back, also for children that share the claim; may be called again.
 
         The placeholders are released; ``CUDA_VISIBLE_DEVICES`` and the process's CPUs are again
-        what they were.
-        CUDA's list of devices is settled for good once it was started: after that this process
+        what they were. Once CUDA was started, its list of devices never changes: then this process
         can claim the same GPUs again, and no others.
 
         In a forked child only the child's part ends: the GPUs stay its parent's.
 
         Raises:
-            Exception: what a placeholder's own release has raised; all is released nevertheless.
+            Exception: from a placeholder's own release; all is released nevertheless.
         """
-        if self.is_inherited:
-            self._abandon()
-            return
-        with self._releasing:
-            try:
-                self._undo()
-            finally:
-                self._undo()  # Ctrl-C may have come in the first
+        with uninterrupted():
+            if self.is_inherited:
+                self._abandon()
+                return
+            with self._releasing:
+                try:
+                    self._undo.close()
+                finally:
+                    self._forget()
 
     def _abandon(self) -> None:
-        state.forget(self)
-        if not self._is_abandoned:
-            self._is_abandoned = True
+        if not self._is_over:
             self._obtained.lease.abandon()
             self._obtained.slot.abandon()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._is_over = True
+        if _state.claim is self:
+            _state.claim = None
 
     def __enter__(self) -> Self:
         return self
@@ -129,4 +167,74 @@ class Claim:
         Raises:
             TypeError: always.
         """
-        raise TypeError("a Claim cannot be pickled: it belongs to the process that has claimed")
+        raise TypeError("a Claim cannot be pickled: it belongs to the process that claimed")
+
+
+class _State:
+    """The one claim of this process."""
+
+    def __init__(self) -> None:
+        self.claim: Claim | None = None
+        self.claiming = threading.Lock()
+        self.cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
+
+
+_state = _State()
+
+
+def _forget_claiming() -> None:
+    """In a forked child no claim is being made."""
+    _state.claiming = threading.Lock()
+
+
+kernel.in_forked_child(_forget_claiming)
+
+
+def current_claim() -> Claim | None:
+    """The claim that this process holds; None when it holds none.
+
+    A forked child has its parent's (``Claim.is_inherited``) until it makes one of its own.
+    """
+    return _state.claim
+
+
+def remember(claim: Claim) -> None:
+    """Make it the claim of this process, which lasts even when the caller does not keep it."""
+    _state.claim = claim
+
+
+@contextmanager
+def claiming() -> Iterator[None]:
+    """Make a claim in this block, which only one thread enters.
+
+    Raises:
+        AlreadyClaimedError: this process has a claim, or is making one.
+    """
+    lock = _state.claiming
+    if not lock.acquire(blocking=False):
+        raise AlreadyClaimedError(
+            "this process is already claiming GPUs, in another thread or around this call"
+        )
+    try:
+        claim = _state.claim
+        if claim is not None and not claim.is_inherited:
+            gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in claim.gpus)
+            raise AlreadyClaimedError(
+                f"this process already has a claim, of GPU {gpus}, and one process has one claim, "
+                "since CUDA fixes its visible GPUs once; claim all at once, or release() it first",
+                tuple(gpu.uuid for gpu in claim.gpus),
+            )
+        yield
+    finally:
+        lock.release()
+
+
+def cuda_bound_gpus() -> tuple[ClaimedGpu, ...] | None:
+    """The GPUs of an earlier claim to which CUDA is bound for good; None when it is not."""
+    return _state.cuda_bound_gpus
+
+
+def bind_cuda(gpus: tuple[ClaimedGpu, ...]) -> None:
+    """If CUDA was started under a claim, it shows the GPUs of that claim for good."""
+    if cuda.is_initialized():
+        _state.cuda_bound_gpus = gpus

@@ -1,7 +1,4 @@
-"""What claims are about: devices, how they are used, and what was asked for.
-
-What the driver says of devices comes from its gate, and belongs to these records.
-"""
+"""Devices, how they are used, and what a claim requests of them."""
 
 from __future__ import annotations
 
@@ -27,27 +24,27 @@ class Busy(str, Enum):
     """Why a device is not free."""
 
     LEASED = "leased"
-    """Somebody holds its lease."""
+    """Another claim holds its lease."""
     PROCESSES = "processes"
-    """Others compute on it."""
+    """Other processes compute on it."""
     MEMORY = "memory"
     """Memory is in use that no visible process explains."""
     EXCLUSIVE = "exclusive"
-    """Its compute mode lets one process in, and one is there."""
+    """It is in exclusive mode, and already used."""
     PROHIBITED = "prohibited"
-    """Its compute mode lets nobody in."""
+    """Its compute mode allows no process."""
     UNREADABLE = "unreadable"
-    """The driver does not tell whether it is free, or whether it fits what was asked for."""
+    """The driver does not report whether it is free, or meets the requirements."""
     LOST = "lost"
     """It has fallen off the bus."""
     DENIED = "denied"
     """This process may not use it."""
     SMALL = "small"
-    """It has less memory in all than was asked for."""
+    """It has less memory in total than was requested."""
     MEMORY_LOW = "memory_low"
-    """It has less free memory than was asked for."""
+    """It has less free memory than was requested."""
     WORKING = "working"
-    """It works harder than was asked for."""
+    """Its utilization exceeds ``max_utilization``."""
     KEPT = "kept"
     """It is idle, and an earlier waiter may choose it."""
 
@@ -62,11 +59,11 @@ class Usage:
     Attributes:
         device: which one.
         busy: why it is not free; None when it is.
-        pids: the processes that have it, as far as they are known; ascending.
-        message: one line for people: why, and who; empty when it is free.
-        leaving: whether those who have it are about to be gone: they are exiting, or have ended
-            and the driver still lists them (0.1 s on a real machine).
-        exiting: whether some of these are exiting, which may take seconds.
+        pids: the processes that use it, as far as they are known; ascending.
+        message: why, and by which processes, in one line; empty when it is free.
+        leaving: whether these processes are exiting, or have ended and the driver still lists them
+            (0.1 s on a real machine).
+        exiting: whether some of them are exiting, which may take seconds.
         lasting: whether waiting would not help.
     """
 
@@ -81,11 +78,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is asked of each device.
+    """The requirements that each device must meet.
 
     Attributes:
-        min_free_memory: bytes that must be free on each.
-        max_utilization: percent that none may be busier than.
+        min_free_memory: bytes that must be free.
+        max_utilization: the highest recent utilization, in percent.
     """
 
     min_free_memory: int | None = None
@@ -97,10 +94,9 @@ class ClaimedGpu:
     """A GPU, or MIG instance, that a claim holds.
 
     Attributes:
-        index: what nvidia-smi calls the GPU; for a MIG instance, the GPU that it is part of.
+        index: the GPU's index in nvidia-smi; for a MIG instance, that of its GPU.
         uuid: ``GPU-…`` or ``MIG-…``.
-        pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``; None when the driver
-            does not tell.
+        pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``; None when unknown.
         local: CUDA's number of it in this process: torch's ``cuda:<local>``.
         name: the product name.
     """
@@ -114,14 +110,14 @@ class ClaimedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """How a wait stands: what ``on_wait`` is called with.
+    """The state of a wait, for ``on_wait``.
 
     Attributes:
-        position: how many who want any of the same GPUs come before; 0 is next.
+        position: how many earlier waiters want any of the same GPUs; 0 is next.
         waited: for how long so far, in seconds.
-        wanted: how many GPUs are asked for.
-        free: how many of those that fit are free, and kept for no earlier waiter.
-        reasons: one line for each GPU that is not.
+        wanted: how many GPUs are requested.
+        free: how many candidates are free, and kept for no earlier waiter.
+        reasons: one line for each candidate that is not.
     """
 
     position: int

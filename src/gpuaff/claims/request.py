@@ -1,4 +1,4 @@
-"""What a call of ``claim_gpus`` asks for, read from its arguments. Pure."""
+"""What a call of ``claim_gpus`` requests, from its arguments. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 Name: TypeAlias = "int | str"
-"""How a device is named: NVML's index, a UUID or the beginning of one, or a PCI address."""
+"""A device: NVML's index, a UUID or the beginning of one, or a PCI address."""
 
 MOST = 1024
 """More GPUs than any machine has."""
 
-AUTO = "auto"
-
 _FOREVER = 1e9
-"""Seconds that nobody waits; from there on a wait has no limit."""
+"""Seconds (31 years): a longer wait has no limit."""
+
+_EXPECTED_COUNT = f'a number of GPUs from 1 to {MOST}, or "auto": as many as were granted'
+_EXPECTED_NAMES = "GPUs by index, UUID or PCI address, such as [0, 2] or ['GPU-8f3c…']"
 
 
 class VisibleAs(str, Enum):
@@ -37,7 +38,7 @@ class VisibleAs(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for; the attributes are ``claim_gpus``' arguments.
+    """The arguments of ``claim_gpus`` that say which GPUs it requests.
 
     Attributes:
         count: how many; None is as many as the scheduler has granted.
@@ -58,7 +59,7 @@ class Request:
     visible: VisibleAs | None = VisibleAs.INDEX
 
 
-def read(
+def parse_request(
     n: object,
     *,
     gpus: object = None,
@@ -68,47 +69,42 @@ def read(
     wait: object = 0,
     visible: object = VisibleAs.INDEX,
 ) -> Request:
-    """Read the arguments.
+    """Check the arguments.
 
     Raises:
-        InvalidOptionError: one of them cannot be meant.
+        InvalidOptionError: one of them is invalid.
     """
     exactly, some = _names("gpus", gpus), _names("candidates", candidates)
     if exactly is not None and some is not None:
         raise InvalidOptionError("candidates", candidates, "nothing, as gpus= names them all")
-    count = _count(n)
+    count = (
+        None if n == "auto" and isinstance(n, str) else _number("n", n, 1, MOST, _EXPECTED_COUNT)
+    )
     if exactly is not None:
         if count not in (None, 1, len(exactly)):
             raise InvalidOptionError("n", n, f"{len(exactly)}, as many as gpus= names, or nothing")
         count = len(exactly)
+    percent = "percent, from 0 to 100"
     return Request(
         count=count,
         gpus=exactly,
         candidates=some,
-        min_free_memory=_at_most("min_free_memory", min_free_memory, "a number of bytes", 2**63),
-        max_utilization=_at_most("max_utilization", max_utilization, "percent, from 0 to 100", 100),
+        min_free_memory=_limit("min_free_memory", min_free_memory, 2**63, "a number of bytes"),
+        max_utilization=_limit("max_utilization", max_utilization, 100, percent),
         wait=_seconds(wait),
         visible=_visible(visible),
     )
 
 
-def _count(n: object) -> int | None:
-    if isinstance(n, str) and n == AUTO:
-        return None
-    count = whole(n)
-    if count is None or not 0 < count <= MOST:
-        expected = f'a number of GPUs from 1 to {MOST}, or "{AUTO}": as many as were granted'
-        raise InvalidOptionError("n", n, expected)
-    return count
-
-
-def _at_most(option: str, value: object, expected: str, most: int) -> int | None:
-    if value is None:
-        return None
+def _number(option: str, value: object, least: int, most: int, expected: str) -> int:
     number = whole(value)
-    if number is None or not 0 <= number <= most:
+    if number is None or not least <= number <= most:
         raise InvalidOptionError(option, value, expected)
     return number
+
+
+def _limit(option: str, value: object, most: int, expected: str) -> int | None:
+    return None if value is None else _number(option, value, 0, most, expected)
 
 
 def _seconds(wait: object) -> float | None:
@@ -134,23 +130,15 @@ def _visible(value: object) -> VisibleAs | None:
 def _names(option: str, value: object) -> tuple[Name, ...] | None:
     if value is None:
         return None
-    expected = "GPUs by index, UUID or PCI address, such as [0, 2] or ['GPU-8f3c…']"
-    given: object = value
-    number = whole(value)
-    if number is not None:
+    given = value
+    if (number := whole(value)) is not None:
         given = (number,)
     elif isinstance(value, str):
         given = [part.strip() for part in value.split(",")]
     # Bytes would be numbers.
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | memoryview):
-        raise InvalidOptionError(option, value, expected)
-    found = [_name(one) for one in islice(given, MOST + 1)]
-    names = tuple(name for name in found if name is not None)
-    if not names or len(names) < len(found) or len(names) > MOST:
-        raise InvalidOptionError(option, value, expected)
-    return names
-
-
-def _name(value: object) -> Name | None:
-    """One GPU's name; None when it is none."""
-    return (value or None) if isinstance(value, str) else whole(value)
+        raise InvalidOptionError(option, value, _EXPECTED_NAMES)
+    names = tuple(one if isinstance(one, str) else whole(one) for one in islice(given, MOST + 1))
+    if not 0 < len(names) <= MOST or None in names or "" in names:
+        raise InvalidOptionError(option, value, _EXPECTED_NAMES)
+    return tuple(name for name in names if name is not None)

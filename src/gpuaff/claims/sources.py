@@ -1,8 +1,8 @@
-"""Where GPUs are claimed from: the machine, or a claim that encloses this process."""
+"""Where GPUs are claimed from: the host, or the claim in which this process runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuaff._system import descriptors, kernel, locks
@@ -12,6 +12,8 @@ from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import Entry, Slot, ending
 from gpuaff.claims.model import Busy, Device, Usage
 from gpuaff.errors import ClaimError
+from gpuaff.launch import inherited
+from gpuaff.launch.inherited import ParentClaim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """All GPUs of the machine: a claim is a lease, and others may have GPUs without one.
-
-    Attributes:
-        looker: asks how the devices of the pool are used.
-    """
+class HostSource:
+    """All GPUs of the machine: a claim is a lease, and other programs may use GPUs without one."""
 
     looker: Looker
 
@@ -35,187 +33,199 @@ class Machine:
         self.looker.prepare(registry.entries())
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used, as of the last look, and by the leases of this moment."""
+        """How the devices are used: by the driver's last answer, and by the registry now."""
         return self.looker.judged(entries)
 
-    def in_words(self, usages: tuple[Usage, ...], entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """The last usages, for those who are to be told."""
+    def described(self, usages: tuple[Usage, ...], entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """The last usages, with the names of processes in their messages."""
         del usages
         return self.looker.in_words(entries)
 
     def lease(self, slot: Slot) -> Lease:
-        """A lease that has nothing yet."""
+        """A lease of no device yet."""
         del slot
         return Lease()
 
-    def ending(self, devices: Collection[Device]) -> frozenset[Device]:
-        """Those whose lease is held by processes that are exiting, board or not."""
+    def exiting(self, devices: Collection[Device]) -> frozenset[Device]:
+        """Those whose lease is held by exiting processes only, in the registry or not."""
         holders = leases.holders(devices)
         pids = {one: [holder.pid for holder in holders[one.uuid]] for one in devices}
         return frozenset(one for one in devices if pids[one] and all(map(_is_exiting, pids[one])))
 
     def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """The files that are closed when somebody gives a device back."""
+        """The files that are closed when a lease is given back."""
         return tuple({lock.path: None for one in devices for lock in leases.locks_of(one)})
 
     def key(self, device: Device) -> str:
-        """What the board calls a device."""
+        """The registry's name of a device."""
         return device.uuid
-
-
-@dataclass()
-class Parts:
-    """Devices of an enclosing claim that this process has to itself: bytes of the board.
-
-    Attributes:
-        slot: this process's slot, through whose open file they are locked.
-        bytes_of: the byte of each device, by UUID.
-        taken: the bytes that are locked.
-    """
-
-    slot: Slot
-    bytes_of: Mapping[str, int]
-    taken: list[int] = field(default_factory=list)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The descriptors that hold it, besides the slot's."""
-        return ()
-
-    def take(self, devices: Sequence[Device]) -> Device | None:
-        """Take all devices, or none.
-
-        Returns:
-            None; or a device that another rank has.
-        """
-        try:
-            for device in devices:
-                byte = self.bytes_of[device.uuid]
-                self.taken.append(byte)  # first: Ctrl-C may come as soon as it is locked
-                if not locks.try_range(self.slot.handle, byte):
-                    self.taken.pop()
-                    self.release()
-                    return device
-        except BaseException:
-            self.release()
-            raise
-        return None
-
-    def release(self) -> None:
-        """Give all back, for children that share them, too."""
-        while self.taken and self.slot.is_ours:
-            locks.free_range(self.slot.handle, self.taken[-1])
-            self.taken.pop()
-        self.taken.clear()
-
-    def abandon(self) -> None:
-        """In a forked child: leave them to the parent."""
-        self.taken.clear()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enclosing:
-    """A claim in which this process runs: all of its GPUs are ours, and shared among its ranks.
-
-    Attributes:
-        slot: its slot on the board.
-        gpus: its devices, by UUID, in its order.
-        devices: the devices of the pool.
-    """
-
-    slot: int
-    gpus: tuple[str, ...]
-    devices: tuple[Device, ...]
-
-    def look(self) -> None:
-        """Nothing: the driver is not asked about the GPUs of a claim."""
-
-    def in_words(self, usages: tuple[Usage, ...], entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """The last usages, for those who are to be told."""
-        del entries
-        return usages
-
-    def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used now, by those who claim inside the claim.
-
-        Also by those who claim inside a claim inside it, whose process may have died.
-
-        Raises:
-            ClaimError: the claim itself is over.
-        """
-        around = self._around(entries)
-        if self.slot not in around:
-            raise ClaimError(
-                "the claim in which this process runs has ended meanwhile, and its GPUs may be "
-                "somebody else's by now"
-            )
-        held = [entry for entry in entries if not entry.waits and entry.slot not in around]
-        names = {uuid: who(entry) for entry in held for uuid in entry.devices}
-        leaving = ending(held)
-        first = self._byte(0)
-        handle = registry.opened()
-        try:
-            used = locks.locked_bytes(handle, first, first + registry.PART_COUNT)
-        finally:
-            descriptors.close(handle)
-        taken = {self.gpus[byte - first] for byte in used if byte - first < len(self.gpus)}
-        return tuple(self._usages(taken | names.keys(), names, leaving))
-
-    def _around(self, entries: Sequence[Entry]) -> frozenset[int]:
-        """The slots of this claim and of those around it, as far as they hold still."""
-        holding = {entry.slot: entry for entry in entries if not entry.waits}
-        found: set[int] = set()
-        slot: int | None = self.slot
-        while slot is not None and slot in holding and slot not in found:
-            found.add(slot)
-            slot = holding[slot].inside
-        return frozenset(found)
-
-    def _usages(
-        self, taken: Container[str], names: Mapping[str, str], leaving: Container[str]
-    ) -> Iterator[Usage]:
-        for device in self.devices:
-            if device.uuid in taken:
-                holder = names.get(device.uuid, "a process of this claim")
-                exiting = device.uuid in leaving
-                message = f"{device}: claimed inside this claim by {holder}"
-                message += ", which is exiting" if exiting else ""
-                yield Usage(
-                    device=device,
-                    busy=Busy.LEASED,
-                    message=message,
-                    leaving=exiting,
-                    exiting=exiting,
-                )
-            else:
-                yield Usage(device=device)
-
-    def ending(self, devices: Collection[Device]) -> frozenset[Device]:
-        """None: the lock of a part goes together with what the board says of it."""
-        del devices
-        return frozenset()
-
-    def lease(self, slot: Slot) -> Parts:
-        """A lease that has nothing yet."""
-        places = {uuid: self._byte(place) for place, uuid in enumerate(self.gpus)}
-        return Parts(slot=slot, bytes_of=places)
-
-    def _byte(self, place: int) -> int:
-        return registry.PARTS + self.slot * registry.PART_COUNT + place
-
-    def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """No file tells: the board is closed at every look, also by who would be woken."""
-        del devices
-        return ()
-
-    def key(self, device: Device) -> str:
-        """What the board calls a device inside this claim."""
-        return f"{self.slot}/{device.uuid}"
 
 
 def _is_exiting(pid: int | None) -> bool:
     return pid is not None and kernel.is_exiting(pid)
 
 
-Ground: TypeAlias = "Machine | Enclosing"
-AnyLease: TypeAlias = "Lease | Parts"
+@dataclass
+class SubLease:
+    """Devices of the parent claim that this process has locked: bytes of the registry's file.
+
+    Attributes:
+        slot: this process's slot, through whose open file they are locked.
+        bytes_of: the byte of each device, by UUID.
+        locked: the bytes that are locked.
+    """
+
+    slot: Slot
+    bytes_of: Mapping[str, int]
+    locked: list[int] = field(default_factory=list)
+    fds = ()  # those of the slot
+
+    def take(self, devices: Sequence[Device]) -> Device | None:
+        """Lock all devices, or none.
+
+        Returns:
+            None; or a device that another rank has.
+        """
+        for device in devices:
+            byte = self.bytes_of[device.uuid]
+            if not locks.try_range(self.slot.handle, byte):
+                self.release()
+                return device
+            self.locked.append(byte)
+        return None
+
+    def release(self) -> None:
+        """Unlock all, for children that share them, too."""
+        if self.slot.is_ours:
+            for byte in self.locked:
+                locks.free_range(self.slot.handle, byte)
+        self.locked.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: leave them to the parent."""
+        self.locked.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentClaimSource:
+    """The claim in which this process runs: its GPUs are shared among its ranks.
+
+    Attributes:
+        parent: the claim; its devices are in the order of the registry's bytes.
+        devices: the candidates.
+    """
+
+    parent: ParentClaim
+    devices: tuple[Device, ...]
+
+    def look(self) -> None:
+        """Nothing: the driver is not asked about the GPUs of a claim."""
+
+    def described(self, usages: tuple[Usage, ...], entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """The last usages."""
+        del entries
+        return usages
+
+    def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """How the devices are used by claims inside the parent claim, at any depth.
+
+        Raises:
+            ClaimError: the parent claim is over.
+        """
+        parents = self._parents(entries)
+        if self.parent.slot not in parents:
+            raise ClaimError(
+                "the claim in which this process runs has ended, and its GPUs may belong to "
+                "another claim by now"
+            )
+        held = [entry for entry in entries if not entry.waits and entry.slot not in parents]
+        holders = {uuid: who(entry) for entry in held for uuid in entry.devices}
+        exiting = ending(held)
+        for uuid in self._locked():  # its holder may be about to write its record
+            holders.setdefault(uuid, "a process of this claim")
+        return tuple(self._usages(holders, exiting))
+
+    def _parents(self, entries: Sequence[Entry]) -> frozenset[int]:
+        """The slots of the parent claim and of those around it, as far as they still hold."""
+        holding = {entry.slot: entry for entry in entries if not entry.waits}
+        found: set[int] = set()
+        slot: int | None = self.parent.slot
+        while slot is not None and slot in holding and slot not in found:
+            found.add(slot)
+            slot = holding[slot].inside
+        return frozenset(found)
+
+    def _locked(self) -> list[str]:
+        first, uuids = self._byte(0), self.parent.uuids
+        handle = registry.opened()
+        try:
+            used = locks.locked_bytes(handle, first, first + registry.PART_COUNT)
+        finally:
+            descriptors.close(handle)
+        return [uuids[byte - first] for byte in used if byte - first < len(uuids)]
+
+    def _usages(self, holders: Mapping[str, str], exiting: Collection[str]) -> Iterator[Usage]:
+        for device in self.devices:
+            if device.uuid not in holders:
+                yield Usage(device=device)
+                continue
+            leaving = device.uuid in exiting
+            message = f"{device}: claimed inside this claim by {holders[device.uuid]}"
+            yield Usage(
+                device=device,
+                busy=Busy.LEASED,
+                message=f"{message}, which is exiting" if leaving else message,
+                leaving=leaving,
+                exiting=leaving,
+            )
+
+    def exiting(self, devices: Collection[Device]) -> frozenset[Device]:
+        """None: the lock of a device ends together with the registry's entry."""
+        del devices
+        return frozenset()
+
+    def lease(self, slot: Slot) -> SubLease:
+        """A lease of no device yet."""
+        places = {uuid: self._byte(place) for place, uuid in enumerate(self.parent.uuids)}
+        return SubLease(slot=slot, bytes_of=places)
+
+    def _byte(self, place: int) -> int:
+        return registry.PARTS + self.parent.slot * registry.PART_COUNT + place
+
+    def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
+        """No file: the registry's is closed at every look."""
+        del devices
+        return ()
+
+    def key(self, device: Device) -> str:
+        """The registry's name of a device inside this claim."""
+        return f"{self.parent.slot}/{device.uuid}"
+
+
+Source: TypeAlias = "HostSource | ParentClaimSource"
+AnyLease: TypeAlias = "Lease | SubLease"
+
+
+def parent_claim() -> ParentClaim | None:
+    """The claim in which this process runs, by ``GPUAFF_CLAIM``; None without one.
+
+    Raises:
+        ClaimError: the variable is invalid, or names a claim that is over.
+        LockDirectoryError: the registry cannot be used.
+    """
+    found, notice = inherited.observe_parent_claim()
+    if notice is not None:
+        raise ClaimError(notice.message)
+    if found is None:
+        return None
+    for entry in registry.entries():
+        writer = entry.slot, entry.waits, entry.pid, entry.start or 0  # without /proc: not known
+        expected = found.slot, False, found.pid, found.started
+        # In this order, by which the ranks know which byte stands for which device.
+        if writer == expected and entry.devices == found.uuids:
+            return found
+    raise ClaimError(
+        f"{inherited.CLAIM_VARIABLE} says that this process runs inside a claim of process "
+        f"{found.pid}, which is over (or was made with another GPUAFF_LOCK_DIR); to claim from "
+        f"the machine unset {inherited.CLAIM_VARIABLE}, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER"
+    )

@@ -1,9 +1,9 @@
-"""Who has which GPU and who waits, put together from what was seen. Pure."""
+"""Which process has which GPU, and which wait: observed without taking a lock."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 from gpuaff._system import kernel
@@ -12,7 +12,7 @@ from gpuaff._system.nvml import usage_session
 from gpuaff._system.processes import Process, look_up, user_name
 from gpuaff.claims.candidates import unclaimable
 from gpuaff.claims.devices.occupancy import listed
-from gpuaff.claims.devices.probe import Looker, people_on
+from gpuaff.claims.devices.probe import Looker, process_info
 from gpuaff.claims.locking import leases, queue, registry
 from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry, living, stopped
@@ -26,33 +26,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# What is read for ``gpuaff status``. No lock is taken to look, and nothing is changed.
-
-
 _FOREIGN = Notice(
     "pids-foreign",
-    "the driver tells processes by numbers that are not those of this container, so they are not "
-    "looked up; look from the host",
+    "the driver's process ids are not those of this container, so they are not looked up; run "
+    "gpuaff status on the host",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """Everything that was seen, as it was told.
+class Snapshot:
+    """Everything that was observed.
 
     Attributes:
-        readings: what the driver tells of each device.
+        readings: what the driver reports of each device.
         usages: whether each is free; in the same order.
-        entries: what stands on the board.
-        living: the slots of those who live, and can be seen from here.
-        slow: the slots of those who wait and are stopped or stuck.
-        locks: who has taken each device's locks, by UUID, as the kernel tells.
-        sharing: the processes that hold each device's lease, by UUID, as far as they show it.
-        opened: the processes that have the device file of each GPU open, by its index; likewise.
-        processes: what processes tell of themselves, by id.
+        entries: the registry.
+        living: the slots of those whose process lives, and is visible here.
+        slow: the slots of waiters that are stopped or stuck.
+        locks: the holders of each device's locks, by UUID, from the kernel.
+        sharing: the processes that hold each device's lease, by UUID, as far as they are visible.
+        opened: the processes that have each GPU's device file open, by its index; likewise.
+        processes: the processes themselves, by id.
         users: the names of users, by number.
-        ours: whether the driver's numbers of processes are those of here.
-        notices: what could not be seen.
+        ours: whether the driver's process ids are those of here.
+        notices: what could not be observed.
     """
 
     readings: tuple[DeviceReading, ...] = ()
@@ -69,34 +66,35 @@ class Sight:
     notices: tuple[Notice, ...] = ()
 
 
-def look() -> Sight:
-    """Look at the GPUs, at who has them and at who waits for them."""
-    entries, trouble = _entries()
-    usages, readings, notes = _devices(entries)
+def take_snapshot() -> Snapshot:
+    """Observe the GPUs, the processes that have them, and the queue. Nothing is changed."""
+    entries, notices = _entries()
+    usages, readings, more = _devices(entries)
     devices = [reading.device for reading in readings]
     locks = leases.holders(devices)
-    sharing, opened = _handles([device for device in devices if locks[device.uuid]], devices)
-    ours = people_on(readings).me is not None
-    told = listed(readings) if ours else frozenset[int]()
+    sharing, opened = _open_files([device for device in devices if locks[device.uuid]], devices)
+    ours = process_info(readings).me is not None
     alive = living(entries)
-    writers = {entry.pid for entry in entries if entry.slot in alive}
-    pids = {*told, *_ids(sharing), *_ids(opened), *writers}
-    pids |= {holder.pid for each in locks.values() for holder in each}
-    uids = {entry.uid for entry in entries if entry.uid is not None}
+    pids = {entry.pid for entry in entries if entry.slot in alive}
+    pids |= {holder.pid for holders in locks.values() for holder in holders}
+    pids |= {*(listed(readings) if ours else ())}.union(*sharing.values(), *opened.values())
     found = (look_up(pid) for pid in pids if pid is not None)
-    return Sight(
+    uids = {entry.uid for entry in entries if entry.uid is not None}
+    waiting = [entry for entry in entries if entry.waits]
+    now = kernel.uptime()
+    return Snapshot(
         readings=readings,
         usages=usages,
         entries=entries,
         living=alive,
-        slow=_slow(entries),
+        slow=stopped(waiting) | {one.slot for one in waiting if not queue.is_well(one, now)},
         locks=locks,
         sharing=sharing,
         opened=opened,
         processes={process.pid: process for process in found if process is not None},
         users={uid: user_name(uid) for uid in uids},
         ours=ours,
-        notices=(*trouble, *notes, *(() if ours else (_FOREIGN,))),
+        notices=(*notices, *more, *(() if ours else (_FOREIGN,))),
     )
 
 
@@ -104,7 +102,7 @@ def _entries() -> tuple[tuple[Entry, ...], tuple[Notice, ...]]:
     try:
         return registry.entries(), ()
     except LockDirectoryError as error:
-        return (), (Notice("board-unread", f"who holds and who waits is not told: {error}"),)
+        return (), (Notice("board-unread", f"claims and waiters are not known: {error}"),)
 
 
 def _devices(
@@ -112,58 +110,49 @@ def _devices(
 ) -> tuple[tuple[Usage, ...], tuple[DeviceReading, ...], tuple[Notice, ...]]:
     try:
         with usage_session() as session:
-            looker = Looker(session, session.devices(), own_is_free=False)
-            usages, readings = looker.usages(entries), session.look(utilization=True)
-            odd = dict.fromkeys(unclaimable(session.devices()).values())
-            notes = [Notice("nvml", note) for note in session.notes]
-            notes += [Notice("unclaimable", f"{words}; no claim takes such a one") for words in odd]
-            return usages, readings, tuple(notes)
+            devices = session.devices()
+            looker = Looker(session, devices, own_is_free=False, utilization=True)
+            looker.look()
+            notices = [Notice("nvml", note) for note in session.notes]
+            notices += [
+                Notice("unclaimable", f"{why}, so it cannot be claimed")
+                for why in unclaimable(devices)
+            ]
+            looker.judged(entries)
+            return looker.in_words(entries), looker.readings, tuple(notices)
     except NoDriverError as error:
         return (), (), (Notice("no-driver", str(error)),)
 
 
-def _handles(
+def _open_files(
     leased: Sequence[Device], devices: Sequence[Device]
 ) -> tuple[dict[str, set[int]], dict[int, set[int]]]:
-    """Who holds the leases, and who has device files open, by what processes have open."""
-    names = {name: device.uuid for device in leased for name in leases.files_of(device)}
-    addresses = {device.pci_bus_id: device.index for device in devices}
-    minors = indices_by_minor(Tree(), addresses)
+    """The processes that hold leases, by UUID, and that have device files open, by index."""
+    uuids = {name: device.uuid for device in leased for name in leases.files_of(device)}
+    indices = indices_by_minor(Tree(), {one.pci_bus_id: one.index for one in devices})
     sharing: dict[str, set[int]] = {}
     opened: dict[int, set[int]] = {}
-    me = kernel.process_id()
     for pid in kernel.process_ids():
         handles = kernel.handles_of(pid)
         for handle, name in handles.items():
-            if name in names and kernel.holds_flock(pid, handle):
-                sharing.setdefault(names[name], set()).add(pid)
+            if name in uuids and kernel.holds_flock(pid, handle):
+                sharing.setdefault(uuids[name], set()).add(pid)
         for minor in minors_of(handles.values()):
-            if minor in minors and pid != me:
-                opened.setdefault(minors[minor], set()).add(pid)
+            if minor in indices and pid != kernel.process_id():
+                opened.setdefault(indices[minor], set()).add(pid)
     return sharing, opened
 
 
-def _slow(entries: Iterable[Entry]) -> frozenset[int]:
-    waiting = [entry for entry in entries if entry.waits]
-    now = kernel.uptime()
-    stuck = frozenset(entry.slot for entry in waiting if not queue.is_well(entry, now))
-    return stuck | stopped(waiting)
-
-
-def _ids(by_device: Mapping[str, Collection[int]] | Mapping[int, Collection[int]]) -> set[int]:
-    return {pid for pids in by_device.values() for pid in pids}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Person:
-    """Somebody: a process, as far as it is known. What is not known is None.
+class ProcessInfo:
+    """A process. What is not known is None.
 
     Attributes:
-        pid: its id; where it is out of sight, that of its own PID namespace.
-        command: its program and arguments; of one that is out of sight, its program's name.
-        user: whose it is.
-        since: in seconds since 1970. Of a claimer or a waiter: since when it holds or waits; of
-            all others, when they started.
+        pid: its id; where it is not visible here, that of its own PID namespace.
+        command: its program and arguments; where it is not visible here, its program's name.
+        user: its user's name.
+        since: when a claimer or waiter began to hold or wait, or another process started, in
+            seconds since 1970.
         exiting: whether it is exiting: soon the kernel gives back all that it has.
     """
 
@@ -175,40 +164,34 @@ class Person:
 
     def to_dict(self) -> dict[str, Any]:
         """The process as JSON has it."""
-        return {
-            "pid": self.pid,
-            "command": self.command,
-            "user": self.user,
-            "since": None if self.since is None else round(self.since, 3),
-            "exiting": self.exiting,
-        }
+        return {**asdict(self), "since": None if self.since is None else round(self.since, 3)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseStatus:
-    """Who has leased a GPU.
+    """The lease of a GPU.
 
     Attributes:
-        claimer: who has claimed it.
-        gone: whether the claimer has ended: others still hold what it had claimed. None when it
-            is out of sight.
-        sharers: those who hold the lease besides the claimer, as far as they can be seen: its
-            children. They keep it when the claimer has ended.
-        inside: those who have claimed the GPU inside the claim.
+        claimer: the process that claimed it.
+        gone: whether the claimer has ended, and other processes still hold the lease. None when it
+            is not visible here.
+        sharers: the other processes that hold the lease, as far as they are visible: its children.
+            They keep it when the claimer has ended.
+        inside: the processes that have claimed the GPU inside the claim.
     """
 
-    claimer: Person
+    claimer: ProcessInfo
     gone: bool | None
-    sharers: tuple[Person, ...] = ()
-    inside: tuple[Person, ...] = ()
+    sharers: tuple[ProcessInfo, ...] = ()
+    inside: tuple[ProcessInfo, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The lease as JSON has it."""
         return {
             **self.claimer.to_dict(),
             "gone": self.gone,
-            "sharers": [person.to_dict() for person in self.sharers],
-            "inside": [person.to_dict() for person in self.inside],
+            "sharers": [one.to_dict() for one in self.sharers],
+            "inside": [one.to_dict() for one in self.inside],
         }
 
 
@@ -218,9 +201,9 @@ class Kind(str, Enum):
     COMPUTE = "compute"
     """It has a CUDA context."""
     GRAPHICS = "graphics"
-    """It draws."""
+    """It uses the GPU for graphics."""
     OPEN = "open"
-    """It has the GPU's device file open, and the driver lists it nowhere."""
+    """It has the GPU's device file open, and the driver does not list it."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -231,18 +214,18 @@ class Use:
     """A process on a GPU.
 
     Attributes:
-        person: which one.
+        process: which one.
         kind: what it does there.
-        memory: the bytes that it has there; None when that is not told.
+        memory: the bytes that it has there; None when unknown.
     """
 
-    person: Person
+    process: ProcessInfo
     kind: Kind
     memory: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The process as JSON has it."""
-        return {**self.person.to_dict(), "kind": str(self.kind), "memory": self.memory}
+        return {**self.process.to_dict(), "kind": str(self.kind), "memory": self.memory}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,10 +233,10 @@ class GpuStatus:
     """A GPU, or MIG instance.
 
     Attributes:
-        reading: which one, and what the driver tells of it.
+        reading: which one, and what the driver reports of it.
         busy: why it is not free; None when it is.
         message: that in words, without the GPU's name; empty when it is free.
-        lease: who has leased it; None when nobody has.
+        lease: its lease; None without.
         kept_for: the first waiter that may choose it, so that no new claim gets it; None when none
             waits, or it is not idle.
         uses: the processes on it, whether or not they make it busy.
@@ -263,7 +246,7 @@ class GpuStatus:
     busy: Busy | None
     message: str
     lease: LeaseStatus | None
-    kept_for: Person | None
+    kept_for: ProcessInfo | None
     uses: tuple[Use, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,16 +275,16 @@ class GpuStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter:
-    """Somebody who waits.
+    """A process that waits for GPUs.
 
     Attributes:
-        person: who.
-        wanted: how many GPUs are wanted; None when that is not told.
+        process: which one.
+        wanted: how many GPUs it requests; None when unknown.
         gpus: of which, by UUID; empty is any.
-        well: whether it is neither stopped nor stuck, for then others pass it.
+        well: whether it is neither stopped nor stuck; otherwise other waiters pass it.
     """
 
-    person: Person
+    process: ProcessInfo
     wanted: int | None
     gpus: tuple[str, ...]
     well: bool
@@ -309,12 +292,12 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What ``gpuaff status`` tells.
+    """What ``gpuaff status`` shows.
 
     Attributes:
         gpus: all devices, as the driver counts them.
-        waiting: who waits, in their order.
-        warnings: what could not be seen.
+        waiting: the waiters, in their order.
+        warnings: what could not be observed.
     """
 
     gpus: tuple[GpuStatus, ...]
@@ -322,13 +305,13 @@ class Status:
     warnings: tuple[Notice, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The status as JSON has it; ``docs/status-json.md`` tells the schema."""
+        """The status as JSON has it; ``docs/status-json.md`` has the schema."""
         return {
             "gpus": [gpu.to_dict() for gpu in self.gpus],
             "waiting": [
                 {
                     "position": place,
-                    **waiter.person.to_dict(),
+                    **waiter.process.to_dict(),
                     "wanted": waiter.wanted,
                     "gpus": list(waiter.gpus),
                     "well": waiter.well,
@@ -339,26 +322,28 @@ class Status:
         }
 
 
-def status_of(sight: Sight) -> Status:
-    """Put together what was seen."""
-    pairs = zip(sight.readings, sight.usages, strict=True)
-    waiting = sorted((e for e in sight.entries if e.waits), key=lambda e: (e.ticket, e.slot))
-    well = [entry for entry in waiting if entry.slot not in sight.slow]
+def status_of(snapshot: Snapshot) -> Status:
+    """Evaluate a snapshot. Pure."""
+    pairs = zip(snapshot.readings, snapshot.usages, strict=True)
+    waiting = [entry for entry in snapshot.entries if entry.waits]
+    waiting.sort(key=lambda entry: (entry.ticket, entry.slot))
+    well = [entry for entry in waiting if entry.slot not in snapshot.slow]
     return Status(
-        gpus=tuple(_gpu(sight, reading, usage, well) for reading, usage in pairs),
-        waiting=tuple(_waiter(sight, entry) for entry in waiting),
-        warnings=sight.notices,
+        gpus=tuple(_gpu(snapshot, reading, usage, well) for reading, usage in pairs),
+        waiting=tuple(_waiter(snapshot, entry) for entry in waiting),
+        warnings=snapshot.notices,
     )
 
 
-def _gpu(sight: Sight, reading: DeviceReading, usage: Usage, waiting: Sequence[Entry]) -> GpuStatus:
-    lease = _lease(sight, reading.device.uuid)
+def _gpu(
+    snapshot: Snapshot, reading: DeviceReading, usage: Usage, waiting: Sequence[Entry]
+) -> GpuStatus:
+    lease = _lease(snapshot, reading.device.uuid)
     busy, message = usage.busy, usage.message.removeprefix(f"{reading.device}: ")
-    if busy is None and lease is not None:
-        # The lock is out of sight (another PID namespace), and the board tells of it.
-        busy, message = Busy.LEASED, "leased by somebody who cannot be seen from here"
+    if busy is None and lease is not None:  # its lock is in another PID namespace
+        busy, message = Busy.LEASED, "leased by a process that is not visible here"
     waiter = queue.kept_for(waiting, reading.device.uuid) if busy is None else None
-    kept_for = None if waiter is None else _writer(sight, waiter)
+    kept_for = None if waiter is None else _writer(snapshot, waiter)
     if kept_for is not None:
         command = kept_for.command or "an unknown program"
         message = f"kept for {in_words(command, kept_for.pid, user=kept_for.user, since=None)}"
@@ -369,83 +354,68 @@ def _gpu(sight: Sight, reading: DeviceReading, usage: Usage, waiting: Sequence[E
         message=message,
         lease=lease,
         kept_for=kept_for,
-        uses=tuple(_uses(sight, reading)),
+        uses=tuple(_uses(snapshot, reading)),
     )
 
 
-def _lease(sight: Sight, uuid: str) -> LeaseStatus | None:
-    holders = sight.locks.get(uuid, ())
-    entry = next((e for e in sight.entries if not e.waits and uuid in e.gpus), None)
+def _lease(snapshot: Snapshot, uuid: str) -> LeaseStatus | None:
+    holders = snapshot.locks.get(uuid, ())
+    held = [entry for entry in snapshot.entries if not entry.waits]
+    entry = next((entry for entry in held if uuid in entry.gpus), None)
     if not holders and entry is None:
         return None
-    taker = next((holder.pid for holder in holders if holder.pid is not None), None)
+    pid = next((holder.pid for holder in holders if holder.pid is not None), None)
+    sharers = set(snapshot.sharing.get(uuid, ()))
+    inside = [] if entry is None else [e for e in held if f"{entry.slot}/{uuid}" in e.gpus]
     if entry is None:
-        claimer = replace(_process(sight, taker), since=None)  # the lease's age is not known
-        gone = None if taker is None else taker not in sight.processes
+        claimer = replace(_process(snapshot, pid), since=None)  # the lease's age is not known
+        gone = None if pid is None else pid not in snapshot.processes
     else:
-        claimer = _writer(sight, entry)
-        gone = _is_gone(sight, entry, taker)
-    others = set(sight.sharing.get(uuid, ())) - ({claimer.pid} if not gone else set())
+        claimer = _writer(snapshot, entry)
+        # The kernel shows the number of a process that was here, and nothing of other containers.
+        was_here = pid is not None and pid == entry.pid
+        gone = False if entry.slot in snapshot.living else True if was_here else None
     return LeaseStatus(
         claimer=claimer,
         gone=gone,
-        sharers=tuple(_process(sight, pid) for pid in sorted(others)),
-        inside=tuple(_inside(sight, entry, uuid)),
+        sharers=tuple(
+            _process(snapshot, pid)
+            for pid in sorted(sharers)
+            if gone or pid != claimer.pid  # else the number may be another process's by now
+        ),
+        inside=tuple(_writer(snapshot, entry) for entry in inside),
     )
 
 
-def _is_gone(sight: Sight, entry: Entry, taker: int | None) -> bool | None:
-    """Whether a claimer has ended; None when it is out of sight."""
-    if entry.slot in sight.living:
-        return False
-    if taker is not None and taker == entry.pid:  # the kernel's number: so it was here
-        return True
-    return None
-
-
-def _inside(sight: Sight, around: Entry | None, uuid: str) -> Iterator[Person]:
-    """Those who have claimed a GPU inside the claim that has it."""
-    for entry in sight.entries:
-        if around is not None and not entry.waits and f"{around.slot}/{uuid}" in entry.gpus:
-            yield _writer(sight, entry)
-
-
-def _uses(sight: Sight, reading: DeviceReading) -> Iterator[Use]:
-    told = ((Kind.COMPUTE, reading.compute), (Kind.GRAPHICS, reading.graphics))
-    for kind, processes in told:
-        for pid, memory in sorted((processes or {}).items()):
-            if kind is Kind.COMPUTE and pid in (reading.graphics or {}):
-                continue  # one that does both draws: it makes no GPU busy
-            person = _process(sight, pid) if sight.ours else Person(pid=pid)
-            yield Use(person=person, kind=kind, memory=memory)
+def _uses(snapshot: Snapshot, reading: DeviceReading) -> Iterator[Use]:
+    graphics = reading.graphics or {}
+    # A process in both lists is a screen's: it makes no GPU busy.
+    compute = {p: memory for p, memory in (reading.compute or {}).items() if p not in graphics}
+    for kind, processes in ((Kind.COMPUTE, compute), (Kind.GRAPHICS, graphics)):
+        for pid, memory in sorted(processes.items()):
+            process = _process(snapshot, pid) if snapshot.ours else ProcessInfo(pid=pid)
+            yield Use(process=process, kind=kind, memory=memory)
     if not reading.device.is_mig:  # the device file is the whole GPU's
-        # CUDA opens those of all GPUs that it may see: whom the driver lists is where it says.
-        others = set(sight.opened.get(reading.device.index, ())) - listed(sight.readings)
-        for pid in sorted(others):
-            yield Use(person=_process(sight, pid), kind=Kind.OPEN)
+        # CUDA opens those of all visible GPUs; a process that the driver lists is where it says.
+        opened = set(snapshot.opened.get(reading.device.index, ())) - listed(snapshot.readings)
+        for pid in sorted(opened):
+            yield Use(process=_process(snapshot, pid), kind=Kind.OPEN)
 
 
-def _waiter(sight: Sight, entry: Entry) -> Waiter:
+def _waiter(snapshot: Snapshot, entry: Entry) -> Waiter:
     return Waiter(
-        person=_writer(sight, entry),
+        process=_writer(snapshot, entry),
         wanted=entry.wanted,
-        gpus=tuple(map(_without_claim, entry.gpus)),
-        well=entry.slot not in sight.slow,
+        gpus=entry.devices,
+        well=entry.slot not in snapshot.slow,
     )
 
 
-def _without_claim(name: str) -> str:
-    """A UUID, without the slot that stands before it where it is wanted from a claim."""
-    slot, _, uuid = name.partition("/")
-    return uuid if slot.isdecimal() else name
-
-
-def _process(sight: Sight, pid: int | None) -> Person:
-    """A process by what it tells of itself."""
-    found = None if pid is None else sight.processes.get(pid)
+def _process(snapshot: Snapshot, pid: int | None) -> ProcessInfo:
+    found = None if pid is None else snapshot.processes.get(pid)
     if found is None:
-        return Person(pid=pid)
-    return Person(
+        return ProcessInfo(pid=pid)
+    return ProcessInfo(
         pid=pid,
         command=found.command,
         user=found.user,
@@ -454,14 +424,13 @@ def _process(sight: Sight, pid: int | None) -> Person:
     )
 
 
-def _writer(sight: Sight, entry: Entry) -> Person:
-    """Who has written on the board: by what the process tells, else by what it has written."""
-    told = _process(sight, entry.pid) if entry.slot in sight.living else Person(pid=entry.pid)
-    user = None if entry.uid is None else sight.users.get(entry.uid)
-    return Person(
-        pid=entry.pid,
-        command=told.command or entry.text("name") or None,
-        user=told.user or user,
+def _writer(snapshot: Snapshot, entry: Entry) -> ProcessInfo:
+    """The process of a registry entry: itself where it is visible, else by what it has written."""
+    pid, user = entry.pid, None if entry.uid is None else snapshot.users.get(entry.uid)
+    found = _process(snapshot, pid) if entry.slot in snapshot.living else ProcessInfo(pid=pid)
+    return replace(
+        found,
+        command=found.command or entry.text("name") or None,
+        user=found.user or user,
         since=entry.since,
-        exiting=told.exiting,
     )

@@ -150,9 +150,13 @@ def gpu_usage() -> GpuUsage:
     """This machine's GPUs and their processes, as far as the driver reports them."""
     topology = Topology.observe(links=False)
     try:
-        users = {gpu.index: gpu.pids or frozenset() for gpu in nvml.users()}
+        with nvml.open_session() as session:
+            readings = session.look()
     except NoDriverError:
-        users = {}
+        readings = ()
+    users = {one.device.index: frozenset[int]() for one in readings}
+    for one in readings:  # a GPU in MIG mode has one for each instance
+        users[one.device.index] |= frozenset(one.compute or ())
     foreign = _are_foreign(frozenset[int]().union(*users.values()))
     return GpuUsage(
         topology=topology,

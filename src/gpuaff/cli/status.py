@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuaff._system import env
 from gpuaff.claims.model import Busy, DeviceReading
-from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, Person, Status, Use, Waiter
+from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, ProcessInfo, Status, Use, Waiter
 from gpuaff.cpuset import format_cpulist
 from gpuaff.formatting import Line, Span, line, process_in_words, size, table
 
@@ -38,7 +38,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the state of the GPUs; returns the exit code."""
-    from gpuaff.claims.status import look, status_of
+    from gpuaff.claims.status import status_of, take_snapshot
     from gpuaff.cli import output
     from gpuaff.errors import GpuaffError
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise GpuaffError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be examined: unset it"
         )
-    status = status_of(look())
+    status = status_of(take_snapshot())
     if args.json:
         output.show_json({"schema_version": STATUS_SCHEMA_VERSION, **status.to_dict()})
     else:
@@ -118,20 +118,20 @@ def _lease(lease: LeaseStatus) -> Iterator[Line]:
 
 
 def _use(use: Use, lease: LeaseStatus | None) -> Line:
-    process = use.person
+    process = use.process
     if lease is not None and process.pid == lease.claimer.pid:  # shown just above
         process = replace(process, user=None, since=None)
     memory = "" if use.memory is None else f", {size(use.memory)}"
     return line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
 
 
-def _exiting(process: Person) -> str | Span:
+def _exiting(process: ProcessInfo) -> str | Span:
     return Span(", which is exiting", "bad") if process.exiting else ""
 
 
-def _process(process: Person) -> str:
+def _process(process: ProcessInfo) -> str:
     if process.command is None and process.pid is None:
-        return "an unknown process"
+        return "a process that is not visible here"
     if process.command is None:
         return f"pid {process.pid}" + (f" of {process.user}" if process.user else "")
     return process_in_words(process.command, process.pid, user=process.user, since=process.since)
@@ -139,7 +139,7 @@ def _process(process: Person) -> str:
 
 def _waiting(place: int, waiter: Waiter, status: Status) -> tuple[Line, ...]:
     stuck = "" if waiter.well else Span(" (stopped or stuck: others pass)", "bad")
-    return line(f"{place}."), line(_process(waiter.person)), line(_wanted(waiter, status), stuck)
+    return line(f"{place}."), line(_process(waiter.process)), line(_wanted(waiter, status), stuck)
 
 
 def _wanted(waiter: Waiter, status: Status) -> str:

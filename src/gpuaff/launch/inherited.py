@@ -1,6 +1,13 @@
-"""Whether this process is a child that multiprocessing has started: it has its parent's variables.
+"""What a process inherits from the one that started it: a claim, a pinned share, a rank.
 
-DataLoader workers and those of ``torch.multiprocessing`` are such children.
+A claim sets GPUAFF_CLAIM for all that it starts, and pinning sets GPUAFF_PINNED::
+
+    v1:<slot>:<pid>:<start>:<uuid>[,<uuid>…]
+    v1:<rank>:<ranks>:<cpulist>:<cpulist of the reserved CPUs>
+
+``slot`` is the claim's in the registry; ``start``, in clock ticks since boot (field 22 of
+``/proc/<pid>/stat``), distinguishes its process from a later one with the same id; the UUIDs are in
+the order of CUDA's devices.
 """
 
 from __future__ import annotations
@@ -10,86 +17,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuaff._system import env, kernel
-from gpuaff.launch.variables import Get
+from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
+from gpuaff.launch.launchers import Get, number
+from gpuaff.launch.reports import quoted
 from gpuaff.notices import Notice
 from gpuaff.options import natural
 
-
-def maker() -> int | None:
-    """The process by which multiprocessing has started this one; None where it has not.
-
-    Nor while the child imports the script again: multiprocessing names it later.
-
-    Nothing is imported for it: a child has the module, as it was started by it. Where another
-    thread is just importing that, this is no child.
-    """
-    process = sys.modules.get("multiprocessing.process")
-    parent = getattr(process, "parent_process", None)
-    found = None if parent is None else parent()
-    return None if found is None else int(found.pid)
-
-
-def is_child() -> bool:
-    """Whether multiprocessing has started this process, by whatever method."""
-    return maker() is not None or imports_script()
-
-
-def imports_script() -> bool:
-    """Whether this process only imports the script again, before it does what it was made for.
-
-    Spawned children do, and those of a fork server. It is what multiprocessing itself looks at, to
-    refuse processes that are started there.
-    """
-    process = sys.modules.get("multiprocessing.process")
-    current = getattr(process, "current_process", None)
-    return current is not None and getattr(current(), "_inheriting", None) is True
-
-
-IMPORTED = Notice(
-    "imported-again",
-    "multiprocessing imports this script again in a child, and so its claim is made again, inside "
-    'the claim that the script has: put claim_gpus under `if __name__ == "__main__":`',
-)
-"""What to say where a claim fails there."""
-
-
-def has_set(names: Iterable[str]) -> bool:
-    """Whether one of these variables is not as this process's program was started with it.
-
-    Then it was set since, as functions do that ``torch.multiprocessing.spawn`` starts: the numbers
-    are the child's own. A forked child has its parent's program, and may have got from that what
-    the parent has set since; that it looks the same as its own work costs no more than a remark.
-    """
-    began = kernel.variables_of(kernel.process_id())
-    return bool(began) and any(env.get(name) != began.get(name) for name in names)
-
-
-def remark(rank: int, size: int) -> Notice:
-    """What to say where such a child takes its parent's numbers for its own."""
-    return Notice(
-        "rank-inherited",
-        f"multiprocessing has started this process, and the variables that make it rank {rank} of "
-        f"{size} are its parent's: where several such children call set_affinity, they get the "
-        "same CPUs; call set_affinity(local_rank, nproc_per_node) with numbers of their own",
-        rank=rank,
-    )
-
-
-# The claim that this process runs in, by the variable GPUAFF_CLAIM.
-#
-# Whoever claims GPUs says so to all that it starts. The value is
-#
-#     v1:<slot>:<pid>:<start>:<uuid>[,<uuid>…]
-#
-# the claim's slot on the board, the process that has claimed and when that started (clock ticks
-# since
-# the machine did, field 22 of ``/proc/<pid>/stat``; both together tell it from a later process with
-# the same id), and the UUIDs of what it holds, in the order of CUDA's devices.
-
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 CLAIM_VARIABLE = "GPUAFF_CLAIM"
-
-_VERSION = "v1"
+PINNED_VARIABLE = "GPUAFF_PINNED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +36,9 @@ class ParentClaim:
     """A claim; ``str()`` gives the variable's value.
 
     Attributes:
-        slot: its slot on the board.
-        pid: the process that has claimed.
-        started: when that process started, in clock ticks since the machine did.
+        slot: its slot in the registry.
+        pid: the process that claimed.
+        started: when that process started, in clock ticks since boot.
         uuids: the GPUs and MIG instances that it holds (``GPU-…``, ``MIG-…``).
     """
 
@@ -109,58 +48,177 @@ class ParentClaim:
     uuids: tuple[str, ...]
 
     def __str__(self) -> str:
-        return ":".join(
-            [_VERSION, str(self.slot), str(self.pid), str(self.started), ",".join(self.uuids)]
-        )
+        return f"v1:{self.slot}:{self.pid}:{self.started}:{','.join(self.uuids)}"
 
 
 def observe_parent_claim() -> tuple[ParentClaim | None, Notice | None]:
-    """The claim around this process, and what to say about it.
-
-    A value that cannot be read counts as not set.
-    """
+    """The claim around this process, or a warning about an invalid value, which is ignored."""
     return classify_parent_claim(env.get)
 
 
 def classify_parent_claim(get: Get) -> tuple[ParentClaim | None, Notice | None]:
-    """:func:`observe`, with an environment from anywhere."""
+    """:func:`observe_parent_claim` for any environment. Pure."""
     text = (get(CLAIM_VARIABLE) or "").strip()
-    if not text:
-        return None, None
-    found = _read(text)
-    return found, None if found is not None else _unreadable(text)
+    claim = _parse_claim(text)
+    if claim is not None or not text:
+        return claim, None
+    invalid = Notice(
+        "claim-unreadable",
+        f"{CLAIM_VARIABLE}={quoted(text, most=80)} is not what a claim sets, so this process "
+        "counts as outside any claim; unset it, or leave it as gpuaff set it",
+    )
+    return None, invalid
 
 
-def _read(text: str) -> ParentClaim | None:
+def _parse_claim(text: str) -> ParentClaim | None:
     version, _, rest = text.partition(":")
     fields = rest.split(":", 3)
-    if version != _VERSION or len(fields) != 4:
+    if version != "v1" or len(fields) != 4:
         return None
-    slot, pid, started = natural(fields[0]), natural(fields[1]), _ticks(fields[2])
-    uuids = tuple(fields[3].split(","))
-    if slot is None or not pid or started is None or not all(map(is_uuid, uuids)):
+    slot, pid, ticks, uuids = (
+        natural(fields[0]),
+        natural(fields[1]),
+        fields[2],
+        fields[3].split(","),
+    )
+    # After months of uptime, ticks have more than the nine digits that natural() reads.
+    is_number = ticks.isascii() and ticks.isdecimal() and len(ticks) <= 20
+    is_distinct = len(set(uuids)) == len(uuids)
+    if slot is None or not pid or not is_number or not is_distinct or not all(map(is_uuid, uuids)):
         return None
-    if len(set(uuids)) < len(uuids):
-        return None
-    return ParentClaim(slot=slot, pid=pid, started=started, uuids=uuids)
-
-
-def _ticks(text: str) -> int | None:
-    """A number of clock ticks: a machine that runs for months has more than nine digits of them."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None
+    return ParentClaim(slot=slot, pid=pid, started=int(ticks), uuids=tuple(uuids))
 
 
 def is_uuid(text: str) -> bool:
-    """Whether it looks like one of the driver's names; old MIG ones have slashes."""
+    """Whether a text has the form of the driver's UUIDs; old ones of MIG have slashes."""
     rest = text[4:].replace("-", "").replace("/", "")
     return text.startswith(("GPU-", "MIG-")) and rest.isascii() and rest.isalnum()
 
 
-def _unreadable(text: str) -> Notice:
-    shown = repr(text if len(text) <= 80 else f"{text[:77]}...")
+EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
+"""Warnings about a mask of unknown origin: a pinned share explains it."""
+
+_MOST = 65_536
+"""The longest value that is parsed, in characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """The share that a process was pinned to; ``str()`` gives the variable's value.
+
+    Attributes:
+        local_rank: the rank that was pinned.
+        local_size: how many ranks the CPUs were divided among.
+        cpus: the share.
+        reserved: the CPUs that were reserved for helpers.
+    """
+
+    local_rank: int
+    local_size: int
+    cpus: CpuSet
+    reserved: CpuSet = frozenset()
+
+    def __str__(self) -> str:
+        sets = f"{format_cpulist(self.cpus)}:{format_cpulist(self.reserved)}"
+        return f"v1:{self.local_rank}:{self.local_size}:{sets}"
+
+    def is_of(self, local_rank: int, local_size: int) -> bool:
+        """Whether this very rank was pinned."""
+        return (self.local_rank, self.local_size) == (local_rank, local_size)
+
+
+def classify_pinned(get: Get, own: CpuSet) -> Pinned | None:
+    """The share that this process was started with; None where its mask is not inside one. Pure.
+
+    A mask alone does not show that it is this rank's share already.
+
+    Args:
+        get: the environment.
+        own: the CPUs that this process may use.
+    """
+    text = get(PINNED_VARIABLE) or ""
+    fields = text.split(":")
+    if len(text) > _MOST or len(fields) != 5 or fields[0] != "v1":
+        return None
+    rank, size = number(fields[1]), number(fields[2])
+    try:
+        cpus, reserved = map(parse_cpulist, fields[3:])
+    except ValueError:
+        return None
+    if rank is None or size is None or not own <= cpus:
+        return None
+    return Pinned(local_rank=rank, local_size=size, cpus=cpus, reserved=reserved)
+
+
+def share_inherited(share: Pinned, local_rank: int, local_size: int) -> Notice:
+    """The warning where a rank was started with the share of another one."""
     return Notice(
-        "claim-unreadable",
-        f"{CLAIM_VARIABLE}={shown} is not what a claim sets, so this process counts as in no "
-        "claim; "
-        "gpuaff sets it for what a claim starts: unset it, or leave it as it was",
+        "share-inherited",
+        f"rank {local_rank} of {local_size} was started by a process pinned as rank "
+        f"{share.local_rank} of {share.local_size}, so it is confined to that share, CPUs "
+        f"{format_cpulist(share.cpus)}; start the ranks before set_affinity() is called there, or "
+        "after restore()",
+        rank=local_rank,
+    )
+
+
+# A child of multiprocessing (a DataLoader worker, a spawned process) has its parent's variables.
+
+
+def maker() -> int | None:
+    """The process whose multiprocessing started this one; None if there is none.
+
+    Nor is it known while the child imports the main script again: see :func:`imports_script`.
+    """
+    parent = _multiprocessing("parent_process")
+    return None if parent is None else int(parent.pid)
+
+
+def imports_script() -> bool:
+    """Whether this process is importing the main script again, before it runs its target.
+
+    Spawned children do, and those of a fork server. multiprocessing looks at the same flag when it
+    refuses to start processes there.
+    """
+    return getattr(_multiprocessing("current_process"), "_inheriting", None) is True
+
+
+def is_child() -> bool:
+    """Whether multiprocessing started this process, by whatever method."""
+    return maker() is not None or imports_script()
+
+
+def _multiprocessing(name: str) -> Any:
+    """Call its function, where it is imported: a child has it, because it was started by it."""
+    function = getattr(sys.modules.get("multiprocessing.process"), name, None)
+    return None if function is None else function()
+
+
+IMPORTED = Notice(
+    "imported-again",
+    "multiprocessing imports this script again in a child, which repeats its claim inside the "
+    'first one: put claim_gpus under `if __name__ == "__main__":`',
+)
+"""The warning where a claim fails there."""
+
+
+def has_set(names: Iterable[str]) -> bool:
+    """Whether one of these variables has changed since this process's program was started.
+
+    Then the numbers are the child's own, as those of functions that ``torch.multiprocessing.spawn``
+    starts. A forked child may have got from its parent what that has set since its start: taking
+    it for the child's own costs no more than a missing warning.
+    """
+    began = kernel.variables_of(kernel.process_id())
+    return bool(began) and any(env.get(name) != began.get(name) for name in names)
+
+
+def rank_inherited(rank: int, size: int) -> Notice:
+    """The warning where such a child has its parent's rank."""
+    return Notice(
+        "rank-inherited",
+        f"multiprocessing started this process, so rank {rank} of {size} is its parent's: several "
+        "such children get the same CPUs; call set_affinity(local_rank, nproc_per_node) with "
+        "numbers of their own",
+        rank=rank,
     )

@@ -1,66 +1,79 @@
-"""The launchers: which variables of each tell a process its place.
+"""The launchers: which variables of each give a process its place among the ranks.
 
-One row a launcher. ``docs/launchers.md`` says where each name comes from and what was seen to be
-set. Rows are in order, the innermost first: torchrun runs inside the others, mpirun inside a batch
-job or a task, srun inside nothing. Their variables are inherited, so all of them may be there.
+One row per launcher, the innermost first: torchrun runs inside the others, mpirun inside a batch
+job or a task of srun. Variables are inherited, so those of several launchers may be set at once.
+``docs/launchers.md`` has the source of each name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from gpuaff.launch import slurm
-from gpuaff.launch.variables import Get, number
+from gpuaff.cpuset import MAX_CPU_ID
+from gpuaff.options import natural
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Get: TypeAlias = Callable[[str], "str | None"]
+"""Reads a variable, None when it is unset: ``env.get``, or the ``get`` of a test's dict."""
+
+
+def number(text: str | None) -> int | None:
+    """A number of ranks or devices; None when it is malformed or above 65535."""
+    found = natural(text)
+    return None if found is None or found > MAX_CPU_ID else found
 
 
 class Launcher(str, Enum):
-    """Who started the ranks."""
+    """The program that started the ranks."""
 
     TORCHRUN = "torchrun"
     DEEPSPEED = "deepspeed"
     HOROVOD = "horovodrun"
     DRAGON = "dragon"
     OPEN_MPI = "mpirun"
-    """Open MPI's, of ORTE (up to 4) and of PRRTE (5)."""
+    """Open MPI 4 (ORTE) and 5 (PRRTE)."""
     HYDRA = "mpiexec"
-    """That of MPICH and of Intel MPI, and of those made from them."""
+    """MPICH, Intel MPI, and what is built from them."""
     MVAPICH = "mpirun_rsh"
     PALS = "PALS mpiexec"
-    """That of HPE Cray's Parallel Application Launch Service."""
+    """HPE Cray's Parallel Application Launch Service."""
     JSRUN = "jsrun"
     FLUX = "flux run"
     SLURM = "srun"
     UNKNOWN = "unknown"
-    """Another one, or a script's own loop, or nobody."""
+    """Another launcher, a script's own loop, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Which variables a launcher sets for each of its processes; None: it sets none for that.
+    """The variables that a launcher sets for each of its processes; ``""``: it sets none.
 
     Attributes:
-        launcher: who it is.
+        launcher: the launcher.
         local_rank: this process's number on its node.
-        local_size: how many there are on this node.
+        local_size: the number of processes on this node.
         rank: this process's number in the job.
-        size: how many there are in the job.
+        size: the number of processes in the job.
         node: this node's number.
-        nodes: how many nodes there are.
-        marks: what must be set as well, as other programs set variables of those names too.
-        run: what tells one run of the launcher from another.
-        programs: what the kernel calls its programs that start processes. None where Python does:
-            then a process above that one is no sign of another launcher in between.
+        nodes: the number of nodes.
+        marks: variables that must be set too, because other programs use the names above.
+        run: variables that distinguish one run of the launcher from another.
+        programs: the process names of the launcher's programs that start ranks; empty for Python
+            programs, which are not recognised among a process's ancestors.
     """
 
     launcher: Launcher
     local_rank: str
-    local_size: str | None = None
-    rank: str | None = None
-    size: str | None = None
-    node: str | None = None
-    nodes: str | None = None
+    local_size: str = ""
+    rank: str = ""
+    size: str = ""
+    node: str = ""
+    nodes: str = ""
     marks: tuple[str, ...] = ()
     run: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
@@ -184,36 +197,6 @@ ROWS = (
         size="WORLD_SIZE",
     ),
 )
-"""From the inside out; last what many programs set and read as torchrun does."""
+"""Innermost first; last come torchrun's names where torchrun did not set them."""
 
 BY_PROGRAM = {program: row.launcher for row in ROWS for program in row.programs}
-
-
-def present(get: Get) -> Iterator[Row]:
-    """The rows whose variables are set, whatever they hold, from the inside out.
-
-    Variables as torchrun's count once: for the launcher whose marks are there. One of them alone is
-    part of what somebody has meant.
-    """
-    named: set[str] = set()
-    for row in ROWS:
-        is_anybodys = row.launcher is Launcher.UNKNOWN
-        enough = any if is_anybodys else all
-        needed = (row.local_rank, row.local_size or "") if is_anybodys else _needed(row)
-        if row.local_rank in named or not enough(map(get, needed)):
-            continue
-        if row.launcher is Launcher.SLURM and slurm.is_shell(get):
-            continue
-        named.add(row.local_rank)
-        yield row
-
-
-def _needed(row: Row) -> tuple[str, ...]:
-    return (row.local_rank, *row.marks)
-
-
-def size_by(get: Get, row: Row) -> int | None:
-    """How many processes a launcher says that it has started on this node; None: not told."""
-    if row.launcher is Launcher.SLURM:
-        return slurm.tasks_here(get)
-    return None if row.local_size is None else number(get(row.local_size))

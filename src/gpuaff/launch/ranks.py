@@ -1,14 +1,13 @@
-"""Which of its job's processes this is, by what its launcher put into the environment.
+"""This process's rank, by what its launcher put into the environment.
 
-The rules, in order (``docs/launchers.md`` has them with examples):
+The rules (``docs/launchers.md`` has examples):
 
-1. What launchers have set is read row by row (:mod:`gpuaff.launch.launchers`), the innermost
-   first, and the innermost counts, also where its numbers name no rank: another one's would be
-   those of another process.
-2. Variables are inherited, and may be left over from a shell inside another launcher. Where two
-   launchers disagree, the nearest program of a launcher above this process decides.
-3. Numbers as torchrun's that no known launcher has set come last. They count before a launcher that
-   has started a single process here, which then started others.
+1. Launchers are read innermost first (:mod:`gpuaff.launch.launchers`), and the innermost counts,
+   even where its numbers are invalid: another launcher's are those of another process.
+2. Variables may be left over from a shell inside another launcher. Where two launchers disagree,
+   the nearest launcher program among this process's ancestors decides.
+3. Numbers in torchrun's variables without torchrun come last, but before those of a launcher that
+   started a single process here, which then started others.
 """
 
 from __future__ import annotations
@@ -18,288 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from gpuaff._system import env, kernel
 from gpuaff.launch import inherited, slurm
-from gpuaff.launch.launchers import BY_PROGRAM, Launcher, Row, present, size_by
-from gpuaff.launch.variables import Get, number
+from gpuaff.launch.launchers import BY_PROGRAM, Get, Launcher, Row, number
+from gpuaff.launch.reports import LauncherReport, launcher_reports, local_size, present
 from gpuaff.notices import Notice
 
-# What each launcher's variables say of this process's place on its node. Pure.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherReport:
-    """What one launcher says; both numbers are None where they name no rank.
-
-    Attributes:
-        row: the launcher.
-        local_rank: the number on this node.
-        local_size: how many there are on this node.
-        rank_from: the variable that tells ``local_rank``.
-        size_from: the one that tells ``local_size``.
-        is_partial: whether only ``local_size`` is missing, as nobody tells it; ``told_rank`` is
-            the number then.
-        told_rank: the number on this node, whether or not ``local_size`` bears it out.
-        why: what is wrong, where the numbers name no rank.
-        remarks: what is assumed, where they do.
-    """
-
-    row: Row
-    local_rank: int | None = None
-    local_size: int | None = None
-    rank_from: str
-    size_from: str = ""
-    is_partial: bool = False
-    told_rank: int | None = None
-    why: str = ""
-    remarks: tuple[Notice, ...] = ()
-
-    @property
-    def place(self) -> tuple[int | None, int | None]:
-        """Both numbers."""
-        return self.local_rank, self.local_size
-
-
-def launcher_reports(get: Get) -> list[LauncherReport]:
-    """What the launchers say whose variables are there, from the inside out."""
-    return [_report(get, row) for row in present(get)]
-
-
-def _report(get: Get, row: Row) -> LauncherReport:
-    text, name = get(row.local_rank), row.local_rank
-    rank = number(text)
-    if rank is None:
-        why = f"{name}={_shown(text)} is no number of a rank"
-        return LauncherReport(row=row, rank_from=name, is_partial=not text, why=why)
-    if row.launcher is Launcher.TORCHRUN and rank == 0:
-        rank, name = _virtual(get) or (rank, name)
-    if row.local_size is None or not get(row.local_size):
-        return _without_size(get, row, rank)
-    size = size_by(get, row)
-    size_text = f"{row.local_size}={_shown(get(row.local_size))}"
-    if not size:
-        also = f" with SLURM_NODEID={_shown(get('SLURM_NODEID'))}" if _is_srun(row) else ""
-        why = f"{size_text}{also} tells no number of processes here"
-    elif rank >= size:
-        here = f" ({size} on this node)" if _is_srun(row) else ""
-        why = f"{name}={rank} is not below {size_text}{here}"
-    else:
-        return LauncherReport(
-            row=row,
-            local_rank=rank,
-            local_size=size,
-            told_rank=rank,
-            rank_from=name,
-            size_from=row.local_size,
-        )
-    return LauncherReport(row=row, rank_from=name, told_rank=rank, why=why)
-
-
-def _is_srun(row: Row) -> bool:
-    return row.launcher is Launcher.SLURM
-
-
-def _without_size(get: Get, row: Row, rank: int) -> LauncherReport:
-    """A job of one process has one here.
-
-    Flux tells how many processes and nodes the job has, and spreads them evenly.
-    """
-    name = row.size or ""
-    size, nodes = number(get(name)), number(get(row.nodes or ""))
-    if (rank, size) == (0, 1):
-        return LauncherReport(
-            row=row,
-            local_rank=0,
-            local_size=1,
-            told_rank=0,
-            rank_from=row.local_rank,
-            size_from=name,
-        )
-    if row.local_size is not None or not size or not nodes:
-        lacks = row.local_size or f"{row.size} or {row.nodes}"
-        why = f"{row.local_rank}={rank} is set, and {lacks} does not tell how many there are here"
-        return LauncherReport(
-            row=row, rank_from=row.local_rank, told_rank=rank, is_partial=True, why=why
-        )
-    most = -(-size // nodes)
-    if rank >= most:
-        why = (
-            f"{row.local_rank}={rank} is more than {row.size}={size} processes on "
-            f"{row.nodes}={nodes} nodes allow, when they are spread evenly"
-        )
-        return LauncherReport(
-            row=row, rank_from=row.local_rank, told_rank=rank, is_partial=True, why=why
-        )
-    return LauncherReport(
-        row=row,
-        local_rank=rank,
-        local_size=most,
-        told_rank=rank,
-        rank_from=row.local_rank,
-        size_from=name,
-        remarks=() if nodes == 1 else (_spread(row, size, nodes, most, rank),),
-    )
-
-
-def _spread(row: Row, size: int, nodes: int, most: int, rank: int) -> Notice:
-    return Notice(
-        "size-assumed",
-        f"{row.launcher.value} does not tell how many of its {size} processes are on this node; "
-        f"on {nodes} nodes, evenly, it is {most}: where they are spread otherwise, call "
-        "set_affinity(local_rank, nproc_per_node)",
-        rank=rank,
-    )
-
-
-def _virtual(get: Get) -> tuple[int, str] | None:
-    """The place that ``torchrun --virtual-local-rank`` hides.
-
-    It sets LOCAL_RANK=0 for each, and shows each the GPU of its place alone. RANK counts on from
-    node to node, by GROUP_RANK.
-    """
-    rank, size = number(get("RANK")), number(get("WORLD_SIZE"))
-    here = number(get("LOCAL_WORLD_SIZE"))
-    if rank is None or not here or "," in (get("CUDA_VISIBLE_DEVICES") or ","):
-        return None
-    group = 0 if size == here else number(get("GROUP_RANK"))
-    groups = 1 if size == here else number(get("GROUP_WORLD_SIZE"))
-    if group is None or groups is None or size != groups * here:
-        return None
-    place = rank - group * here
-    return (place, "RANK") if 0 < place < here else None
-
-
-def _shown(text: str | None) -> str:
-    """A value as it is quoted; a long one is cut."""
-    if text is None:
-        return "(unset)"
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
-
-
-# Which launcher counts where several have left variables. Pure.
-
-
-def settle(
-    told: Sequence[LauncherReport], above: Callable[[], tuple[str, ...]]
-) -> tuple[LauncherReport | None, Notice | None]:
-    """The launcher that counts, and what to say where others contradict it.
-
-    Args:
-        told: what each says, from the inside out.
-        above: gives the names of the programs above this process, the nearest first.
-    """
-    told = _completed(told)
-    if not told:
-        return None, None
-    first, last = told[0], told[-1]
-    is_outside = len(told) == 2 and first.local_size == 1 < (last.local_size or 1)
-    if is_outside and last.row.launcher is Launcher.UNKNOWN:
-        return last, None  # the one process has started others
-    against = [one for one in told[1:] if _contradicts(one, first)]
-    if not against or not first.row.programs:
-        return first, _contradiction_notice(first, against, is_above=None) if _matters(
-            against
-        ) else None
-    nearest = next((BY_PROGRAM[name] for name in above() if name in BY_PROGRAM), None)
-    if nearest is first.row.launcher:
-        left = [one for one in against if one.row.launcher is Launcher.UNKNOWN]
-        return first, _contradiction_notice(first, left, is_above=nearest) if left else None
-    chosen = next((one for one in against if one.row.launcher is nearest), None)
-    if chosen is not None:
-        return chosen, _contradiction_notice(chosen, [first], is_above=nearest)
-    return first, _contradiction_notice(first, against, is_above=None)
-
-
-def _completed(told: Sequence[LauncherReport]) -> list[LauncherReport]:
-    """Without those who lack a number that somebody else tells of the same rank.
-
-    LOCAL_RANK alone is set by many scripts; beside a launcher's numbers it tells nothing new.
-    """
-    return [one for one in told if not (one.is_partial and _is_told(one, told))]
-
-
-def _is_told(part: LauncherReport, told: Sequence[LauncherReport]) -> bool:
-    others = [one for one in told if one is not part and one.local_rank is not None]
-    if part.row.launcher is Launcher.UNKNOWN:
-        return bool(others)
-    if not part.row.programs:
-        return False  # it starts children of another launcher's process
-    return any(one.local_rank == part.told_rank for one in others)
-
-
-def _contradicts(one: LauncherReport, first: LauncherReport) -> bool:
-    """Whether it tells of several processes here, and of another place for this one.
-
-    A launcher that has started one process here has started another launcher.
-    """
-    if one.local_size is None or one.place == first.place:
-        return False
-    return one.local_size > 1 or one.row.launcher is Launcher.UNKNOWN
-
-
-def _matters(against: Sequence[LauncherReport]) -> bool:
-    """Launchers around torchrun are no contradiction: ``launch.consistency`` names them."""
-    return any(one.row.launcher is Launcher.UNKNOWN for one in against)
-
-
-def _contradiction_notice(
-    counts: LauncherReport, against: Sequence[LauncherReport], *, is_above: Launcher | None
-) -> Notice:
-    other = against[0]
-    why = (
-        f"{is_above.value} has started this process, and the others are left over"
-        if is_above is not None
-        else f"{counts.row.launcher.value} mostly runs inside the others"
-    )
-    return Notice(
-        "ranks-contradict",
-        f"{_place(counts)}, and {_place(other)}: the first counts, as {why}; unset what is left "
-        "over, or call set_affinity(local_rank, nproc_per_node)",
-        rank=counts.local_rank,
-    )
-
-
-def _place(said: LauncherReport) -> str:
-    where = f"{said.rank_from}, {said.size_from}" if said.size_from else said.rank_from
-    if said.local_rank is None:
-        return f"{where} name no rank"
-    return f"{where} tell of rank {said.local_rank} of {said.local_size}"
-
-
-def left_by_slurm(
-    get: Get,
-    told: Sequence[LauncherReport],
-    host: str | None,
-    above: Callable[[], tuple[str, ...]],
-    cgroup: Callable[[], str] = str,
-) -> Notice | None:
-    """What to say where srun's variables are those of a step on other machines.
-
-    A shell that was opened from a step (ssh with the environment, tmux, a container) keeps them. A
-    node's name in Slurm need not be its host's, so a step's daemon above this process proves that
-    they are right. So does the step's cgroup, where the daemon cannot be seen: /proc may hide
-    root's processes (``hidepid``), as a container may.
-    """
-    if host is None or all(one.row.launcher is not Launcher.SLURM for one in told):
-        return None
-
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
-        nodes = get(name)
-        if not nodes:
-            continue
-        if slurm.holds(nodes, host) is not False or "slurmstepd" in above():
-            return None
-        if slurm.is_cgroup_of_step(get, cgroup()):
-            return None
-        return Notice(
-            "ranks-stale",
-            f"{name}={nodes[:80]} does not name this machine, {host}, and no step of Slurm is "
-            "above this process: srun's variables are left over and do not count; unset them, or "
-            "in a container that has another host name, call set_affinity(local_rank, "
-            "nproc_per_node)",
-        )
-    return None
-
-
-__all__ = ["ALONE", "Launcher", "Ranks", "found", "from_environment", "ranks"]
+__all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "from_environment", "ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,15 +30,15 @@ class Ranks:
 
     Attributes:
         local_rank: its number on this node, 0 … local_size − 1.
-        local_size: how many there are on this node.
-        rank: its number in the job; None when that is not told.
-        size: how many there are in the job; None when that is not told.
-        node: this node's number in the job; None when that is not told.
-        nodes: how many nodes the job has; None when that is not told.
-        launcher: who started the processes.
-        sources: the variable that each number came from, by the number's name:
-            ``{"local_rank": "SLURM_LOCALID", …}``. What it lacks is not told, or assumed.
-        warnings: what was not as hoped.
+        local_size: the number of processes on this node.
+        rank: its number in the job; None when unknown.
+        size: the number of processes in the job; None when unknown.
+        node: this node's number in the job; None when unknown.
+        nodes: the number of nodes of the job; None when unknown.
+        launcher: what started the processes.
+        sources: the variable that each number comes from, by the number's name:
+            ``{"local_rank": "SLURM_LOCALID", …}``. Missing names are unknown, or assumed.
+        warnings: what was assumed, ignored or contradictory.
     """
 
     local_rank: int
@@ -331,207 +53,284 @@ class Ranks:
 
     @property
     def is_told(self) -> bool:
-        """Whether variables tell ``local_rank`` and ``local_size``; else rank 0 of 1 is assumed."""
+        """Whether variables give ``local_rank`` and ``local_size``; if not, 0 of 1 is assumed."""
         return "local_rank" in self.sources
 
 
 ALONE = Ranks(local_rank=0, local_size=1)
 
-Names = Callable[[], "tuple[str, ...]"]
-"""Gives the names of the programs above this process, the nearest first."""
-
 
 def ranks() -> Ranks:
-    """Which of its job's processes this is, and where each number came from.
+    """This process's rank on its node and in its job, and where each number comes from.
 
-    Read from what the launcher put into the environment: torchrun, srun, the mpiruns of Open MPI,
-    MPICH, Intel MPI and MVAPICH, Cray PALS, Flux, jsrun, DeepSpeed, Horovod and Dragon. Of several
-    that run inside each other the innermost counts. :func:`gpuaff.set_affinity` without numbers
-    uses the same.
+    Read from the variables of torchrun, srun, the mpiruns of Open MPI, MPICH, Intel MPI and
+    MVAPICH, Cray PALS, Flux, jsrun, DeepSpeed, Horovod and Dragon. Of several that run inside each
+    other the innermost counts. :func:`gpuaff.set_affinity` without numbers uses the same.
 
-    Where nobody tells, it is rank 0 of 1, with the warning ``no-rank``. It is the same with
-    ``bad-rank`` where the launcher's variables name no rank; ``is_told`` is False in both cases.
-    Never raises.
+    Without a launcher it is rank 0 of 1, with the warning ``no-rank``; where the launcher's numbers
+    are invalid, the same with ``bad-rank``. ``is_told`` is False in both cases. Never raises.
     """
-    here = found(env.get, host=kernel.host_name(), above=programs_above, cgroup=_own_cgroup)
-    if here.is_told and inherited.is_child() and not _is_its_own(here):
-        remark = inherited.remark(here.local_rank, here.local_size)
-        here = replace(here, warnings=(*here.warnings, remark))
-    return here
-
-
-def _is_its_own(here: Ranks) -> bool:
-    return inherited.has_set(here.sources[name] for name in ("local_rank", "local_size"))
+    here = classify_ranks(
+        env.get,
+        host=kernel.host_name(),
+        ancestors=_ancestors,
+        cgroup=lambda: kernel.Tree().read("proc/self/cgroup") or "",
+    )
+    if not here.is_told or not inherited.is_child():
+        return here
+    if inherited.has_set(here.sources[name] for name in ("local_rank", "local_size")):
+        return here
+    warning = inherited.rank_inherited(here.local_rank, here.local_size)
+    return replace(here, warnings=(*here.warnings, warning))
 
 
 def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
-    """What :func:`ranks` finds, for ``set_affinity``.
-
-    Returns:
-        The ranks, or None where the launcher's variables name no rank; and what to say about it.
-    """
+    """:func:`ranks` for ``set_affinity``: None where the launcher's numbers are invalid."""
     here = ranks()
     is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
     return None if is_bad else here, here.warnings
 
 
-def _own_cgroup() -> str:
-    return kernel.Tree().read("proc/self/cgroup") or ""
-
-
-def found(
-    get: Get,
-    *,
-    host: str | None = None,
-    above: Names = tuple,
-    cgroup: Callable[[], str] = str,
-) -> Ranks:
-    """:func:`ranks`, with an environment from anywhere. Pure.
-
-    Args:
-        get: the environment.
-        host: this machine's name.
-        above: asked only where variables contradict each other, or this machine.
-        cgroup: what ``/proc/self/cgroup`` holds; asked likewise.
-    """
-    told = launcher_reports(get)
-    stale = left_by_slurm(get, told, host, above, cgroup)
-    if stale is not None:
-        told = [one for one in told if one.row.launcher is not Launcher.SLURM]
-    said, remark = settle(told, above)
-    remarks = tuple(notice for notice in (stale, remark) if notice is not None)
-    if said is None:
-        alone = _world(ALONE, get, _NOBODY)
-        return replace(alone, warnings=(*remarks, _no_rank(get, alone, stale)))
-    if said.local_rank is None or said.local_size is None:
-        return replace(ALONE, launcher=said.row.launcher, warnings=(*remarks, _bad_rank(said)))
-    here = Ranks(
-        local_rank=said.local_rank,
-        local_size=said.local_size,
-        launcher=said.row.launcher,
-        sources={"local_rank": said.rank_from, "local_size": said.size_from},
-    )
-    here = _world(here, get, said.row)
-    return replace(here, warnings=(*remarks, *said.remarks, *here.warnings))
-
-
-_MOST = 64
-"""The most processes that are looked at; a chain that changes meanwhile has no end."""
-
-
-def programs_above() -> tuple[str, ...]:
-    """The names of the programs above this process, the nearest first."""
+def _ancestors(most: int = 64) -> tuple[str, ...]:
+    """The names of this process's ancestors, the nearest first."""
     names: list[str] = []
     pid = kernel.parent_id()
-    while pid is not None and len(names) < _MOST:
+    while pid is not None and len(names) < most:  # a chain that changes meanwhile may not end
         names.append(kernel.name_of(pid) or "")
         pid = kernel.parent_of(pid)
     return tuple(names)
 
 
-_NOBODY = Row(launcher=Launcher.UNKNOWN, local_rank="", rank="PMI_RANK", size="PMI_SIZE")
-"""Where nobody tells the local rank, PMI or PMIx may tell the rank in the job."""
+def classify_ranks(
+    get: Get,
+    *,
+    host: str | None = None,
+    ancestors: Callable[[], tuple[str, ...]] = tuple,
+    cgroup: Callable[[], str] = str,
+) -> Ranks:
+    """:func:`ranks` for any environment. Pure.
+
+    Args:
+        get: the environment.
+        host: this machine's name.
+        ancestors: the names of the processes above this one; called only where variables
+            contradict each other or this machine.
+        cgroup: the text of ``/proc/self/cgroup``; called only then, too.
+    """
+    reports = launcher_reports(get)
+    stale = None
+    if any(report.launcher is Launcher.SLURM for report in reports):
+        stale = _stale_step(get, host, ancestors, cgroup)
+    if stale is not None:
+        reports = [report for report in reports if report.launcher is not Launcher.SLURM]
+    report, contradiction = settle(reports, ancestors)
+    warnings = tuple(notice for notice in (stale, contradiction) if notice is not None)
+    if report is None:
+        alone = _with_job_numbers(ALONE, get, _PMI)
+        return replace(alone, warnings=(*warnings, _no_rank(get, alone, stale)))
+    rank, size = report.place
+    if rank is None or size is None:
+        return replace(ALONE, launcher=report.launcher, warnings=(*warnings, _bad_rank(report)))
+    here = Ranks(
+        local_rank=rank,
+        local_size=size,
+        launcher=report.launcher,
+        sources={"local_rank": report.rank_variable, "local_size": report.size_variable},
+        warnings=(*warnings, *report.warnings),
+    )
+    return _with_job_numbers(here, get, report.row)
 
 
-def _world(here: Ranks, get: Get, row: Row) -> Ranks:
-    """With the numbers in the whole job. What cannot be meant is not told."""
-    numbers: dict[str, int] = {}
+# Contradictions between launchers.
+
+
+def settle(
+    reports: Sequence[LauncherReport], ancestors: Callable[[], tuple[str, ...]]
+) -> tuple[LauncherReport | None, Notice | None]:
+    """The report that counts, and a warning where another one contradicts it.
+
+    Args:
+        reports: the innermost launcher's first.
+        ancestors: the names of the processes above this one, the nearest first.
+    """
+    reports = [report for report in reports if not _is_completed(report, reports)]
+    if not reports:
+        return None, None
+    first, last = reports[0], reports[-1]
+    is_unknown_inside = len(reports) == 2 and last.launcher is Launcher.UNKNOWN
+    if is_unknown_inside and first.local_size == 1 < (last.local_size or 1):
+        return last, None  # the one process of the launcher has started the ranks
+    others = [report for report in reports[1:] if _contradicts(report, first)]
+    nearest = None
+    if others and first.row.programs:
+        nearest = next((BY_PROGRAM[name] for name in ancestors() if name in BY_PROGRAM), None)
+    chosen = next((report for report in others if report.launcher is nearest), None)
+    if chosen is not None:
+        return chosen, _ranks_contradict(chosen, first, is_proven=True)
+    is_proven = nearest is first.launcher
+    if is_proven or not first.row.programs:  # known launchers around it are `ranks-beside`
+        others = [report for report in others if report.launcher is Launcher.UNKNOWN]
+    return first, _ranks_contradict(first, others[0], is_proven=is_proven) if others else None
+
+
+def _is_completed(partial: LauncherReport, reports: Sequence[LauncherReport]) -> bool:
+    """Whether another launcher gives all of the numbers that one gives in part.
+
+    Many scripts set LOCAL_RANK alone; launchers without programs start children of other ranks.
+    """
+    if not partial.is_partial:
+        return False
+    valid = [report.local_rank for report in reports if not report.problem]
+    if partial.launcher is Launcher.UNKNOWN:
+        return bool(valid)
+    return bool(partial.row.programs) and partial.local_rank in valid
+
+
+def _contradicts(report: LauncherReport, first: LauncherReport) -> bool:
+    """A launcher that started one process here may have started the other launcher."""
+    if report.local_size is None or report.place == first.place:
+        return False
+    return report.local_size > 1 or report.launcher is Launcher.UNKNOWN
+
+
+def _ranks_contradict(used: LauncherReport, other: LauncherReport, *, is_proven: bool) -> Notice:
+    started = "started this process" if is_proven else "usually runs inside the other"
+    return Notice(
+        "ranks-contradict",
+        f"{_gives(used)}, but {_gives(other)}: the first is used, because {used.launcher.value} "
+        f"{started}; unset the variables that are left over, or call "
+        "set_affinity(local_rank, nproc_per_node)",
+        rank=used.local_rank,
+    )
+
+
+def _gives(report: LauncherReport) -> str:
+    if report.problem:
+        return f"{report.rank_variable} gives no valid rank"
+    variables = f"{report.rank_variable} and {report.size_variable}"
+    return f"{variables} give rank {report.local_rank} of {report.local_size}"
+
+
+def _stale_step(
+    get: Get,
+    host: str | None,
+    ancestors: Callable[[], tuple[str, ...]],
+    cgroup: Callable[[], str],
+) -> Notice | None:
+    """The warning where srun's variables are those of a step on other machines.
+
+    A shell that was opened from a step (ssh with the environment, tmux, a container) keeps them. A
+    node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
+    proves that they are right. So does the step's cgroup, where /proc hides root's processes
+    (``hidepid``, a container).
+    """
+    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+    name = next(filter(get, names), names[0])
+    nodes = get(name) or ""
+    if host is None or slurm.holds(nodes, host) is not False:
+        return None
+    if "slurmstepd" in ancestors() or slurm.is_cgroup_of_step(get, cgroup()):
+        return None
+    return Notice(
+        "ranks-stale",
+        f"{name}={nodes[:80]} does not name this machine, {host}, and this process is in no step "
+        "of Slurm, so srun's variables are ignored; unset them, or, in a container with another "
+        "host name, call set_affinity(local_rank, nproc_per_node)",
+    )
+
+
+# Numbers in the whole job.
+
+_PMI = Row(launcher=Launcher.UNKNOWN, local_rank="", rank="PMI_RANK", size="PMI_SIZE")
+"""Without a local rank, PMI or PMIx may give the rank in the job."""
+
+
+def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
+    """With the numbers in the whole job; invalid ones are unknown."""
     names = {"rank": row.rank, "size": row.size, "node": row.node, "nodes": row.nodes}
-    if row is _NOBODY and not get("PMI_RANK"):
+    if row is _PMI and not get("PMI_RANK"):
         names["rank"] = "PMIX_RANK"
-    if row.launcher is Launcher.SLURM and not get(row.size or ""):
+    if row.launcher is Launcher.SLURM and not get(row.size):
         names |= {"size": "SLURM_NTASKS", "nodes": "SLURM_NNODES"}
-    for key, name in names.items():
-        value = number(get(name)) if name else None
-        if value is not None:
-            numbers[key] = value
-    wrong = _contradiction(here, numbers)
-    if wrong is not None:
-        for key in wrong:
-            numbers.pop(key, None)
-    sources = {**here.sources, **{key: str(names[key]) for key in numbers}}
-    warnings = here.warnings
-    if wrong is not None:
-        said = ", ".join(f"{names[key]}={get(names[key] or '')!r}" for key in wrong if names[key])
+    found = {key: number(get(name)) for key, name in names.items()}
+    warnings, impossible = here.warnings, _impossible(here, found)
+    if impossible:
+        given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
         text = (
-            f"{said} cannot be, beside rank {here.local_rank} of {here.local_size} on this node: "
-            "the numbers in the whole job count as not told; look at who set them"
+            f"{given} is impossible for rank {here.local_rank} of {here.local_size} on this node, "
+            "so the numbers in the whole job are unknown; correct what sets them"
         )
         warnings = (*warnings, Notice("world-unknown", text, rank=here.local_rank))
+        found |= dict.fromkeys(impossible)
+    sources = {key: names[key] for key, value in found.items() if value is not None}
     return replace(
         here,
-        rank=numbers.get("rank"),
-        size=numbers.get("size"),
-        node=numbers.get("node"),
-        nodes=numbers.get("nodes"),
-        sources=sources,
+        rank=found["rank"],
+        size=found["size"],
+        node=found["node"],
+        nodes=found["nodes"],
+        sources={**here.sources, **sources},
         warnings=warnings,
     )
 
 
-def _contradiction(here: Ranks, numbers: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The numbers that cannot be; None where all can."""
-    rank, size = numbers.get("rank"), numbers.get("size")
-    node, nodes = numbers.get("node"), numbers.get("nodes")
-    if size is not None and (size < here.local_size or (rank is not None and rank >= size)):
+def _impossible(here: Ranks, numbers: Mapping[str, int | None]) -> tuple[str, ...]:
+    rank, size, node, nodes = (numbers[key] for key in ("rank", "size", "node", "nodes"))
+    if size is not None and size < max(here.local_size, (rank or 0) + 1):
         return ("rank", "size")
-    if nodes is not None and (nodes == 0 or (node is not None and node >= nodes)):
-        return ("node", "nodes")
-    return None
+    return ("node", "nodes") if nodes is not None and nodes <= (node or 0) else ()
 
 
-def _bad_rank(said: LauncherReport) -> Notice:
+# Warnings.
+
+
+def _bad_rank(report: LauncherReport) -> Notice:
     return Notice(
         "bad-rank",
-        f"{said.why}: this names no rank of this node ({said.row.launcher.value}); correct the "
-        "variables, or call set_affinity(local_rank, nproc_per_node)",
+        f"{report.problem}, so the rank on this node is invalid ({report.launcher.value}); correct "
+        "the variables, or call set_affinity(local_rank, nproc_per_node)",
     )
+
+
+_ASSUMED = "rank 0 of 1 is assumed"
 
 
 def _no_rank(get: Get, alone: Ranks, stale: Notice | None) -> Notice:
     return Notice(
         "no-rank",
-        f"{_why_nobody(get, alone, stale)}: {_AS_ALONE}; start under torchrun, "
-        "srun or mpirun, or call set_affinity(local_rank, nproc_per_node)",
+        f"{_why_no_rank(get, alone, stale)}: {_ASSUMED}; start under torchrun, srun or mpirun, or "
+        "call set_affinity(local_rank, nproc_per_node)",
     )
 
 
-_AS_ALONE = "taking this to be rank 0 of 1"
-
-
 def narrows_nothing(no_rank: Notice, visible: int) -> Notice:
-    """The remark ``no-rank`` where several GPUs are visible, and any of them may be this rank's.
+    """The warning ``no-rank`` where several GPUs are visible, so that the mask stays.
 
     Args:
-        no_rank: the remark as :func:`ranks` makes it.
+        no_rank: the warning as :func:`ranks` gives it.
         visible: how many GPUs are visible.
     """
     instead = f"{visible} GPUs are visible, so the mask stays"
-    return replace(no_rank, message=no_rank.message.replace(_AS_ALONE, instead))
+    return replace(no_rank, message=no_rank.message.replace(_ASSUMED, instead))
 
 
-def _why_nobody(get: Get, alone: Ranks, stale: Notice | None) -> str:
+def _why_no_rank(get: Get, alone: Ranks, stale: Notice | None) -> str:
     if alone.rank is not None and alone.size != 1:
-        return (
-            f"{alone.sources['rank']}={alone.rank} is the rank in the whole job, and no variable "
-            "tells the one on this node"
-        )
+        variable = alone.sources["rank"]
+        return f"{variable}={alone.rank} is the rank in the whole job; that on this node is not set"
     if stale is not None:
-        return "srun's variables count as left over, and no other launcher's tell the rank"
+        return "srun's variables are ignored, and no other launcher's are set"
     if get("SLURM_JOB_ID"):
         tasks = number(get("SLURM_NTASKS")) or 1
-        of_many = f", and this process is none of the job's {tasks} tasks" if tasks > 1 else ""
+        of_many = f", and none of the job's {tasks} tasks" if tasks > 1 else ""
         return f"a batch script or a shell of Slurm is no task of srun{of_many}"
     return (
-        "no launcher's variables tell the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "
+        "no launcher has set the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "
         "SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK and others are unset)"
     )
 
 
-# Which launcher started the ranks in use.
-#
-# Launchers run inside each other (torchrun inside srun, mpirun inside a batch job), and a process
-# inherits the variables of all of them. Only the innermost one's speak of these ranks.
+# The launcher of given ranks.
 
 
 def active_launcher(get: Get, ranks: Ranks) -> Launcher:
@@ -539,19 +338,19 @@ def active_launcher(get: Get, ranks: Ranks) -> Launcher:
 
     Args:
         get: the environment.
-        ranks: the ranks in use. Where they were given as arguments, a launcher whose own count
-            differs has started something else: a shell, one process that started the ranks itself.
+        ranks: the ranks in use. Where they were given as arguments, a launcher with another count
+            started something else: a shell, or one process that started the ranks itself.
     """
     if ranks.launcher is not Launcher.UNKNOWN:
         return ranks.launcher
-    for row in present(get):
-        if row.launcher is not Launcher.UNKNOWN and _started(get, row, ranks):
-            return row.launcher
-    return Launcher.UNKNOWN
+    started = (row.launcher for row in present(get) if _has_started(get, row, ranks))
+    return next(started, Launcher.UNKNOWN)
 
 
-def _started(get: Get, row: Row, ranks: Ranks) -> bool:
+def _has_started(get: Get, row: Row, ranks: Ranks) -> bool:
     """LOCAL_RANK and LOCAL_SIZE alone prove little: scripts set them, too."""
+    if row.launcher is Launcher.UNKNOWN:
+        return False
     if row.local_rank == "LOCAL_RANK" and number(get(row.local_rank)) != ranks.local_rank:
         return False
-    return size_by(get, row) == ranks.local_size
+    return local_size(get, row) == ranks.local_size

@@ -1,14 +1,14 @@
-"""What Slurm tells the tasks of a step.
+"""What Slurm's variables say about the tasks of a step.
 
 Sources: the manual page of srun (``--cpu-bind``, ``--gpu-bind``, output environment variables),
 and what Slurm 22.05 was seen to set (``tests/data/environments``). Seen, and in no manual:
 
-- ``SLURM_CPU_BIND_LIST`` names the masks of all tasks of this node, in every task, also when
-  Slurm made them itself; repetitions (``0x1*2``) come written out.
-- Where tasks have GPUs of their own, ``SLURM_STEP_GPUS`` names those of the task, while
+- ``SLURM_CPU_BIND_LIST`` has the masks of all tasks of this node, in every task, also when Slurm
+  chose them itself; repetitions (``0x1*2``) come written out.
+- Where tasks have GPUs of their own, ``SLURM_STEP_GPUS`` lists those of the task, while
   ``SLURM_GPUS_ON_NODE`` counts those of the step. ``--gpus-per-task`` and ``--gpu-bind`` given to
   srun itself leave no variable; given to sbatch they do.
-- ``SLURM_JOB_GPUS`` is the batch script's, and so names the GPUs of the job's first node.
+- ``SLURM_JOB_GPUS`` is the batch script's, so it lists the GPUs of the job's first node.
 """
 
 from __future__ import annotations
@@ -17,117 +17,106 @@ import re
 from collections.abc import Iterator
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
-from gpuaff.launch.variables import Get, number
+from gpuaff.launch.launchers import Get, number
 from gpuaff.options import natural
-
-
-def tasks_here(get: Get) -> int | None:
-    """How many tasks of this step are on this node; None when there is no step.
-
-    Only ``SLURM_STEP_TASKS_PER_NODE`` counts: in a batch script ``SLURM_TASKS_PER_NODE`` and
-    ``SLURM_LOCALID=0`` look like those of a step's first task, whatever starts the ranks there.
-
-    In a step of several components of a heterogeneous job both the list and ``SLURM_NODEID`` count
-    the nodes of all of them; in a step of one component, those of that one.
-    """
-    node, counts = number(get("SLURM_NODEID")), _counts(get("SLURM_STEP_TASKS_PER_NODE") or "")
-    if node is None or counts is None:
-        return None
-    for tasks, nodes in counts:
-        if node < nodes:
-            return tasks
-        node -= nodes
-    return None
-
-
-def _counts(text: str) -> list[tuple[int, int]] | None:
-    """Slurm's short form of tasks on each node, ``2(x3),1``: how many tasks, on how many nodes."""
-    found = []
-    for word in text.split(","):
-        count, _, times = word.strip().removesuffix(")").partition("(x")
-        tasks, nodes = number(count), number(times or "1")
-        if not tasks or not nodes:
-            return None
-        found.append((tasks, nodes))
-    return found
-
 
 _INTERACTIVE = str(0xFFFFFFFA)
 """``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task."""
 
 
-def is_shell(get: Get) -> bool:
-    """Whether the step is a shell for a person: ``salloc``'s, or that of ``srun --pty``.
+def tasks_here(get: Get) -> int | None:
+    """How many tasks of this step are on this node; None outside a step.
 
-    Only the first task of a step has the terminal, so that what is started there is started by
-    hand, once. srun sets ``SLURM_PTY_PORT`` for it.
+    Only ``SLURM_STEP_TASKS_PER_NODE`` (``2(x3),1``) counts: in a batch script
+    ``SLURM_TASKS_PER_NODE`` and ``SLURM_LOCALID=0`` look like those of a step's first task,
+    whatever starts the ranks there. In a step of several components of a heterogeneous job the
+    list and ``SLURM_NODEID`` count the nodes of all of them; in a step of one component, its own.
+    """
+    node, tasks_here = number(get("SLURM_NODEID")), None
+    for word in (get("SLURM_STEP_TASKS_PER_NODE") or "").split(","):
+        count, _, times = word.strip().removesuffix(")").partition("(x")
+        tasks, nodes = number(count), number(times or "1")
+        if node is None or not tasks or not nodes:
+            return None
+        if tasks_here is None and node < nodes:
+            tasks_here = tasks
+        node -= nodes
+    return tasks_here
+
+
+def is_shell(get: Get) -> bool:
+    """Whether the step is an interactive shell: ``salloc``'s, or that of ``srun --pty``.
+
+    Only the first task of a step has the terminal, so what is started there is started once, by
+    hand. srun sets ``SLURM_PTY_PORT`` for it.
     """
     return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
 
 
 def is_cgroup_of_step(get: Get, cgroup: str) -> bool:
-    """Whether a process is in the cgroup of the step that its variables name.
+    """Whether ``/proc/self/cgroup`` (its text) is of the step that the variables name.
 
-    Args:
-        get: the environment.
-        cgroup: what ``/proc/self/cgroup`` holds. Paths end with ``slurm/uid_0/job_7/step_0/task_1``
-            (version 1) or ``slurmstepd.scope/job_7/step_0/user/task_1`` (version 2): Slurm's pages
-            about cgroups.
+    Paths end with ``slurm/uid_0/job_7/step_0/task_1`` (version 1) or
+    ``slurmstepd.scope/job_7/step_0/user/task_1`` (version 2): Slurm's pages about cgroups.
     """
     step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
     return any(step in f"{line}/" for line in cgroup.splitlines())
 
 
 def binding(get: Get) -> str | None:
-    """How this step's tasks were bound: ``none``, ``mask_cpu``, ``map_cpu``, …; None: not told.
+    """How this step's tasks were bound: ``none``, ``mask_cpu``, ``map_cpu``, …; None: unknown.
 
-    The unit that was asked for may stand before it, as in ``cores,mask_cpu:``.
+    The unit that was requested may stand before it, as in ``cores,mask_cpu:``.
     """
     text = get("SLURM_CPU_BIND_TYPE")
     return text.split(",")[-1].strip().removesuffix(":") if text else None
 
 
 def named_masks(get: Get, tasks: int) -> tuple[CpuSet, ...] | None:
-    """The CPUs of each task of this node, by local id; None when they can't be read.
+    """The CPUs of each task of this node, by local id; None when they are not listed.
 
     Args:
-        get: the environment, where :func:`binding` is ``mask_cpu`` or ``map_cpu``.
+        get: the environment.
         tasks: how many tasks there are. A shorter list is used again from its start.
     """
-    is_mask = binding(get) == "mask_cpu"
-    return _listed(get("SLURM_CPU_BIND_LIST") or "", tasks, is_mask=is_mask)
+    kind = binding(get)
+    if kind not in ("mask_cpu", "map_cpu"):
+        return None
+    return _listed(get("SLURM_CPU_BIND_LIST") or "", tasks, is_mask=kind == "mask_cpu")
+
+
+def task_masks(get: Get) -> tuple[CpuSet, list[CpuSet]] | None:
+    """The CPUs that srun lists for this task, and those of the node's others; None: unknown."""
+    task, masks = number(get("SLURM_LOCALID")), named_masks(get, tasks_here(get) or 0)
+    if not masks or task is None or task >= len(masks):
+        return None
+    return masks[task], [*masks[:task], *masks[task + 1 :]]
 
 
 def _listed(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
-    """The numbers of each task in a list of masks or of numbers; None when it can't be read."""
-    read = _mask if is_mask else _cpu
-    masks: list[CpuSet] = []
+    """The sets of the tasks in a list of masks or of ids; None when it is malformed."""
+    sets: list[CpuSet] = []
     for word in text.split(","):
         one, _, times = word.strip().partition("*")
-        mask, count = read(one), number(times or "1")
-        if not mask or not count:
+        found, count = _set(one, is_mask=is_mask), number(times or "1")
+        if not found or not count:
             return None
-        # No more than there are tasks: 128 KB of "0x1*65535," would name 850 million.
-        masks += [mask] * min(count, tasks - len(masks))
-    return tuple(masks[task % len(masks)] for task in range(tasks))
+        # No more than there are tasks: 128 KB of "0x1*65535," would be 850 million.
+        sets += [found] * min(count, tasks - len(sets))
+    return tuple(sets[task % len(sets)] for task in range(tasks))
 
 
-def _mask(text: str) -> CpuSet | None:
+def _set(text: str, *, is_mask: bool) -> CpuSet | None:
+    """A mask, or an id: decimal, or hexadecimal after ``0x``."""
     try:
-        return parse_mask(text)
+        if is_mask:
+            return parse_mask(text)
+        if not (text.isascii() and text.isalnum()) or len(text) > 9:
+            return None
+        found = int(text, 16 if text.startswith("0x") else 10)
     except ValueError:
         return None
-
-
-def _cpu(text: str) -> CpuSet | None:
-    """An id, decimal, or hexadecimal after ``0x``."""
-    if not (text.isascii() and text.isalnum()) or len(text) > 9:
-        return None
-    try:
-        cpu = int(text, 16 if text.startswith("0x") else 10)
-    except ValueError:
-        return None
-    return frozenset((cpu,)) if cpu <= MAX_CPU_ID else None
+    return frozenset((found,)) if found <= MAX_CPU_ID else None
 
 
 def gpu_indices(text: str | None) -> tuple[int, ...] | None:
@@ -138,8 +127,11 @@ def gpu_indices(text: str | None) -> tuple[int, ...] | None:
         return None
 
 
+_KINDS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
+
+
 def binds_gpus(get: Get) -> bool:
-    """Whether a variable tells that each task has GPUs of its own.
+    """Whether a variable says that each task has GPUs of its own.
 
     srun reads these itself when a batch script hands them down. Newer releases write
     ``--gpu-bind`` and ``--gpus-per-task`` as ``gres/gpu`` among all trackable resources.
@@ -150,18 +142,15 @@ def binds_gpus(get: Get) -> bool:
 
 
 def shares_gpus(get: Get, tasks: int) -> bool:
-    """Whether a variable tells that several tasks of this node may be on one GPU.
+    """Whether a variable says that several tasks of this node may be on one GPU.
 
-    ``closest`` gives each task all GPUs of its NUMA node; lists of numbers and of masks are used
+    ``closest`` gives each task all GPUs of its NUMA node; lists of ids and of masks are used
     again from their start. ``--ntasks-per-gpu`` means ``single``.
     """
-    for name in ("SLURM_NTASKS_PER_TRES", "SLURM_NTASKS_PER_GPU"):
-        if (number(get(name)) or 1) > 1:
-            return True
+    counts = map(number, map(get, ("SLURM_NTASKS_PER_TRES", "SLURM_NTASKS_PER_GPU")))
+    if any((count or 1) > 1 for count in counts):
+        return True
     return any(_is_shared(kind, text, tasks) for kind, text in _gpu_bindings(get))
-
-
-_KINDS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
 
 
 def _gpu_bindings(get: Get) -> Iterator[tuple[str, str]]:
@@ -169,18 +158,13 @@ def _gpu_bindings(get: Get) -> Iterator[tuple[str, str]]:
 
     ``verbose,map_gpu:0,1``; among other resources ``gres/gpu:verbose,map:0,1+gres/nic:closest``.
     """
-    yield _kind_of(get("SLURM_GPU_BIND") or "")
+    texts = [get("SLURM_GPU_BIND") or ""]
     for part in (get("SLURM_TRES_BIND") or "").split("+"):
         resource, _, text = part.strip().partition(":")
-        if resource == "gres/gpu":
-            yield _kind_of(text)
-
-
-def _kind_of(text: str) -> tuple[str, str]:
-    for word in ("verbose", "v", "quiet", "q"):
-        text = text.strip().removeprefix(f"{word},")
-    kind, _, rest = text.partition(":")
-    return kind, rest
+        texts += [text] if resource == "gres/gpu" else []
+    for text in texts:
+        kind, _, rest = re.sub(r"^\s*(verbose|v|quiet|q),", "", text).strip().partition(":")
+        yield kind, rest
 
 
 def _is_shared(kind: str, text: str, tasks: int) -> bool:
@@ -192,64 +176,46 @@ def _is_shared(kind: str, text: str, tasks: int) -> bool:
     return sets is None or sum(map(len, sets)) > len(frozenset().union(*sets))
 
 
-# Slurm's lists of nodes: ``gpu[01-04,7],login1`` (``man scontrol``, "hostlist"). Pure.
-
-
 _MOST = 65_536
-"""The longest list that is read, in characters."""
+"""The longest list of nodes that is read, in characters."""
 
 _ELEMENT = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
 def holds(nodes: str, host: str) -> bool | None:
-    """Whether a list names a host, with its domain or without; None when it can't be read.
+    """Whether a list of nodes (``gpu[01-04,7],login1``) names a host; domains are ignored.
 
-    Args:
-        nodes: the list.
-        host: a machine's name.
+    Returns:
+        None when the list is empty or malformed (``man scontrol``, "hostlist").
     """
-    if len(nodes) > _MOST or not nodes.strip():
+    elements = _ELEMENT.findall(nodes) if len(nodes) <= _MOST else []
+    if not nodes.strip() or ",".join(elements) != nodes:
         return None
-    elements = _ELEMENT.findall(nodes)
-    if ",".join(elements) != nodes:
-        return None
-    short = host.split(".")[0].lower()
-    return any(_names(element.strip().lower(), short) for element in elements)
+    host = host.partition(".")[0].lower()
+    return any(_names(element.strip().partition(".")[0].lower(), host) for element in elements)
 
 
 def _names(element: str, host: str) -> bool:
-    places = {0}
+    ends = {0}  # how much of the host's name the parts so far may stand for
     for ranges, text in _PART.findall(element):
-        if ranges:
-            places = {end for start in places for end in _after(ranges, host, start)}
-        else:
-            # The rest of a full name may be a domain, which the host is given without.
-            places = {end for start in places for end in _past(text, host, start)}
-    return len(host) in places
+        after = _after_number if ranges else _after_text
+        ends = {end for start in ends for end in after(ranges or text, host, start)}
+    return len(host) in ends
 
 
-def _past(text: str, host: str, start: int) -> set[int]:
-    if host.startswith(text, start):
-        return {start + len(text)}
-    short = text.split(".")[0]
-    return {len(host)} if "." in text and host[start:] == short else set()
+def _after_text(text: str, host: str, start: int) -> list[int]:
+    return [start + len(text)] if host.startswith(text, start) else []
 
 
-def _after(ranges: str, host: str, start: int) -> set[int]:
-    """Where the host's name goes on after a number of the ranges that stands at ``start``."""
-    found = set()
+def _after_number(ranges: str, host: str, start: int) -> Iterator[int]:
+    """Numbers are as long as the first of their range; longer ones have no zero in front."""
     for one in ranges.split(","):
         low, _, high = one.strip().partition("-")
         first, last = natural(low), natural(high or low)
-        if first is None or last is None:
-            continue
         for end in range(start + len(low), len(host) + 1):
             value = natural(host[start:end])
-            if value is None:
+            if first is None or last is None or value is None:
                 break
-            # Numbers are as long as the first one; longer ones have no zero in front.
-            padded = str(value).zfill(len(low)) == host[start:end]
-            if padded and first <= value <= last:
-                found.add(end)
-    return found
+            if first <= value <= last and str(value).zfill(len(low)) == host[start:end]:
+                yield end

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from gpuaff._system import kernel
 from gpuaff.allocator.model import Partition, Plan, check_count, check_rank
-from gpuaff.launch import consistency, inherited
+from gpuaff.launch import inherited
+from gpuaff.launch.masks import observe_consistency
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment
 from gpuaff.notices import Notice
 from gpuaff.pinning.extras import Asked
@@ -341,7 +342,7 @@ def bind(
         remarks = tuple(notice for notice in remarks if notice.code != "no-rank")
     said = () if said_of_claim is None else (said_of_claim,)
     if not any(notice.code in _ABOUT_RANKS for notice in remarks):
-        said = (*consistency.observe_consistency(ranks), *said)
+        said = (*observe_consistency(ranks), *said)
     try:
         return _twice(attempt, (*remarks, *said))
     except UnknownRankError as error:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from gpuaff._system import env, kernel
 from gpuaff.allocator.model import Share
 from gpuaff.cpuset import CpuSet
-from gpuaff.launch import pinned
-from gpuaff.launch.pinned import Pinned
+from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
 from gpuaff.notices import Notice
 from gpuaff.pinning import openmp
 from gpuaff.pinning.state import NOTHING, Exported, Extras, Process
@@ -111,15 +110,15 @@ def put_mark(process: Process, share: Pinned) -> None:
 
     Called after :func:`put`, which has taken back what an earlier call had left.
     """
-    mark = Exported(first=env.get(pinned.PINNED_VARIABLE), ours=str(share))
+    mark = Exported(first=env.get(PINNED_VARIABLE), ours=str(share))
     process.extras = replace(process.extras, mark=mark)
-    env.put(pinned.PINNED_VARIABLE, mark.ours)
+    env.put(PINNED_VARIABLE, mark.ours)
 
 
 def started_with(process: Process, own: CpuSet) -> Pinned | None:
     """The share of the process that started this one, where this one has no CPUs beside it."""
     mark = process.extras.mark
-    return pinned.read(env.get if mark is None else {pinned.PINNED_VARIABLE: mark.first}.get, own)
+    return classify_pinned(env.get if mark is None else {PINNED_VARIABLE: mark.first}.get, own)
 
 
 def adopt(process: Process) -> None:
@@ -166,12 +165,12 @@ def put_back_in_a_child(now: Extras, to: Extras, *, parent: int) -> list[Notice]
     return back(None, to.memory[parent])
 
 
-_VARIABLES = (openmp.NUMBER, pinned.PINNED_VARIABLE)
+_VARIABLES = (openmp.NUMBER, PINNED_VARIABLE)
 
 
 def _swap_variables(now: Extras, then: Extras) -> None:
     _swap(openmp.NUMBER, now.openmp, then.openmp)
-    _swap(pinned.PINNED_VARIABLE, now.mark, then.mark)
+    _swap(PINNED_VARIABLE, now.mark, then.mark)
 
 
 def _swap(name: str, now: Exported | None, then: Exported | None) -> None:

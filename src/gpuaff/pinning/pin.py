@@ -10,10 +10,10 @@ from gpuaff.allocator.model import Options, Partition, Plan, Share
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
-from gpuaff.launch import allocation, masks, pinned
+from gpuaff.launch import allocation, inherited, masks
 from gpuaff.launch.allocation import OwnGpus
+from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.masks import Masks, Whose
-from gpuaff.launch.pinned import Pinned
 from gpuaff.launch.ranks import Ranks, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.pinning import extras
@@ -412,6 +412,12 @@ class Outcome:
     warnings: tuple[Notice, ...]
 
 
+def _own_cpuset() -> CpuSet | None:
+    from gpuaff.topology.cgroup import cpuset_of  # needed under srun --cpu-bind=none only
+
+    return cpuset_of(kernel.machine_tree())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One call of :func:`gpuaff.set_affinity`, its arguments checked.
@@ -465,9 +471,11 @@ class Attempt:
         if self.no_rank is not None and visible > 1:
             said = of_observation(topology)
             raise UnknownRankError([*said, narrows_nothing(self.no_rank, visible)])
-        whose = masks.observe_masks(self.ranks, own=granted.cpus, above=over, online=topology.cpus)
+        whose = masks.observe_masks(
+            self.ranks, own=granted.cpus, above=over, online=topology.cpus, cpuset=_own_cpuset
+        )
         had = extras.started_with(self.process, granted.cpus)
-        is_own = had is not None and had.is_of(self.ranks)
+        is_own = had is not None and had.is_of(self.rank, self.ranks.local_size)
         plan = self._plan(topology, whose, had if is_own else None)
         warnings = one_reason(
             [
@@ -479,10 +487,12 @@ class Attempt:
         if self.in_claim or self.process.taken is not None:  # a claim has made the mask narrow
             warnings = [w for w in warnings if w.code not in ("mask-narrow", "mask-shrunk")]
         if had is not None and is_own and granted.cpus == had.cpus:
-            warnings = [w for w in warnings if w.code not in pinned.EXPLAINED]
+            warnings = [w for w in warnings if w.code not in inherited.EXPLAINED]
         # One rank on the only GPU has all of its CPUs: those who share the GPU share these.
         if had is not None and not is_own and (had.local_size, visible) != (1, 1):
-            warnings.insert(0, pinned.of_another(had, self.ranks))  # the cause of what follows
+            warnings.insert(
+                0, inherited.share_inherited(had, self.rank, self.ranks.local_size)
+            )  # the cause of what follows
         if self.strict:
             refuse_if_broken(warnings)
         share, before = plan.share_of(self.rank), Before.of(self.process)

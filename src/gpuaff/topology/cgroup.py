@@ -1,11 +1,12 @@
-"""The cpuset that a process is in, of cgroup version 1 or 2.
+"""The cpuset and the quota of CPU time that a process is under, of cgroup version 1 or 2.
 
-Pinning needs it for trees of other machines only: here the kernel's own mask already has it.
+See ``Documentation/admin-guide/cgroup-v2.rst`` and ``Documentation/scheduler/sched-bwc.rst`` of
+Linux.
 """
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from collections.abc import Iterator
 
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import CpuSet
@@ -17,89 +18,76 @@ _FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus
 
 
 def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
-    """The CPUs of a process's cpuset; None when the tree does not tell.
+    """The CPUs of a process's cpuset; None when unknown.
+
+    On the live machine the kernel's own mask has it already.
 
     Args:
         tree: the machine.
-        process: its id; the tree's ``/proc/self`` is whoever gathered it.
+        process: its id; the tree's ``/proc/self`` is the process that gathered the files.
     """
-    group = _group(tree, process)
+    group = tree.read(f"proc/{process}/cpuset")
+    if group is None:
+        group = _groups(tree, process).get("")
     if group is None:
         return None
-    for mount in _mounts(tree):
+    for kind, mount, options in _mounts(tree):
+        if not (kind in ("cgroup2", "cpuset") or (kind == "cgroup" and "cpuset" in options)):
+            continue
         # A version 2 group without the controller has its nearest ancestor's CPUs.
-        for folder in (group, *PurePosixPath(group).parents):
+        for folder in reversed(_folders(mount, group)):
             for name in _FILES:
-                cpus = cpu_list(tree, f"{mount}/{folder}/{name}")
-                if cpus:
+                if cpus := cpu_list(tree, f"{folder}/{name}"):
                     return cpus
     return None
-
-
-def _group(tree: Tree, process: int | str) -> str | None:
-    text = tree.read(f"proc/{process}/cpuset")
-    if text is None:
-        lines = (tree.read(f"proc/{process}/cgroup") or "").splitlines()
-        text = next((line[3:] for line in lines if line.startswith("0::")), None)
-    return None if text is None else text.strip("/")
-
-
-def _mounts(tree: Tree) -> list[str]:
-    found: list[str] = []
-    for line in (tree.read("proc/mounts") or "").splitlines():
-        words = line.split()
-        if len(words) < 4:
-            continue
-        if words[2] in ("cgroup2", "cpuset") or (
-            words[2] == "cgroup" and "cpuset" in words[3].split(",")
-        ):
-            found.append(words[1].strip("/"))
-    return found
-
-
-# How much CPU time a process's cgroup grants it, of cgroup version 1 or 2.
-#
-# A quota takes time and no CPUs: the mask stays as wide as it is, and whoever starts a thread for
-# each of its CPUs is stopped for a part of each period. Containers are limited so
-# (``docker --cpus``, Kubernetes' ``limits.cpu``). ``cpu.max`` and ``cpu.cfs_quota_us``: see
-# ``Documentation/admin-guide/cgroup-v2.rst`` and ``Documentation/scheduler/sched-bwc.rst`` of
-# Linux.
 
 
 def quotas(tree: Tree, process: int | str = "self") -> dict[str, float]:
     """The limits that a process is under, each in CPUs, by the folder of its cgroup.
 
+    A quota (``docker --cpus``, Kubernetes' ``limits.cpu``) limits time and leaves the mask alone:
+    a process with a thread for each CPU of its mask is stopped for a part of each period.
+
     Args:
         tree: the machine.
-        process: its id; the tree's ``/proc/self`` is whoever gathered it.
+        process: its id; the tree's ``/proc/self`` is the process that gathered the files.
     """
+    groups = _groups(tree, process)
     found: dict[str, float] = {}
-    for mount, group in _groups(tree, process):
-        names = [name for name in group.split("/") if name not in ("", ".", "..")]
-        for depth in range(len(names) + 1):
-            folder = "/".join([mount, *names[:depth]])
+    for kind, mount, options in _mounts(tree):
+        if kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and "cpu" not in options):
+            continue
+        group = groups.get("cpu" if kind == "cgroup" else "")
+        if group is None:
+            continue
+        for folder in _folders(mount, group):
             limit = _limit(tree, folder)
             if limit is not None:
                 found[folder] = limit
     return found
 
 
-def _groups(tree: Tree, process: int | str) -> list[tuple[str, str]]:
-    """The mounts of hierarchies that may limit CPU time, and the process's group in each."""
-    groups: dict[str, str] = {}
+def _groups(tree: Tree, process: int | str) -> dict[str, str]:
+    """The process's group by controller; that of version 2 by an empty name."""
+    found: dict[str, str] = {}
     for line in (tree.read(f"proc/{process}/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if not controllers or "cpu" in controllers.split(","):
-            groups["cgroup" if controllers else "cgroup2"] = group
-    found = []
+        controllers, _, group = line.partition(":")[2].partition(":")
+        found.update(dict.fromkeys(controllers.split(","), group))
+    return found
+
+
+def _mounts(tree: Tree) -> Iterator[tuple[str, str, list[str]]]:
+    """The type, place and options of each mount."""
     for line in (tree.read("proc/mounts") or "").splitlines():
         words = line.split()
-        if len(words) < 4 or words[2] not in groups:
-            continue
-        if words[2] == "cgroup2" or "cpu" in words[3].split(","):
-            found.append((words[1].strip("/"), groups[words[2]]))
-    return found
+        if len(words) >= 4:
+            yield words[2], words[1].strip("/"), words[3].split(",")
+
+
+def _folders(mount: str, group: str) -> list[str]:
+    """The folders of a group and of those above it, from the top."""
+    names = [name for name in group.split("/") if name not in ("", ".", "..")]
+    return ["/".join([mount, *names[:depth]]) for depth in range(len(names) + 1)]
 
 
 def _limit(tree: Tree, folder: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The machine that we run on, or below GPUAFF_FSROOT a copy of another one's files."""
+"""The machine that this process runs on, or a copy of another one's files below GPUAFF_FSROOT."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from dataclasses import replace
 
 from gpuaff._system import env, kernel, nvml
 from gpuaff._system.kernel import Tree
-from gpuaff._system.nvml_links import Matrix
+from gpuaff._system.nvml_records import GpuReading, Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
 from gpuaff.topology import pci
+from gpuaff.topology.cgroup import cpuset_of
 from gpuaff.topology.model import Gpu, Source, Topology
-from gpuaff.topology.sysfs import UNKNOWN, Cpus, read_cpus
+from gpuaff.topology.sysfs import Cpus, read_cpus
 
 
 def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -> Topology:
-    """See :meth:`gpuaff.Topology.observe`.
+    """Observe the machine, as :meth:`gpuaff.Topology.observe` does.
 
     Args:
-        links: as there.
+        links: also ask NVML how the GPUs are connected.
         accelerators: also list the accelerators on the PCI bus (milliseconds on machines with
             hundreds of devices); otherwise they are None, as only ``partition="machine"`` needs
-            them. A tree of files always tells them.
-        allowed: what the process may use of this machine, where that is known better than by the
-            main thread's mask of the moment.
+            them. In a tree of files they are always listed.
+        allowed: the CPUs that the process may use, where that is known better than by the main
+            thread's present mask.
     """
     tree = kernel.machine_tree()
     machine = read_cpus(tree)
     if not tree.is_live:
-        return _described(tree, machine)
+        return _from_files(tree, machine)
     here = _observe_here(tree, machine, links, _mask() if allowed is None else allowed)
     return with_accelerators(here, tree, machine) if accelerators else here
 
@@ -40,30 +41,25 @@ def gpus_of_the_machine() -> tuple[Gpu, ...]:
     return pci.gpus_on_the_bus(tree, read_cpus(tree))
 
 
-def _described(tree: Tree, machine: Cpus) -> Topology:
-    """A tree of files. The live mask, environment and driver tell nothing about that machine."""
-    from gpuaff.topology.cgroup import cpuset_of  # the live path needs none of it
-
-    gpus = pci.gpus_on_the_bus(tree, machine)
-    notes: list[Notice] = []
-    if not machine.cpus:
-        notes.append(_no_sysfs(tree))
+def _from_files(tree: Tree, machine: Cpus) -> Topology:
+    """A tree of files, to which the live mask, environment and driver do not belong."""
+    notes = [] if machine.cpus else [_no_sysfs(tree)]
     cpuset = cpuset_of(tree)
     if cpuset is not None and machine.cpus - cpuset:
         shown = format_cpulist(cpuset & machine.cpus)
         message = f"these files were gathered inside a cpuset of CPUs {shown or 'none'}"
         hint = f"; --allowed {shown} plans for it" if shown else ""
         notes.append(Notice("cpuset", message + hint))
-    topology = _topology(machine, machine.cpus, gpus, notes)
-    return with_accelerators(topology, tree, machine)
+    gpus = pci.gpus_on_the_bus(tree, machine)
+    return with_accelerators(_topology(machine, machine.cpus, gpus, notes), tree, machine)
 
 
 def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topology:
     notes: list[Notice] = []
-    if not machine.cpus & mask and mask:
+    if mask and mask.isdisjoint(machine.cpus):
         # Unreadable, or of another machine (a container's own /sys): the kernel's mask is true.
         notes.append(_no_sysfs(tree))
-        machine = replace(UNKNOWN, cpus=mask, highest=max(machine.highest, *mask))
+        machine = Cpus(cpus=mask, highest=max(machine.highest, *mask))
     gpus, matrix, lost = _gpus(tree, machine, links, notes)
     topology = replace(_topology(machine, mask & machine.cpus, gpus, notes), links=matrix)
     return topology.with_visible_devices(
@@ -75,12 +71,10 @@ def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topol
 
 def with_accelerators(topology: Topology, tree: Tree, machine: Cpus) -> Topology:
     """The same machine with the accelerators on its PCI bus."""
-    from gpuaff.topology.pci import on_the_bus  # most calls need none of it
-
-    # Where the CPUs are not those of sysfs, only this process's mask is known: no ground on which
-    # strangers could agree.
+    # Where sysfs has other CPUs, only this process's mask is known, and independent jobs would
+    # not agree on borders.
     agreed = topology.cpus == machine.cpus
-    return replace(topology, accelerators=on_the_bus(tree, machine) if agreed else ())
+    return replace(topology, accelerators=pci.on_the_bus(tree, machine) if agreed else ())
 
 
 def _mask() -> CpuSet:
@@ -119,33 +113,31 @@ def _gpus(
 ) -> tuple[tuple[Gpu, ...], Matrix | None, frozenset[int]]:
     """The GPUs that this process may use, how they are connected, and which of them are lost."""
     try:
-        driver = nvml.read(highest_cpu=machine.highest, links=links)
+        with nvml.open_session() as session:
+            readings, matrix = session.read_gpus(highest_cpu=machine.highest, links=links)
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
         return pci.gpus_of_the_driver(tree, machine), None, frozenset()
-    for reading in driver.gpus:
+    for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
-    places = [place for place, reading in enumerate(driver.gpus) if not reading.denied]
-    gpus = tuple(_merged(tree, machine, driver.gpus[place]) for place in places)
-    lost = frozenset(reading.index for reading in driver.gpus if reading.lost)
-    return gpus, _between(driver.links, places), lost
+    places = [place for place, reading in enumerate(readings) if not reading.denied]
+    gpus = tuple(_merged(tree, machine, readings[place]) for place in places)
+    lost = frozenset(reading.index for reading in readings if reading.lost)
+    matrix = matrix and tuple(tuple(matrix[a][b] for b in places) for a in places)
+    return gpus, matrix, lost
 
 
-def _between(matrix: Matrix | None, places: list[int]) -> Matrix | None:
-    return matrix and tuple(tuple(matrix[row][column] for column in places) for row in places)
-
-
-def _merged(tree: Tree, machine: Cpus, reading: nvml.GpuReading) -> Gpu:
-    """What the driver says of a GPU, completed by what the PCI device says."""
+def _merged(tree: Tree, machine: Cpus, reading: GpuReading) -> Gpu:
+    """The driver's facts about a GPU, completed by those of its PCI device."""
     address = reading.pci_bus_id
     spot = pci.place(tree, address, machine) if address else pci.NOWHERE
-    node_cpus, source = _online(machine, reading.node_cpus), Source.NVML
-    socket_cpus = _online(machine, reading.socket_cpus)
-    if node_cpus is None and spot.local_cpus:
-        node_cpus, source = spot.local_cpus, Source.SYSFS
-    known = node_cpus is not None or socket_cpus is not None
+    # The driver also names CPUs that are offline or do not exist (case A22).
+    node_cpus = (reading.node_cpus or frozenset()) & machine.cpus or None
+    socket_cpus = (reading.socket_cpus or frozenset()) & machine.cpus or None
+    source = Source.NVML if node_cpus or not spot.local_cpus else Source.SYSFS
+    node_cpus = node_cpus or spot.local_cpus
     return Gpu(
         index=reading.index,
         uuid=reading.uuid,
@@ -156,22 +148,14 @@ def _merged(tree: Tree, machine: Cpus, reading: nvml.GpuReading) -> Gpu:
         local_cpus=spot.local_cpus,
         numa_node=_numa_node(machine, reading, spot),
         memory_node=reading.memory_node,
-        source=source if known else None,
+        source=source if node_cpus or socket_cpus else None,
         mig=reading.mig,
     )
 
 
-def _online(machine: Cpus, near: CpuSet | None) -> CpuSet | None:
-    """The driver also names CPUs that are offline or do not exist (case A22)."""
-    return (near or frozenset()) & machine.cpus or None
-
-
-def _numa_node(machine: Cpus, reading: nvml.GpuReading, spot: pci.Place) -> int | None:
-    """The driver first, sysfs then (case A7); of several nodes those with CPUs (case A24)."""
+def _numa_node(machine: Cpus, reading: GpuReading, spot: pci.Place) -> int | None:
+    """The driver's node, else sysfs's (case A7); of several those with CPUs (case A24)."""
     with_cpus = [node for node in machine.numa_nodes or () if node.cpus]
     named = [node.id for node in with_cpus if node.id in (reading.memory_nodes or ())]
     holding = [node.id for node in with_cpus if node.cpus & (reading.node_cpus or frozenset())]
-    for told in (named, holding):
-        if len(told) == 1:
-            return told[0]
-    return spot.numa_node
+    return next((found[0] for found in (named, holding) if len(found) == 1), spot.numa_node)

@@ -1,10 +1,8 @@
-"""What a machine has, as one immutable value.
+"""The records that describe a machine.
 
 A :class:`Topology` says where a machine's CPUs, cores, caches, NUMA nodes and GPUs are, and two
-things about one process on it: which CPUs it may use (``allowed``) and which GPUs CUDA shows it
-(``visible``). It comes from the live machine (:meth:`Topology.observe`), a saved JSON file
-(:meth:`Topology.load`), pasted text (:meth:`Topology.parse`) or a machine that ships with the
-package (:meth:`Topology.named`); whatever its source does not tell is None, and ``notes`` say so.
+facts about one process on it: which CPUs it may use (``allowed``) and which GPUs CUDA shows it
+(``visible``). What its source does not contain is None, and ``notes`` say so.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
+from gpuaff._system.nvml_records import MigInstance as MigInstance
 from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Source(str, Enum):
-    """Who said which CPUs are near a GPU; in a plan, which step of the search was taken."""
+    """Where the CPUs near a GPU are from; in a plan, which step of the search found them."""
 
     NVML = "nvml"
     """The driver."""
@@ -35,7 +34,7 @@ class Source(str, Enum):
     NEAREST = "nearest"
     """The nearest NUMA node, by distance, that has allowed CPUs."""
     ALL = "all"
-    """Nobody knows, so all allowed CPUs."""
+    """Unknown, so all allowed CPUs."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -46,7 +45,7 @@ class Package:
     """A physical package (socket).
 
     Attributes:
-        id: the kernel's ``physical_package_id``; made up (0, 1, …) where a source has none.
+        id: the kernel's ``physical_package_id``; numbered 0, 1, … where the source has none.
         cpus: its online CPUs.
     """
 
@@ -73,21 +72,6 @@ class NumaNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MigInstance:
-    """A MIG compute instance of a GPU (case D2).
-
-    Attributes:
-        uuid: its ``MIG-…`` UUID.
-        gpu_instance: the GPU instance id (``gi``); −1 when unknown.
-        compute_instance: the compute instance id (``ci``); −1 when unknown.
-    """
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A physical GPU.
 
@@ -96,17 +80,17 @@ class Gpu:
         uuid: the full ``GPU-…`` UUID.
         pci_bus_id: the PCI address as sysfs spells it, ``0000:07:00.0``.
         name: the product name.
-        node_cpus: the CPUs of its NUMA node, by the best source there was (``source``).
-            None when unknown; never empty.
-        socket_cpus: the CPUs of its socket, by that source; None when it does not tell.
+        node_cpus: the CPUs of its NUMA node, from the best ``source``. None when unknown; never
+            empty.
+        socket_cpus: the CPUs of its socket, from the same source; None when unknown.
         local_cpus: the PCI device's ``local_cpulist`` in sysfs.
         numa_node: the NUMA node next to it, which may have no CPUs (case H6). −1 in sysfs is
             None here (case A7).
         memory_node: the NUMA node that *is* its memory (GH200: "GPU NUMA ID"); a place for
             memory, never for a process.
-        source: who told ``node_cpus`` and ``socket_cpus``; None when nobody did.
-        mig: its MIG instances; None when MIG is off or unknown, empty when it is on and no
-            instance has been made.
+        source: where ``node_cpus`` and ``socket_cpus`` are from; None when both are unknown.
+        mig: its MIG instances; None when MIG is off or unknown, empty when it is on and has no
+            instance.
     """
 
     index: int
@@ -124,13 +108,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """A GPU or other accelerator as the PCI bus shows it, whoever may use it.
+    """A GPU or other accelerator on the PCI bus, whether or not this process may use it.
 
     Attributes:
         pci_bus_id: its PCI address as sysfs spells it, ``0000:07:00.0``.
         vendor: its PCI vendor, four digits: ``10de`` (NVIDIA), ``1002`` (AMD), ``8086`` (Intel).
-        local_cpus: the CPUs next to it; None when the machine does not tell, never empty.
-        numa_node: its NUMA node, which may have no CPUs; None when the machine does not tell.
+        local_cpus: the CPUs next to it; None when unknown, never empty.
+        numa_node: its NUMA node, which may have no CPUs; None when unknown.
     """
 
     pci_bus_id: str
@@ -144,7 +128,7 @@ class Topology:
     """A machine, and what one process may use of it.
 
     Attributes:
-        cpus: the online CPUs; empty when the source does not tell.
+        cpus: the online CPUs; empty when unknown.
         allowed: the CPUs that the process may use, a subset of ``cpus``.
         cores: the online CPUs of each physical core, ordered by their lowest id.
         efficiency_cpus: the CPUs of the slow cores of a hybrid processor (E cores, LITTLE).
@@ -157,7 +141,7 @@ class Topology:
         visible: the physical index of each CUDA device of the process, in CUDA's order.
         accelerators: every accelerator on the PCI bus, by address, from sysfs alone; those are
             the claimants of ``partition="machine"``, and :mod:`gpuaff.topology.pci` says
-            which count. None when the source does not tell.
+            which count. None when unknown.
         notes: what the source lacks or contradicts.
     """
 
@@ -187,101 +171,20 @@ class Topology:
         """The same machine for a process that may use only these CPUs (∩ the online ones)."""
         return replace(self, allowed=allowed & self.cpus if self.cpus else allowed)
 
-    def with_visible_devices(
-        self,
-        text: str | None,
-        *,
-        device_order: str | None = None,
-        lost: Collection[int] = (),
-    ) -> Topology:
-        """The same machine for a process with this CUDA_VISIBLE_DEVICES.
+    if TYPE_CHECKING:  # gpuaff.topology adds these methods: records import nothing that makes them
 
-        Args:
-            text: the variable's value, None when it is unset.
-            device_order: CUDA_DEVICE_ORDER's value, None when it is unset.
-            lost: the indices of the GPUs that do not respond.
-
-        The rules are the driver's: see :mod:`gpuaff.topology.visible`.
-        """
-        from gpuaff.topology.visible import resolve
-
-        seen = resolve(self.gpus, text, device_order=device_order, lost=lost)
-        kept = tuple(note for note in self.notes if not note.code.startswith("visible-"))
-        return replace(self, visible=seen.indices, notes=kept + seen.notes)
-
-    @classmethod
-    def observe(cls, *, links: bool = True) -> Topology:
-        """Look at the machine that this process runs on.
-
-        Args:
-            links: also ask NVML how the GPUs are connected (tens of milliseconds on large
-                machines; planning does not need it).
-
-        Never raises because something could not be read: what is missing is None, and
-        ``notes`` say why.
-        """
-        from gpuaff.topology.live import observe
-
-        return observe(links=links, accelerators=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Topology:
-        """Read a topology that :meth:`save` wrote.
-
-        Raises:
-            TopologyError: it is not one, or one of a version that this release cannot read.
-            OSError: the file cannot be read.
-        """
-        from gpuaff.topology.serialize import load
-
-        return load(path)
-
-    @classmethod
-    def parse(cls, text: str) -> Topology:
-        """Read pasted text: ``nvidia-smi topo -m``, ``nvidia-smi -L``, ``lscpu``, ``lscpu -p``
-        and ``numactl -H``, in any mix.
-
-        Raises:
-            TopologyError: nothing in it tells about CPUs or GPUs.
-        """  # noqa: D205 - the list needs two lines
-        from gpuaff.topology.pasted import parse
-
-        return parse(text)
-
-    @classmethod
-    def named(cls, name: str) -> Topology:
-        """A machine that ships with the package, e.g. ``dgx-a100``.
-
-        Raises:
-            TopologyError: there is none of that name; the message lists those there are.
-        """
-        from gpuaff.topology.machines import named
-
-        return named(name)
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Topology:
-        """Read what :meth:`to_dict` gave.
-
-        Raises:
-            TopologyError: it is not that.
-        """
-        from gpuaff.topology.serialize import from_dict
-
-        return from_dict(data)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The topology as JSON has it; ``docs/topology-json.md`` tells the schema."""
-        from gpuaff.topology.serialize import to_dict
-
-        return to_dict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write the topology as JSON.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        from gpuaff.topology.serialize import save
-
-        save(self, path)
+        def with_visible_devices(
+            self, text: str | None, *, device_order: str | None = None, lost: Collection[int] = ()
+        ) -> Topology: ...
+        @classmethod
+        def observe(cls, *, links: bool = True) -> Topology: ...
+        @classmethod
+        def load(cls, path: str | Path) -> Topology: ...
+        @classmethod
+        def parse(cls, text: str) -> Topology: ...
+        @classmethod
+        def named(cls, name: str) -> Topology: ...
+        @classmethod
+        def from_dict(cls, data: Any) -> Topology: ...
+        def to_dict(self) -> dict[str, Any]: ...
+        def save(self, path: str | Path) -> None: ...

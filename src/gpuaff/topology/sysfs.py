@@ -9,7 +9,7 @@ thousands of CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuaff._system.kernel import Tree
@@ -26,7 +26,7 @@ one kind differ by a few per cent (favoured cores); E cores and LITTLE cores hav
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpus:
-    """The CPU side of a :class:`~gpuaff.topology.model.Topology`; its fields are told there.
+    """The CPU side of a :class:`~gpuaff.topology.model.Topology`, with the same fields.
 
     Attributes:
         highest: the highest CPU id that this kernel can ever bring online; masks are sized by it.
@@ -34,27 +34,15 @@ class Cpus:
 
     cpus: CpuSet
     highest: int
-    cores: tuple[CpuSet, ...] | None
-    efficiency_cpus: CpuSet
-    packages: tuple[Package, ...] | None
-    l3: tuple[CpuSet, ...] | None
-    numa_nodes: tuple[NumaNode, ...] | None
-
-
-UNKNOWN = Cpus(
-    cpus=frozenset(),
-    highest=0,
-    cores=None,
-    efficiency_cpus=frozenset(),
-    packages=None,
-    l3=None,
-    numa_nodes=None,
-)
-"""Of a machine whose files tell nothing."""
+    cores: tuple[CpuSet, ...] | None = None
+    efficiency_cpus: CpuSet = frozenset()
+    packages: tuple[Package, ...] | None = None
+    l3: tuple[CpuSet, ...] | None = None
+    numa_nodes: tuple[NumaNode, ...] | None = None
 
 
 def read_cpus(tree: Tree) -> Cpus:
-    """Read all of it; what the tree lacks is None (``cpus`` is then empty)."""
+    """Read the CPU side; what the tree lacks is None (``cpus`` is then empty)."""
     cpus = online(tree)
     cores = _cores(tree, cpus)
     return Cpus(
@@ -100,62 +88,51 @@ def _numbered(name: str, prefix: str) -> bool:
     return name.startswith(prefix) and name[len(prefix) :].isdecimal()
 
 
-@dataclass(frozen=True, slots=True)
-class _Siblings:
-    """One of the files in ``cpuN/`` that list CPUs: its names, new and old, list and mask."""
-
-    lists: tuple[str, ...]
-    masks: tuple[str, ...]
-
-    def reader(self, tree: Tree, cpus: Iterable[int]) -> Callable[[int], CpuSet | None] | None:
-        """A function from a CPU to the file's CPUs, for the name that this kernel has."""
-        first = next(iter(sorted(cpus)), None)
-        for names, read in ((self.lists, cpu_list), (self.masks, cpu_mask)):
-            for name in names:
-                if first is not None and read(tree, f"{_CPU}/cpu{first}/{name}"):
-                    return lambda cpu, name=name, read=read: read(  # type: ignore[misc]  # mypy: lambda with defaults
-                        tree, f"{_CPU}/cpu{cpu}/{name}"
-                    )
-        return None
-
-
-_CORE = _Siblings(
-    ("topology/core_cpus_list", "topology/thread_siblings_list"), ("topology/thread_siblings",)
+_CORE = (
+    "topology/core_cpus_list",
+    "topology/thread_siblings_list",
+    "topology/thread_siblings",
 )
-_PACKAGE = _Siblings(
-    ("topology/package_cpus_list", "topology/core_siblings_list"), ("topology/core_siblings",)
+_PACKAGE = (
+    "topology/package_cpus_list",
+    "topology/core_siblings_list",
+    "topology/core_siblings",
 )
+"""The files in ``cpuN/`` that list the CPUs of its core and package: new names, then old ones, and
+masks, which have no ``_list`` in their names."""
 
 
-def _groups(
-    cpus: CpuSet, siblings: Callable[[int], CpuSet | None] | None
-) -> tuple[CpuSet, ...] | None:
-    """Cut CPUs into groups of siblings; each file is read once per group."""
-    if siblings is None:
+def _groups(tree: Tree, cpus: CpuSet, names: tuple[str, ...]) -> tuple[CpuSet, ...] | None:
+    """Cut CPUs into groups of siblings, by the first file that this kernel has."""
+    known = (name for name in names if _cpus_in(tree, f"{_CPU}/cpu{min(cpus)}/{name}"))
+    name = next(known, None) if cpus else None
+    if name is None:
         return None
     groups: list[CpuSet] = []
     left = set(cpus)
-    for cpu in sorted(cpus):
+    for cpu in sorted(cpus):  # a file is read once per group
         if cpu in left:
-            group = ((siblings(cpu) or frozenset()) & left) | {cpu}
-            groups.append(frozenset(group))
-            left -= group
+            siblings = _cpus_in(tree, f"{_CPU}/cpu{cpu}/{name}") or frozenset()
+            groups.append(frozenset(siblings & left | {cpu}))
+            left -= groups[-1]
     return tuple(groups)
 
 
+def _cpus_in(tree: Tree, path: str) -> CpuSet | None:
+    return cpu_list(tree, path) if path.endswith("list") else cpu_mask(tree, path)
+
+
 def _cores(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
-    groups = _groups(cpus, _CORE.reader(tree, cpus))
+    groups = _groups(tree, cpus, _CORE)
     several = next((group for group in groups or () if len(group) > 1), frozenset())
     if groups is None or len({_core_id(tree, cpu) for cpu in several}) <= 1:
         return groups
     # AMD family 15h lists both cores of a compute unit as siblings; their core ids differ.
-    split = [part for group in groups for part in _by_core_id(tree, group)]
+    split: list[CpuSet] = []
+    for group in groups:
+        ids = {cpu: _core_id(tree, cpu) for cpu in group}
+        split += (frozenset(c for c in group if ids[c] == one) for one in set(ids.values()))
     return tuple(sorted(split, key=min))
-
-
-def _by_core_id(tree: Tree, group: CpuSet) -> list[CpuSet]:
-    ids = {cpu: _core_id(tree, cpu) for cpu in group}
-    return [frozenset(c for c in group if ids[c] == number) for number in set(ids.values())]
 
 
 def _core_id(tree: Tree, cpu: int) -> int | None:
@@ -163,16 +140,15 @@ def _core_id(tree: Tree, cpu: int) -> int | None:
 
 
 def _packages(tree: Tree, cpus: CpuSet) -> tuple[Package, ...] | None:
-    groups = _groups(cpus, _PACKAGE.reader(tree, cpus))
+    groups = _groups(tree, cpus, _PACKAGE)
     if groups is None:
         return None
-    ids = [
-        _integer(tree, f"{_CPU}/cpu{min(group)}/topology/physical_package_id") for group in groups
-    ]
-    if len(set(ids)) < len(ids) or any(number is None or number < 0 for number in ids):
+    files = (f"{_CPU}/cpu{min(group)}/topology/physical_package_id" for group in groups)
+    ids = [-1 if number is None else number for number in (_integer(tree, file) for file in files)]
+    if len(set(ids)) < len(ids) or min(ids) < 0:
         ids = list(range(len(groups)))  # −1 on machines whose firmware names no packages
-    named = [Package(id=number or 0, cpus=group) for number, group in zip(ids, groups, strict=True)]
-    return tuple(sorted(named, key=lambda package: package.id))
+    by_id = dict(zip(ids, groups, strict=True))
+    return tuple(Package(id=number, cpus=by_id[number]) for number in sorted(by_id))
 
 
 def _integer(tree: Tree, path: str) -> int | None:
@@ -184,32 +160,32 @@ def _integer(tree: Tree, path: str) -> int | None:
 
 
 def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
-    if not any(tree.exists(f"{_CPU}/cpu{cpu}/cache") for cpu in sorted(cpus)[:1]):
+    if not cpus or not tree.exists(f"{_CPU}/cpu{min(cpus)}/cache"):
         return None
     domains: list[CpuSet] = []
     left = set(cpus)
     for cpu in sorted(cpus):
-        domain = (_l3_of(tree, cpu) or frozenset()) & left if cpu in left else frozenset()
+        domain = _l3_of(tree, cpu) & left if cpu in left else None
         if domain:
             domains.append(domain)
             left -= domain
     return tuple(domains)
 
 
-def _l3_of(tree: Tree, cpu: int) -> CpuSet | None:
+def _l3_of(tree: Tree, cpu: int) -> CpuSet:
     cache = f"{_CPU}/cpu{cpu}/cache"
     for name in reversed(tree.list(cache)):  # the outermost level comes last
         if _numbered(name, "index") and tree.read(f"{cache}/{name}/level") == "3":
             path = f"{cache}/{name}/shared_cpu"
-            return cpu_list(tree, f"{path}_list") or cpu_mask(tree, f"{path}_map")
-    return None
+            return cpu_list(tree, f"{path}_list") or cpu_mask(tree, f"{path}_map") or frozenset()
+    return frozenset()
 
 
 def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
     """The CPUs of slow cores on a hybrid machine (case G5).
 
-    Intel names them (``/sys/devices/cpu_atom``, Linux 5.13); Arm tells each CPU's capacity. On
-    older kernels base frequencies tell, and are asked only where cores differ in their number
+    Intel names them (``/sys/devices/cpu_atom``, Linux 5.13); Arm has a capacity for each CPU. On
+    older kernels base frequencies differ, and are read only where cores differ in their number
     of threads: reading them everywhere would double the time on large machines.
     """
     named = cpu_list(tree, "sys/devices/cpu_atom/cpus")
@@ -240,21 +216,21 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...] | None:
     if not ids:
         return None
     with_memory = cpu_list(tree, f"{_NODE}/has_memory")  # ids of nodes, in the same notation
+
+    def cpus_of(number: int) -> CpuSet:
+        listed = cpu_list(tree, f"{_NODE}/node{number}/cpulist")
+        mask = cpu_mask(tree, f"{_NODE}/node{number}/cpumap") if listed is None else None
+        return (listed or mask or frozenset()) & cpus
+
     return tuple(
         NumaNode(
             id=number,
-            cpus=_node_cpus(tree, number) & cpus,
+            cpus=cpus_of(number),
             has_memory=_has_memory(tree, number, with_memory),
             distances=_distances(tree, number, len(ids)),
         )
         for number in ids
     )
-
-
-def _node_cpus(tree: Tree, number: int) -> CpuSet:
-    path = f"{_NODE}/node{number}"
-    listed = cpu_list(tree, f"{path}/cpulist")
-    return (cpu_mask(tree, f"{path}/cpumap") if listed is None else listed) or frozenset()
 
 
 def _has_memory(tree: Tree, number: int, with_memory: frozenset[int] | None) -> bool | None:

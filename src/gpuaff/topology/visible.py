@@ -36,16 +36,13 @@ from dataclasses import dataclass, field, replace
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
 _ORDERS = ("PCI_BUS_ID", "FASTEST_FIRST")
 _BLANKS = " \t\n\v\f\r"
 _NUMBER = re.compile(rf"[{_BLANKS}]*([+-]?)0*([0-9]+)")
 _UUID = re.compile(r"(?:GPU|MIG)-([0-9a-fA-F-]*)")
 _OLD_MIG = re.compile(r"MIG-GPU-([0-9a-fA-F-]+)/([0-9]{1,9})/([0-9]{1,9})")
 _ULONG_MAX = 2**64 - 1
+_NO_INSTANCE = "has MIG on and no instance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +63,10 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What one element names: a whole GPU, or one MIG instance of it."""
+    """A whole GPU, or one MIG instance of it."""
 
     index: int
     instance: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """Why a list ended: the element, and what is wrong with it."""
-
-    element: str
-    reason: str
-
-
-_Found: TypeAlias = _Device | _Fault
 
 
 def resolve(
@@ -90,7 +76,7 @@ def resolve(
     device_order: str | None = None,
     lost: Collection[int] = (),
 ) -> Visible:
-    """Find the CUDA devices of a process as the driver does.
+    """The CUDA devices of a process, as the driver finds them.
 
     Args:
         gpus: the GPUs that the process may use. Numbers count these: where a device cgroup
@@ -100,15 +86,14 @@ def resolve(
         lost: the indices of those that do not respond. CUDA may count them or not; here they are
             counted, as nvidia-smi counts them, and a note says so.
 
-    Never raises: whatever stands in the variable, the driver makes something of it
-    (cases D1, D4, D5).
+    Never raises: the driver accepts any value of the variable (cases D1, D4, D5).
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     if not ordered:
         return Visible(())
     if device_order is not None and device_order not in _ORDERS:
         return _error(
-            f"CUDA_DEVICE_ORDER={_shown(device_order)} is not a word that CUDA knows",
+            f"CUDA_DEVICE_ORDER={_quoted(device_order)} is not a word that CUDA knows",
             "set it to PCI_BUS_ID or unset it",
         )
     visible = _unset(ordered) if text is None else _listed(ordered, text)
@@ -137,18 +122,18 @@ def _unset(gpus: Sequence[Gpu]) -> Visible:
 
 def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
     """The devices that a list names, up to its end (rules 1, 2 and 5)."""
-    read = _by_uuid if _is_by_uuid(text) else _by_number
+    find = _by_uuid if _is_by_uuid(text) else _by_number
     devices: list[_Device] = []
     # No list holds more distinct devices than there are GPUs: one more element settles it.
     for element in text.split(",", len(gpus) + 1):
-        found = read(gpus, element)
-        if isinstance(found, _Device):
-            if found in devices:
-                return _twice(text, found)
-            if devices and (found.instance or devices[0].instance):
-                found = _Fault(element, "CUDA does not show beside a MIG instance")
-        if isinstance(found, _Fault):
-            return _ended(text, devices, found)
+        found = find(gpus, element)
+        if isinstance(found, str):
+            return _ended(text, devices, element, found)
+        if found in devices:
+            twice = f"CUDA_VISIBLE_DEVICES={_quoted(text)} names GPU {found.index} twice"
+            return _error(twice, "name it once")
+        if devices and (found.instance or devices[0].instance):
+            return _ended(text, devices, element, "CUDA does not show beside a MIG instance")
         devices.append(found)
     return _of(devices)
 
@@ -162,11 +147,11 @@ def _is_by_uuid(text: str) -> bool:
     return text.startswith(("GPU-", "MIG-"))
 
 
-def _by_number(gpus: Sequence[Gpu], element: str) -> _Found:
-    """The device that an element names by number (rule 3)."""
+def _by_number(gpus: Sequence[Gpu], element: str) -> _Device | str:
+    """The device that an element names by number (rule 3), or why it names none."""
     match = _NUMBER.match(element)
     if match is None:
-        return _Fault(element, "is not a number")
+        return "is not a number"
     sign, digits = match.groups()
     value = int(digits[:21])  # 21 digits are above 64 bits, however many follow
     if value > _ULONG_MAX:
@@ -175,49 +160,44 @@ def _by_number(gpus: Sequence[Gpu], element: str) -> _Found:
         value = -value
     number = value & 0xFFFFFFFF
     if number >= len(gpus):
-        return _Fault(element, "is not the number of a GPU here")
-    return _device_of(gpus[number]) or _Fault(element, "has MIG on and no instance")
+        return "is not the number of a GPU here"
+    return _device_of(gpus[number]) or _NO_INSTANCE
 
 
-def _by_uuid(gpus: Sequence[Gpu], element: str) -> _Found:
-    """The device that an element names by UUID (rules 4 and 6)."""
+def _by_uuid(gpus: Sequence[Gpu], element: str) -> _Device | str:
+    """The device that an element names by UUID (rules 4 and 6), or why it names none."""
     old = _OLD_MIG.match(element)
-    if old is not None:
-        return _by_old_name(gpus, element, *old.groups())
     match = _UUID.match(element)
-    if match is None:
-        return _Fault(element, "is not a UUID, as the first element is")
-    digits = _digits(match[1])
-    if not match[1] or (len(digits) < 32 and match.end() < len(element)):
-        return _Fault(element, "is not a UUID")
-    found = [device for uuid, device in _named(gpus, element[:3]) if uuid.startswith(digits)]
-    return _only(gpus, element, found)
+    if old is not None:
+        found = _by_old_name(gpus, *old.groups())
+    elif match is None:
+        return "is not a UUID, as the first element is"
+    else:
+        digits = _digits(match[1])
+        if not match[1] or (len(digits) < 32 and match.end() < len(element)):
+            return "is not a UUID"
+        found = [device for uuid, device in _named(gpus, element[:3]) if uuid.startswith(digits)]
+    if len(found) == 1:
+        return found[0] or _NO_INSTANCE
+    if found:
+        return f"fits {len(found)} devices"
+    if any(gpu.uuid is None for gpu in gpus):
+        return "cannot be looked up: the UUIDs of these GPUs are not known"
+    return "is not a device here"
 
 
 def _by_old_name(
-    gpus: Sequence[Gpu], element: str, uuid: str, gpu_instance: str, compute_instance: str
-) -> _Found:
-    """The instance that ``MIG-GPU-<uuid>/gi/ci`` names (case D2)."""
+    gpus: Sequence[Gpu], uuid: str, gpu_instance: str, compute_instance: str
+) -> list[_Device | None]:
+    """The instances that ``MIG-GPU-<uuid>/gi/ci`` names (case D2)."""
     place = int(gpu_instance), int(compute_instance)
-    found = [
+    return [
         _Device(gpu.index, instance.uuid)
         for gpu in gpus
         if gpu.uuid and _digits(gpu.uuid).startswith(_digits(uuid))
         for instance in gpu.mig or ()
         if (instance.gpu_instance, instance.compute_instance) == place
     ]
-    return _only(gpus, element, found)
-
-
-def _only(gpus: Sequence[Gpu], element: str, found: Sequence[_Device | None]) -> _Found:
-    """The one device found, or why there is not one."""
-    if len(found) == 1:
-        return found[0] or _Fault(element, "has MIG on and no instance")
-    if found:
-        return _Fault(element, f"fits {len(found)} devices")
-    if any(gpu.uuid is None for gpu in gpus):
-        return _Fault(element, "cannot be looked up: the UUIDs of these GPUs are not known")
-    return _Fault(element, "is not a device here")
 
 
 def _named(gpus: Sequence[Gpu], kind: str) -> list[tuple[str, _Device | None]]:
@@ -246,22 +226,17 @@ def _error(problem: str, remedy: str) -> Visible:
     return Visible((), (Notice("visible-error", message),))
 
 
-def _twice(text: str, device: _Device) -> Visible:
-    problem = f"CUDA_VISIBLE_DEVICES={_shown(text)} names GPU {device.index} twice"
-    return _error(problem, "name it once")
-
-
-def _ended(text: str, devices: Sequence[_Device], fault: _Fault) -> Visible:
-    """The devices before the element that ended the list."""
+def _ended(text: str, devices: Sequence[_Device], element: str, reason: str) -> Visible:
+    """The devices before the element that ended the list, and why it did."""
     indices = tuple(device.index for device in devices)
-    start = f"CUDA_VISIBLE_DEVICES={_shown(text)}"
+    start = f"CUDA_VISIBLE_DEVICES={_quoted(text)}"
     if not indices:
-        why = f"{_shown(fault.element)} {fault.reason}" if text.strip(_BLANKS) else "it is empty"
+        why = f"{_quoted(element)} {reason}" if text.strip(_BLANKS) else "it is empty"
         message = f"{start} hides all GPUs: {why}; unset it, or name the GPUs to use"
         return Visible((), (Notice("visible-none", message),))
     if not text.split(",", len(indices))[-1].strip(f",{_BLANKS}"):
         return _of(devices)  # a comma at the end hides nothing
-    why = f"{_shown(fault.element)}, which {fault.reason}"
+    why = f"{_quoted(element)}, which {reason}"
     message = f"{start} ends at {why}: only {_gpus(indices)} visible; correct or remove it"
     return _of(devices, Notice("visible-ends", message))
 
@@ -296,7 +271,7 @@ def _gpus(indices: Sequence[int]) -> str:
     return f"GPU {numbers} is" if len(indices) == 1 else f"GPUs {numbers} are"
 
 
-def _shown(text: str) -> str:
-    """Text on one line, cut when it is long."""
-    shown = repr(text[:60])
-    return shown if len(text) <= 60 and len(shown) <= 62 else f"{shown[:57]}..."
+def _quoted(text: str) -> str:
+    """Text on one line, shortened when it is long."""
+    quoted = repr(text[:60])
+    return quoted if len(text) <= 60 and len(quoted) <= 62 else f"{quoted[:57]}..."

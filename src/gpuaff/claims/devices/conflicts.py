@@ -24,7 +24,7 @@ from gpuaff.claims.devices.occupancy import (
     memory_of_listed,
     same_memory,
 )
-from gpuaff.claims.devices.probe import Looker, people_on
+from gpuaff.claims.devices.probe import Looker, process_info
 from gpuaff.claims.locking import lockdir
 from gpuaff.claims.model import Device, DeviceReading
 from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
@@ -178,7 +178,7 @@ class Strangers:
             PlaceholderError: a device was lost meanwhile.
         """
         before = [one for one in self._before.values() if one.device in self._devices]
-        first = people_on(self._looker.readings).first_namespace
+        first = process_info(self._looker.readings).first_namespace
         if first and all(one.compute is not None for one in before):
             return
         self._taken = self._rests
@@ -239,7 +239,7 @@ class Strangers:
 
     def _found(self, readings: Sequence[DeviceReading]) -> list[_Stranger]:
         """Who is on which claimed device and was not there before."""
-        people = people_on(readings)
+        people = process_info(readings)
         rests = unlisted(readings, self._devices)
         found = []
         for reading in readings:
@@ -278,7 +278,7 @@ class Strangers:
         return self._rests.get(device) if seen is View.OURS else None
 
     def _views(self, readings: Sequence[DeviceReading]) -> dict[Device, View]:
-        people = people_on(readings)
+        people = process_info(readings)
         return {one.device: view(one, self._new(one), people) for one in readings}
 
 

@@ -1,10 +1,12 @@
-"""Looking at the devices: what the driver, the kernel and the board tell, put before the judge."""
+"""How devices are used: the answers of the driver, the kernel and the registry, evaluated."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from gpuaff._system import kernel
+from gpuaff._system.interrupts import interruptible
+from gpuaff._system.processes import Process, look_up, user_name
 from gpuaff.claims.devices.occupancy import People, judge, leased_by, listed
 from gpuaff.claims.locking import leases
 from gpuaff.claims.locking.leases import Holder
@@ -17,40 +19,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff._system.nvml_usage import UsageSession
 
-# Who the processes are that the driver lists: which are ours, which are leaving, their names.
-
-
 _CUDA_OPENS = "/dev/nvidia-uvm"
-"""What each process with a CUDA context has open, and one that only asks NVML has not."""
+"""The device file that each process with a CUDA context has open; NVML does not open it."""
 
 
-def people_on(readings: Sequence[DeviceReading], *, own_is_free: bool = True) -> People:
-    """Who is who among the processes that the driver lists.
+def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True) -> People:
+    """Which of the processes that the driver lists are own, exiting or ended.
 
-    Own are this process, what it has started, and what has started it: a parent that has made
-    contexts and then starts ranks. Not what was started beside it: another rank of the job
-    wants a GPU of its own.
+    Own are this process, its descendants, and its ancestors: a parent that has made contexts and
+    then starts ranks. Not its siblings: another rank of the job needs a GPU of its own.
 
     Outside of the first PID namespace the driver's numbers may be the host's, and happen to be
-    those of processes here (case E15). So they count there only if each of them is here, and only
-    one that has CUDA's device file open is taken for our own or named.
+    those of other processes here (case E15). So they count there only if each of them exists here,
+    and only a process that has CUDA's device file open counts as own, or is named.
 
     Args:
         readings: what the driver lists.
-        own_is_free: whether own processes count as free.
+        own_is_free: whether own processes are ignored.
     """
     pids = listed(readings)
     first = kernel.in_first_pid_namespace()
-    if not first and not _are_here(pids):
+    if not first and any(kernel.process_of(pid) != pid for pid in pids):
         return People(first_namespace=False)
     # First: one that ends between these two looks has ended in the second.
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
     own = frozenset(_relatives(pids)) if own_is_free else frozenset[int]()
-    if not first:
-        own = frozenset(filter(_computes, own))
     return People(
-        own=own,
+        own=own if first else frozenset(filter(_computes, own)),
         ended=ended,
         exiting=exiting - ended,
         me=kernel.process_id(),
@@ -58,98 +54,19 @@ def people_on(readings: Sequence[DeviceReading], *, own_is_free: bool = True) ->
     )
 
 
-def names_of(pids: Collection[int], people: People) -> dict[int, str]:
-    """Processes in words, for messages; those that cannot be looked up are missing.
-
-    It takes a while (psutil), so ask only when somebody is to be told.
-
-    Args:
-        pids: processes as the driver calls them.
-        people: what is known of them: whether the numbers mean processes that are here.
-    """
-    if people.me is None:
-        return {}
-    sure = [pid for pid in pids if people.first_namespace or _computes(pid)]
-    said = {pid: describe(pid) for pid in sure}
-    return {pid: name for pid, name in said.items() if name is not None}
-
-
-def describe(pid: int) -> str | None:
-    """A process in words, with its own age.
-
-    Returns:
-        None when there is no such process, or it is not shown. What else it does not tell to this
-        user is left out.
-    """
-    from gpuaff._system.processes import look_up
-
-    found = look_up(pid)
-    if found is None:
-        return None
-    return person(found.command, pid, user=found.user, since=found.started)
-
-
-def describe_holder(pid: int, entry: Entry | None) -> str | None:
-    """The holder of a lease in words, with the age of the lease where the board has that.
-
-    Args:
-        pid: the process.
-        entry: what the board has of the lease; None where it has nothing.
-
-    Returns:
-        As :func:`describe`.
-    """
-    from gpuaff._system.processes import look_up
-
-    found = look_up(pid)
-    if found is None:
-        return None
-    since = None if entry is None else entry.since
-    return person(found.command, pid, user=found.user, since=since)
-
-
-def describe_writer(entry: Entry, *, since: float | None = None) -> str:
-    """The process that has written on the board, in words: by /proc, else by what it has written.
-
-    Args:
-        entry: what it has written.
-        since: when what is said of it began, in seconds since 1970; None says no age.
-    """
-    from gpuaff._system.processes import look_up, user_name
-
-    alive = bool(living([entry]))
-    found = look_up(entry.pid) if alive and entry.pid is not None else None
-    command, user = (found.command, found.user) if found else (entry.text("name"), None)
-    if user is None and entry.uid is not None:
-        user = user_name(entry.uid)
-    return person(command or "an unknown program", entry.pid, user=user, since=since)
-
-
-def describe_waiter(entry: Entry) -> str:
-    """A waiter in words, and for how many GPUs it waits."""
-    wanted = "some" if entry.wanted is None else entry.wanted
-    return f"{describe_writer(entry)}, who waits for {wanted} of them"
-
-
 def _computes(pid: int) -> bool:
     """Whether a process has CUDA's device file open, as far as this user may see."""
     return _CUDA_OPENS in kernel.open_files(pid)
 
 
-def _are_here(pids: Collection[int]) -> bool:
-    return all(kernel.process_of(pid) == pid for pid in pids)
-
-
 def _relatives(pids: Collection[int]) -> Iterator[int]:
     me = kernel.process_id()
     above = {me, *_ancestors(me)}
-    for pid in pids:
-        if pid in above or me in _ancestors(pid):
-            yield pid
+    return (pid for pid in pids if pid in above or me in _ancestors(pid))
 
 
 def _ancestors(pid: int) -> set[int]:
-    """Who has started a process, and who has started that one; what is not shown ends it."""
+    """A process's parent, its parent and so on, as far as they are visible."""
     found: set[int] = set()
     parent = kernel.parent_of(pid)
     while parent is not None and parent not in found:
@@ -158,38 +75,69 @@ def _ancestors(pid: int) -> set[int]:
     return found
 
 
-class Names(Mapping[int, str]):
-    """Processes in words, looked up when one is asked for: psutil costs more than all the rest."""
+def names_of(pids: Collection[int], people: People) -> dict[int, str]:
+    """Descriptions of processes, for messages; those that cannot be looked up are missing.
 
-    def __init__(self, people: People) -> None:
-        """None is looked up at first."""
-        self._people = people
-        self._known: dict[int, str | None] = {}
+    It takes a while (psutil), so it is called only for an error or a wait.
 
-    def __getitem__(self, pid: int) -> str:
-        if pid not in self._known:
-            self._known[pid] = names_of([pid], self._people).get(pid)
-        found = self._known[pid]
-        if found is None:
-            raise KeyError(pid)
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+    Args:
+        pids: processes, in the driver's numbers.
+        people: what is known of them: whether these numbers are valid here.
+    """
+    if people.me is None:
+        return {}
+    sure = [pid for pid in pids if people.first_namespace or _computes(pid)]
+    names = {pid: describe(pid) for pid in sure}
+    return {pid: name for pid, name in names.items() if name is not None}
 
 
-HERE = People(me=0)
-"""For processes of whom the kernel has told: their numbers are those of this PID namespace."""
+def describe(pid: int) -> str | None:
+    """``train.py (pid 42) of alice, for 3 h``, with the process's age.
+
+    Returns:
+        None when there is no such process, or it is hidden. What this user may not see of it is
+        left out.
+    """
+    return _described(look_up(pid), lambda process: process.started)
+
+
+def describe_holder(pid: int, entry: Entry | None) -> str | None:
+    """As :func:`describe`, with the age of its lease, which only the registry knows."""
+    return _described(look_up(pid), lambda _: None if entry is None else entry.since)
+
+
+def _described(process: Process | None, since: Callable[[Process], float | None]) -> str | None:
+    if process is None:
+        return None
+    return person(process.command, process.pid, user=process.user, since=since(process))
+
+
+def describe_writer(entry: Entry, *, since: float | None = None) -> str:
+    """The process of a registry entry: by /proc, else by what it has written.
+
+    Args:
+        entry: what it has written.
+        since: its age is since then, in seconds since 1970; None shows none.
+    """
+    found = look_up(entry.pid) if living([entry]) and entry.pid is not None else None
+    command, user = (found.command, found.user) if found else (entry.text("name"), None)
+    if user is None and entry.uid is not None:
+        user = user_name(entry.uid)
+    return person(command or "an unknown program", entry.pid, user=user, since=since)
+
+
+def describe_waiter(entry: Entry) -> str:
+    """A waiter, and how many GPUs it requests."""
+    wanted = "some" if entry.wanted is None else entry.wanted
+    return f"{describe_writer(entry)}, who waits for {wanted} of them"
 
 
 class Looker:
-    """Looks at devices again and again.
+    """Finds out how devices are used, as often as needed.
 
     Attributes:
-        readings: what the driver told last, of all devices.
+        readings: the last answer of the driver, for all devices of the machine.
+        people: the processes in it.
     """
 
     def __init__(
@@ -199,147 +147,131 @@ class Looker:
         *,
         demand: Demand | None = None,
         own_is_free: bool = True,
+        utilization: bool = False,
     ) -> None:
-        """Get ready.
+        """Nothing is known yet.
 
         Args:
             session: asks the driver.
-            devices: those that are judged, in their order.
-            demand: what is asked of each.
-            own_is_free: whether what this process's own family computes does not count.
+            devices: those that are evaluated, in their order.
+            demand: the requirements that each must meet.
+            own_is_free: whether this process, its descendants and its ancestors are ignored.
+            utilization: whether it is needed without a requirement.
         """
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
-        self._people = HERE
-        self._held: Mapping[str, str] = {}
-        self._ending: frozenset[str] = frozenset()
-        self._nothing_left = False
+        needed = demand is not None and demand.max_utilization is not None
+        self._utilization = utilization or needed
+        self._holders: Mapping[str, str] = {}
+        self._exiting: frozenset[str] = frozenset()
+        self._all_leased = False
         self.readings: tuple[DeviceReading, ...] = ()
+        self.people = People(me=0)
 
     @property
     def idle(self) -> frozenset[int]:
-        """The whole GPUs that were free for anybody, by index, in question here or not."""
-        judged = judge(self.readings, people=self._people, leased=self._held)
+        """The indices of the whole GPUs that are free, candidates or not."""
+        usages = judge(self.readings, people=self.people, leased=self._holders)
         return frozenset(
-            one.device.index for one in judged if one.busy is None and not one.device.is_mig
+            one.device.index for one in usages if one.busy is None and not one.device.is_mig
         )
 
     def look(self) -> tuple[DeviceReading, ...]:
         """Ask the driver, and the kernel about the processes that it lists."""
-        asks = self._demand is not None and self._demand.max_utilization is not None
-        self.readings = self._session.look(utilization=asks)
-        self._people = people_on(self.readings, own_is_free=self._own_is_free)
+        with interruptible():
+            self.readings = self._session.look(utilization=self._utilization)
+        self.people = process_info(self.readings, own_is_free=self._own_is_free)
         return self.readings
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """Look, and tell how the devices are used now, in words.
-
-        Args:
-            entries: what stands on the board.
-        """
+        """Look, and evaluate how the devices are used now, with the names of processes."""
         self.prepare(entries)
         self.judged(entries)
         return self.in_words(entries)
 
     def prepare(self, entries: Sequence[Entry]) -> None:
-        """Look for :meth:`judged`.
+        """Look for :meth:`judged`, unless the registry shows a lease of each device.
 
-        Where all devices are leased the driver need not be asked: it answers slowly while others
-        start CUDA.
-
-        Args:
-            entries: what stands on the board.
+        The driver answers slowly while other processes start CUDA.
         """
-        self._held, self._ending = _on_board(entries), ending(entries)
-        self._nothing_left = all(device.uuid in self._held for device in self._devices)
-        if not self._nothing_left:
+        self._holders, self._exiting = _holders(entries), ending(entries)
+        self._all_leased = all(device.uuid in self._holders for device in self._devices)
+        if not self._all_leased:
             self.look()
 
     def judged(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used: as the driver told last, and as the board says now.
+        """How the devices are used, by the driver's last answer and by the registry now.
 
-        Who holds a lease and is not on the board is found when the lease is tried: /proc/locks
-        tells as well, but to read it stops all processors, 20 ms and more on a large machine.
-        Processes are called by their numbers: to find their names takes longer than all the rest.
-
-        Args:
-            entries: what stands on the board.
+        A lease that is not in the registry is found when the lease is tried: /proc/locks has it as
+        well, but to read that stops all processors, 20 ms and more on a large machine. Messages
+        have the numbers of processes only: to find their names takes longer than all the rest.
         """
-        if not self._nothing_left:
-            self._held, self._ending = _on_board(entries), ending(entries)
-        return self._judge(self._held, {})
+        if not self._all_leased:
+            self._holders, self._exiting = _holders(entries), ending(entries)
+        return self._judge(self._holders, {})
 
     def in_words(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """What was judged last, with the processes' names: for those who are to be told.
+        """The last usages, with the names of processes, and with leases outside the registry."""
+        by_kernel = _holders_by_kernel(self._devices, entries)
+        known = {uuid: name for uuid, name in by_kernel.items() if name}
+        names = names_of(listed(self.readings), self.people)
+        return self._judge({**by_kernel, **self._holders, **known}, names)
 
-        Args:
-            entries: what stood on the board.
-        """
-        told = _told(_holders(self._devices), entries)
-        held = {**self._held, **{uuid: words for uuid, words in told.items() if words}}
-        return self._judge({**told, **held}, Names(self._people))
-
-    def _judge(self, held: Mapping[str, str], names: Mapping[int, str]) -> tuple[Usage, ...]:
-        if self._nothing_left:
-            return tuple(
-                _leased(device, held[device.uuid], exiting=device.uuid in self._ending)
-                for device in self._devices
-            )
-        judged = judge(
+    def _judge(self, holders: Mapping[str, str], names: Mapping[int, str]) -> tuple[Usage, ...]:
+        if self._all_leased:
+            return tuple(self._leased(device, holders[device.uuid]) for device in self._devices)
+        usages = judge(
             self.readings,
-            people=self._people,
-            leased=held,
-            ending=self._ending,
+            people=self.people,
+            leased=holders,
+            ending=self._exiting,
             names=names,
             demand=self._demand,
         )
-        by_device = {usage.device: usage for usage in judged}  # two may tell the same UUID
+        by_device = {usage.device: usage for usage in usages}  # two may have the same UUID
         return tuple(by_device[device] for device in self._devices)
 
+    def _leased(self, device: Device, holder: str) -> Usage:
+        exiting = device.uuid in self._exiting
+        return Usage(
+            device=device,
+            busy=Busy.LEASED,
+            message=f"{device}: {leased_by(holder, exiting=exiting)}",
+            leaving=exiting,
+            exiting=exiting,
+        )
 
-def _on_board(entries: Sequence[Entry]) -> dict[str, str]:
-    """Who says on the board that it holds a device, by UUID, in one line.
 
-    A rank inside a claim holds what it has when that claim's process has died as well.
+def _holders(entries: Sequence[Entry]) -> dict[str, str]:
+    """The holders of leases by the registry, by UUID.
+
+    A rank inside a claim holds its GPUs also when the process of that claim has died.
     """
     held = [entry for entry in entries if not entry.waits]
     inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
     return {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
 
 
-def _leased(device: Device, who_has_it: str, *, exiting: bool) -> Usage:
-    message = f"{device}: {leased_by(who_has_it, exiting=exiting)}"
-    return Usage(device=device, busy=Busy.LEASED, message=message, leaving=exiting, exiting=exiting)
-
-
-def _holders(devices: Iterable[Device]) -> Mapping[str, tuple[Holder, ...]]:
-    """Who has a lease of these devices, and of the GPUs that they are part of.
-
-    No lock is taken to look.
-    """
-    asked = {device.uuid: device for device in devices}
-    whole = {device.parent: whole_of(device) for device in asked.values() if device.parent}
-    found = leases.holders([*asked.values(), *whole.values()])
-    for uuid in whole:  # shared are the locks of its instances
+def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> dict[str, str]:
+    """The holders of leases of these devices, and of the GPUs that they are part of, by UUID."""
+    wholes = {
+        one.parent: Device(index=one.index, uuid=one.parent, pci_bus_id=one.pci_bus_id)
+        for one in devices
+        if one.parent is not None
+    }
+    found = leases.holders([*devices, *wholes.values()])
+    for uuid in wholes:  # the locks of its instances are shared
         found[uuid] = tuple(holder for holder in found[uuid] if not holder.shared)
-    return found
-
-
-def _told(found: Mapping[str, Sequence[Holder]], entries: Sequence[Entry]) -> dict[str, str]:
-    """Who holds a lease, by UUID, in one line."""
-    on_board = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
+    written = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
     return {
-        uuid: _in_words(on_board.get(uuid), holders) for uuid, holders in found.items() if holders
+        uuid: _describe_holders(written.get(uuid), holders)
+        for uuid, holders in found.items()
+        if holders
     }
 
 
-def whole_of(instance: Device) -> Device:
-    """The GPU that a MIG instance is part of."""
-    return Device(index=instance.index, uuid=str(instance.parent), pci_bus_id=instance.pci_bus_id)
-
-
-def _in_words(entry: Entry | None, holders: Sequence[Holder]) -> str:
-    """Who holds a lease: as the kernel tells, and since when, as the board does."""
+def _describe_holders(entry: Entry | None, holders: Sequence[Holder]) -> str:
+    """The process by the kernel, with the age of its lease by the registry."""
     pid = next((holder.pid for holder in holders if holder.pid is not None), None)
     if pid is None:
         return "" if entry is None else who(entry)

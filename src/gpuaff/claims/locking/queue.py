@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from gpuaff._system import descriptors, kernel, locks
+from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import MOST, Entry, Slot, stopped
 
@@ -149,7 +150,9 @@ class Place:
         Returns:
             Whether it waits no more.
         """
-        return _sleeper(self.slot.file, entry.slot).wait(seconds)
+        gone = _sleeper(self.slot.file, entry.slot)
+        with interruptible():
+            return gone.wait(seconds)
 
     def is_behind(self, entry: Entry) -> bool:
         """Whether that one still stands in the line, and is well."""

@@ -1,16 +1,19 @@
-"""What occupies a claimed GPU, so that others see that it is taken.
+"""What occupies a claimed GPU, so that other programs see that it is used.
 
-Those who know nothing of gpuaff see only contexts: the driver lists the processes that have one.
+Programs that know nothing of gpuaff see only contexts: the driver lists the processes that have
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 
-from gpuaff._system.cuda import Contexts, CudaError, is_initialized, start, uuids
+from gpuaff._system import cuda
+from gpuaff._system.cuda import Contexts, CudaError
+from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.placeholder.cuda_errors import explain
 from gpuaff.claims.placeholder.frameworks import Occupant, load, one_line
 from gpuaff.errors import InvalidOptionError, NoDriverError, PlaceholderError
@@ -20,127 +23,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-# Primary contexts on the claimed GPUs, and whether CUDA shows those.
-
-
-def contexts(count: int) -> Occupant:
-    """Primary contexts: those that frameworks use, so they cost nothing once one is used.
-
-    Args:
-        count: one more than the highest ordinal.
-    """
-    held = Contexts(count)
-
-    def finish() -> None:
-        # It fails after a fault of the job's own, which the job has been told of, and at exit.
-        with suppress(CudaError):
-            held.release()
-
-    return Occupant(make=held.retain, finish=finish)
-
-
-def start_cuda(kind: str) -> None:
-    """Initialise CUDA.
-
-    Args:
-        kind: what is to occupy GPUs.
-
-    Raises:
-        PlaceholderError: it does not start.
-    """
-    asked = f"placeholder={kind!r}"
-    try:
-        start()
-    except NoDriverError as error:
-        raise PlaceholderError(f"{asked}: {error}", kind) from error
-    except CudaError as error:
-        why = f"CUDA does not start: {explain(error)}"
-        raise PlaceholderError(f"{asked}: {why}", kind, code=error.code) from error
-
-
-def check_visible(claimed: Mapping[int, str], *, alone: bool, kind: str | None = None) -> None:
-    """Whether CUDA shows the claimed GPUs under the numbers that they have.
-
-    Only the hex digits are compared: CUDA does not tell what kind of device they belong to, and
-    older drivers tell the GPU in place of its MIG instance.
-
-    Args:
-        claimed: their UUIDs, by CUDA's numbers.
-        alone: whether it must show no others.
-        kind: what is to occupy them; None is a function.
-
-    Raises:
-        PlaceholderError: it shows others, or does not tell.
-    """
-    try:
-        seen = uuids()
-    except NoDriverError as error:
-        raise PlaceholderError(str(error), kind) from error
-    except CudaError as error:
-        why = f"CUDA does not tell its GPUs: {explain(error)}"
-        raise PlaceholderError(why, kind, code=error.code) from error
-    shown = {ordinal: _digits(uuid) for ordinal, uuid in enumerate(seen)}
-    wanted = {ordinal: _digits(uuid) for ordinal, uuid in claimed.items()}
-    if shown == wanted or (not alone and wanted.items() <= shown.items()):
-        return
-    raise PlaceholderError(
-        f"claimed was {_numbered(claimed)}, but CUDA shows this process "
-        f"{_numbered(dict(enumerate(seen))) or 'no GPU'}: CUDA was initialised before the claim, "
-        "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the "
-        "beginning of the program",
-        kind,
-        tuple(claimed.values()),
-    )
-
-
-def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
-    """CUDA's own numbers of GPUs in this process, where nobody has told it which to show.
-
-    Args:
-        claimed: their UUIDs.
-        kind: what is to occupy them.
-
-    Raises:
-        PlaceholderError: CUDA does not start, or does not show them.
-    """
-    start_cuda(kind)
-    try:
-        seen = [_digits(uuid) for uuid in uuids()]
-        return tuple(seen.index(_digits(uuid)) for uuid in claimed)
-    except (NoDriverError, CudaError) as error:
-        code = error.code if isinstance(error, CudaError) else None
-        raise PlaceholderError(f"CUDA does not tell its GPUs: {error}", kind, code=code) from error
-    except ValueError:
-        raise PlaceholderError(
-            f"CUDA does not show {', '.join(claimed)} to this process: CUDA_VISIBLE_DEVICES was "
-            "changed meanwhile, or a device is denied; claim at the beginning of the program",
-            kind,
-            tuple(claimed),
-        ) from None
-
-
-def _numbered(uuids: Mapping[int, str]) -> str:
-    return ", ".join(f"{uuid} as device {ordinal}" for ordinal, uuid in uuids.items())
-
-
-def _digits(uuid: str) -> str:
-    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
-    return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()
-
 
 class Placeholder(str, Enum):
-    """What occupies a claimed GPU. Wherever one is taken, its string is taken as well."""
+    """What occupies a claimed GPU. Wherever one is expected, its string may be given as well."""
 
     CONTEXT = "context"
     """The GPU's primary context, which frameworks then use. The default."""
     TORCH = "torch"
-    """A tensor of torch's."""
+    """A tensor of torch."""
     TENSORFLOW = "tensorflow"
-    """A tensor of TensorFlow's."""
+    """A tensor of TensorFlow."""
     PYCUDA = "pycuda"
     """A context of pycuda's own, not current."""
     CUPY = "cupy"
-    """An array of CuPy's."""
+    """An array of CuPy."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -151,14 +47,14 @@ Kind: TypeAlias = Placeholder | Callable[[int], object] | None
 
 
 def kind_of(value: object, *, option: str = "placeholder") -> Kind:
-    """Read what was asked for.
+    """Check what was requested.
 
     Args:
         value: a member of :class:`Placeholder`, its string, a function, or None.
-        option: what the option is called where it was said.
+        option: the option's name.
 
     Raises:
-        InvalidOptionError: it is none of these, or a function whose ``release`` is none.
+        InvalidOptionError: it is none of these, or its ``release`` is not a function.
     """
     words = [str(kind) for kind in Placeholder]
     if value is None:
@@ -179,8 +75,8 @@ class Occupied:
     """GPUs that are occupied, until :meth:`release`.
 
     Attributes:
-        made_context: whether CUDA is initialised in this process since. Then the GPUs that it sees
-            are settled for good, also after the release.
+        made_context: whether CUDA is initialised in this process since. Then the GPUs that it shows
+            never change, also after the release.
     """
 
     def __init__(self, occupant: Occupant | None = None) -> None:
@@ -196,103 +92,176 @@ class Occupied:
     def take(self, ordinals: Iterable[int]) -> None:
         """Occupy the GPUs of these ordinals, one after another."""
         if self._occupant is not None:
-            # In one call, which puts each result into the list before it enters the next function:
-            # no signal handler can come between a placeholder and its being remembered.
-            self._held.extend(map(self._occupant.make, ordinals))
+            with interruptible():
+                # One step of the interpreter puts what is returned into the list, so that no
+                # signal handler comes between.
+                self._held.extend(map(self._occupant.make, ordinals))
 
     def release(self) -> None:
-        """Let all go, the last one first; a second call does nothing.
+        """Release all, the last one first; a second call does nothing.
 
         Raises:
-            BaseException: what a placeholder's own release has raised, after all were tried.
+            BaseException: the first error of a placeholder's own release, when all were tried.
         """
         if self._occupant is None:
             return
-        failed: BaseException | None = None
-        try:
-            while self._held:
-                error = self._release_last(self._occupant)
-                if failed is None or isinstance(error, KeyboardInterrupt):
-                    failed = error
-        finally:
-            self._occupant.finish()
-        if failed is not None:
-            raise failed
-
-    def _release_last(self, occupant: Occupant) -> BaseException | None:
-        try:
-            occupant.release(self._held.pop())
-        except BaseException as error:  # noqa: BLE001 - raised when all have been tried
-            return error
-        return None
+        errors: list[BaseException] = []
+        while self._held:
+            try:
+                self._occupant.release(self._held.pop())
+            except BaseException as error:  # noqa: BLE001, PERF203 - raised when all have been tried
+                errors.append(error)
+        self._occupant.finish()
+        if errors:  # Ctrl-C goes before an Exception
+            raise min(errors, key=lambda error: isinstance(error, Exception))
 
 
 def occupy(
-    kind: Kind,
-    expected_uuids: Sequence[str],
-    *,
-    ordinals: Sequence[int] | None = None,
-    note: Callable[[Callable[[], object]], object] | None = None,
+    kind: Kind, expected_uuids: Sequence[str], *, ordinals: Sequence[int] | None = None
 ) -> Occupied:
     """Occupy the claimed GPUs, all or none.
 
-    With None nothing is touched, not even CUDA. With one of ours CUDA is initialised first, and
-    must show the claimed GPUs; with a function that is looked at afterwards, if it has
+    With None nothing is done, and CUDA is not started. With one of ours CUDA is initialised first,
+    and must show the claimed GPUs; with a function this is checked afterwards, if it has
     initialised CUDA.
 
     Args:
         kind: what occupies them.
         expected_uuids: the claimed GPUs.
         ordinals: CUDA's numbers of these; None: 0, 1 … in their order, and CUDA shows no others.
-        note: given the way back (:meth:`Occupied.release`) before anything is occupied: Ctrl-C may
-            come before the caller has what is returned.
 
     Raises:
         PlaceholderError: one of ours failed, or CUDA shows other GPUs than the claimed ones.
-        BaseException: a function raised it, or Ctrl-C came. Whatever is raised, what was occupied
-            has been released; but CUDA, once initialised, stays so.
+        BaseException: what a function raised. Whatever is raised, all is released; but CUDA, once
+            initialised, stays so.
     """
     if kind is None:
         return Occupied()
     claimed = dict(zip(ordinals or range(len(expected_uuids)), expected_uuids, strict=True))
-    occupant = _occupant(kind, claimed, alone=ordinals is None)
-    occupied = Occupied(occupant)
-    if note is not None:
-        note(occupied.release)
+    is_alone = ordinals is None
+    if isinstance(kind, Placeholder):
+        occupied = Occupied(_ours(kind, claimed, is_alone))
+    else:
+        occupied = Occupied(_of_function(kind))
     try:
         occupied.take(claimed)
-        occupied.made_context = is_initialized() is True
+        occupied.made_context = cuda.is_initialized() is True
         if occupied.made_context and not isinstance(kind, Placeholder):
-            check_visible(claimed, alone=ordinals is None)
-        return occupied  # noqa: TRY300 - Ctrl-C may come here, too
+            _check_visible(claimed, is_alone)
     except BaseException:
-        with suppress(Exception):  # the first error tells more
+        with suppress(Exception):  # the first error says more
             occupied.release()
         raise
+    return occupied
 
 
-def _occupant(
-    kind: Placeholder | Callable[[int], object], claimed: Mapping[int, str], *, alone: bool
-) -> Occupant:
-    if not isinstance(kind, Placeholder):
-        release = getattr(kind, "release", None)
-        return Occupant(make=kind) if release is None else Occupant(make=kind, release=release)
-    ours = kind is Placeholder.CONTEXT
-    occupant = contexts(max(claimed, default=-1) + 1) if ours else load(str(kind))
-    start_cuda(str(kind))
-    check_visible(claimed, alone=alone, kind=str(kind))
+def _of_function(function: Callable[[int], object]) -> Occupant:
+    release = getattr(function, "release", None)
+    return Occupant(make=function) if release is None else Occupant(make=function, release=release)
+
+
+def _ours(kind: Placeholder, claimed: Mapping[int, str], is_alone: bool) -> Occupant:
+    name = str(kind)
+    occupant = _contexts(1 + max(claimed)) if kind is Placeholder.CONTEXT else load(name)
+    _start_cuda(name)
+    _check_visible(claimed, is_alone, name)
 
     def make(ordinal: int) -> object:
         try:
             return occupant.make(ordinal)
         except Exception as error:  # a framework may raise anything
-            said = explain(error) if isinstance(error, CudaError) else one_line(error)
-            asked = f"placeholder={str(kind)!r} could not occupy {claimed[ordinal]}"
-            raise PlaceholderError(
-                f"{asked} (CUDA device {ordinal}): {said}",
-                str(kind),
-                (claimed[ordinal],),
-                error.code if isinstance(error, CudaError) else None,
-            ) from error
+            code = error.code if isinstance(error, CudaError) else None
+            why = explain(error) if isinstance(error, CudaError) else one_line(error)
+            failed = f"placeholder={name!r} could not occupy {claimed[ordinal]}"
+            problem = f"{failed} (CUDA device {ordinal}): {why}"
+            raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
 
     return replace(occupant, make=make)
+
+
+def _contexts(count: int) -> Occupant:
+    """Primary contexts, which frameworks use as well: so they cost nothing once one does."""
+    held = Contexts(count)
+
+    def finish() -> None:
+        # It fails after an error of the job's own, which the job has seen, and at exit.
+        with suppress(CudaError):
+            held.release()
+
+    return Occupant(make=held.retain, finish=finish)
+
+
+@contextmanager
+def _cuda_call(failure: str, kind: str | None) -> Iterator[None]:
+    """A call of CUDA's, which takes a while; its errors are raised as a placeholder's."""
+    for_kind = f"placeholder={kind!r}: " if kind else ""
+    try:
+        with interruptible():
+            yield
+    except NoDriverError as error:
+        raise PlaceholderError(f"{for_kind}{error}", kind) from error
+    except CudaError as error:
+        problem = f"{for_kind}{failure}: {explain(error)}"
+        raise PlaceholderError(problem, kind, code=error.code) from error
+
+
+def _start_cuda(kind: str) -> None:
+    with _cuda_call("CUDA does not start", kind):
+        cuda.start()
+
+
+def _visible_uuids(kind: str | None) -> tuple[str, ...]:
+    with _cuda_call("CUDA does not list its GPUs", kind):
+        return cuda.uuids()
+
+
+def _check_visible(claimed: Mapping[int, str], is_alone: bool, kind: str | None = None) -> None:
+    """Check that CUDA shows the claimed GPUs under their numbers, and no others if ``is_alone``.
+
+    Only the hex digits are compared: CUDA does not report the kind of the device, and older drivers
+    report the GPU in place of its MIG instance.
+    """
+    visible = dict(enumerate(_visible_uuids(kind)))
+    shown = {ordinal: _digits(uuid) for ordinal, uuid in visible.items()}
+    wanted = {ordinal: _digits(uuid) for ordinal, uuid in claimed.items()}
+    if shown != wanted if is_alone else not wanted.items() <= shown.items():
+        raise PlaceholderError(
+            f"claimed was {_numbered(claimed)}, but CUDA shows this process "
+            f"{_numbered(visible) or 'no GPU'}: CUDA was initialised before the claim, "
+            "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the "
+            "beginning of the program",
+            kind,
+            tuple(claimed.values()),
+        )
+
+
+def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
+    """CUDA's own numbers of GPUs in this process, where our variables do not set them.
+
+    Args:
+        claimed: their UUIDs.
+        kind: what is to occupy them.
+
+    Raises:
+        PlaceholderError: CUDA does not start, or does not show them.
+    """
+    _start_cuda(kind)
+    seen = [_digits(uuid) for uuid in _visible_uuids(kind)]
+    try:
+        return tuple(seen.index(_digits(uuid)) for uuid in claimed)
+    except ValueError:
+        raise PlaceholderError(
+            f"CUDA does not show {', '.join(claimed)} to this process: CUDA_VISIBLE_DEVICES was "
+            "changed meanwhile, or a device is denied; claim at the beginning of the program",
+            kind,
+            tuple(claimed),
+        ) from None
+
+
+def _numbered(uuids: Mapping[int, str]) -> str:
+    return ", ".join(f"{uuid} as device {ordinal}" for ordinal, uuid in uuids.items())
+
+
+def _digits(uuid: str) -> str:
+    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
+    return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()

@@ -1,7 +1,7 @@
 """GPUs occupied by the user's framework: torch, TensorFlow, pycuda, CuPy.
 
-Each is imported only when it is asked for by name. A framework's own context stays until the
-process ends, whatever is released, except for pycuda's.
+Each is imported only when it is requested. A framework's own context stays until the process ends,
+whatever is released, except for pycuda's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _nothing(*_: object) -> None:
-    """A tensor needs no more than to be forgotten."""
+    """A tensor needs no release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class Occupant:
     """How GPUs are occupied.
 
     Attributes:
-        make: occupies the GPU of a local ordinal, and returns what must be kept for that.
-        release: takes what was returned.
-        finish: called after all releases; it may be called again.
+        make: occupies the GPU of an ordinal, and returns what must be kept for that.
+        release: is called with what was returned.
+        finish: is called after all releases, perhaps several times.
     """
 
     make: Callable[[int], object]
@@ -42,7 +42,7 @@ PACKAGES = {
     "pycuda": "pycuda",
     "cupy": "cupy-cuda12x (for CUDA 12; cupy-cuda13x for CUDA 13)",
 }
-"""What is to be installed, by the module's name."""
+"""The package to install, by module."""
 
 
 def load(name: str) -> Occupant:
@@ -73,7 +73,7 @@ def _broken(name: str, error: Exception) -> PlaceholderError:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, as one line; its name, if it says nothing."""
+    """An error's message as one line; its type, if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -94,10 +94,10 @@ def _tensorflow(name: str) -> Occupant:
     def make(ordinal: int) -> object:
         with tensorflow.device(f"GPU:{ordinal}"):
             tensor = tensorflow.constant([1.0])
-        # TensorFlow puts what it cannot put there elsewhere, and says nothing.
+        # Where TensorFlow cannot put it there, it puts it elsewhere, without an error.
         if not str(tensor.device).upper().endswith(f"GPU:{ordinal}"):
             raise RuntimeError(
-                f"TensorFlow has put it on {tensor.device}: it sees no such GPU "
+                f"TensorFlow put it on {tensor.device}: it sees no such GPU "
                 "(tf.config.list_physical_devices('GPU')), or was built without CUDA"
             )
         return tensor
@@ -108,8 +108,8 @@ def _tensorflow(name: str) -> Occupant:
 def _pycuda(name: str) -> Occupant:
     """Contexts of pycuda's own, none of them current.
 
-    A context that is still current when the process ends makes pycuda abort it. Primary contexts
-    are no way: when pycuda lets one go, it stays current in CUDA although it is gone
+    A context that is still current when the process ends makes pycuda abort it. Primary contexts do
+    not work: when pycuda releases one, it stays current in CUDA although it is gone
     (``primary_context::detach_internal`` in its ``cuda.hpp`` pops nothing).
     """
     driver = _imported(name, ".driver")

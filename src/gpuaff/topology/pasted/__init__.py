@@ -1,84 +1,223 @@
-"""Topologies from the text that people paste into bug reports.
+"""Topologies from text that was pasted into bug reports.
 
-Read are ``nvidia-smi topo -m``, ``nvidia-smi -L``, ``lscpu``, ``lscpu -p``, ``lscpu -e`` and
-``numactl -H``, in any mix and order, in whatever white space, quoting and escape codes they
-arrive; anything else in the text is passed over. Each format has a module that only reads;
-:mod:`.machine` and :mod:`.devices` put together what they found.
-
-A paste is often cut, and a command often missing. What the text does not tell stays None, and
-a note says which command's output would tell it; what may be wrong is not used.
+Recognized are ``nvidia-smi topo -m``, ``nvidia-smi -L``, ``lscpu``, ``lscpu -p``, ``lscpu -e`` and
+``numactl -H``, in English, in any mix and order, with any white space, quoting and escape codes;
+other lines are ignored. A paste is often cut, and a command often missing: what the text does not
+contain stays None, and a note names the command whose output would; what may be wrong is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 
-from gpuaff.cpuset import CpuSet
-from gpuaff.topology.model import Topology
-from gpuaff.topology.pasted import cpus, devices, lscpu, nvidia_smi
-from gpuaff.topology.pasted.cpus import Machine
-from gpuaff.topology.pasted.text import Reading
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.topology.model import Gpu, Source, Topology
+from gpuaff.topology.pasted import cpus, nvidia_smi
+from gpuaff.topology.pasted.nvidia_smi import Listed, Row, Table
+from gpuaff.topology.pasted.text import Paste
 
-__all__ = ["parse"]
+_PRINTED = 6
+"""nvidia-smi ends a list of CPUs after so many entries (case A25)."""
+
+_MOST_GPUS = 256
+
+_ROCM = re.compile(
+    r"^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)",
+    re.ASCII | re.MULTILINE,
+)
+
+_NOTES = {
+    "affinity-unknown": "the CPUs near {} are unknown: add the whole output of "
+    "`nvidia-smi topo -m` and of `lscpu`",
+    "affinity-cut": "the CPU list of {} looks cut after six entries, as nvidia-smi does with odd "
+    "and even numbering: add the output of `lscpu`, whose list of the NUMA node is whole",
+    "cell-unreadable": "the affinity of {} cannot be read: cut in the middle?",
+    "ids-dropped": "the table names CPUs near {} that this machine does not have; left out",
+    "node-dropped": "the table names a NUMA node for {} that has no CPUs by the rest of the text",
+    "numa-ambiguous": "the table names several NUMA nodes for {} and not which has its CPUs: add "
+    "the output of `lscpu`",
+    "contradiction": "the CPUs and the NUMA node of {} do not belong together by the rest of the "
+    "text, which counts",
+}
 
 
 def parse(text: str, *, name: str = "pasted text") -> Topology:
-    """Read pasted text.
+    """Parse pasted text.
 
     Args:
         text: what was pasted.
-        name: what errors call it, e.g. the path it was read from.
+        name: what errors call it, e.g. the path of the file.
 
     Raises:
-        TopologyError: nothing in it tells about CPUs or NVIDIA GPUs, or it is far larger than
-            what those commands print (4 MiB, 200 000 lines, 10 000 of them a
-            table's, 2 million CPU ids or 256 GPUs).
+        TopologyError: it describes neither CPUs nor NVIDIA GPUs, or it is far larger than what
+            those commands print (4 MiB, 200 000 lines, 10 000 of them a table's, 2 million CPU
+            ids or 256 GPUs).
     """
-    reading = Reading(text, name)
-    table = nvidia_smi.read_table(reading)
-    listed = nvidia_smi.read_list(reading)
-    found = _machine(reading, devices.cpu_lists(reading, table))
-    if not (found.cpus or table.gpus or listed):
-        raise reading.error(_nothing(reading))
-    gpus = devices.assemble(reading, table, listed, found)
-    links = devices.links(reading, table, gpus)
-    _note_foreign(reading)
-    return Topology(
-        cpus=found.cpus,
-        allowed=found.cpus,
-        cores=found.cores,
-        packages=found.packages,
-        l3=found.l3,
-        numa_nodes=found.nodes,
-        gpus=gpus,
-        links=links,
-        visible=tuple(gpu.index for gpu in gpus),
-        notes=reading.notes,
-    )
+    paste = Paste(text, name)
+    is_rocm = bool(_ROCM.search(paste.text))
+    table, listed = nvidia_smi.read_table(paste), nvidia_smi.read_list(paste)
+    near = {row.cpu: paste.cpulist(row.cpu) for row in table.rows.values()}
+    machine, is_complete = cpus.assemble(paste, frozenset(filter(None, near.values())))
+    if not (machine.cpus or table.gpus or listed):
+        raise paste.error(_nothing_found(paste, is_rocm=is_rocm))
+    placer = _Placer(paste, table, machine, is_complete=is_complete)
+    gpus = _gpus(paste, table, listed, placer)
+    links = _links(paste, table, gpus)
+    if is_rocm:
+        paste.note(
+            "rocm-ignored",
+            "the output of rocm-smi or amd-smi is ignored: only that of NVIDIA's tools is used",
+        )
+    visible = tuple(gpu.index for gpu in gpus)
+    return replace(machine, gpus=gpus, links=links, visible=visible, notes=tuple(paste.notes))
 
 
-def _machine(reading: Reading, near: Collection[CpuSet]) -> Machine:
-    return cpus.assemble(
-        reading,
-        lscpu.read_summary(reading),
-        lscpu.read_rows(reading),
-        cpus.read_numactl(reading),
-        near=near,
-    )
-
-
-def _nothing(reading: Reading) -> str:
-    found = "only AMD's GPUs are told of" if reading.foreign else "no CPU and no NVIDIA GPU in it"
-    count = len(reading.lines) - (reading.cut_line < 0)  # nothing follows the last newline
+def _nothing_found(paste: Paste, *, is_rocm: bool) -> str:
+    translated = [note.message for note in paste.notes if note.code == "lscpu-translated"]
+    if translated:
+        return translated[0]
+    found = "only AMD's GPUs are in it" if is_rocm else "no CPU and no NVIDIA GPU in it"
+    count = len(paste.lines) - (paste.cut_line < 0)  # nothing follows the last newline
     return (
         f"{found} ({count} {'line' if count == 1 else 'lines'}); paste the output of "
         "`nvidia-smi topo -m` and of `lscpu`, whole"
     )
 
 
-def _note_foreign(reading: Reading) -> None:
-    if reading.foreign:
-        reading.note(
-            "rocm-ignored",
-            "the lines of rocm-smi or amd-smi are not read: only NVIDIA's tools are understood",
+def _gpus(
+    paste: Paste, table: Table, listed: Mapping[int, Listed], placer: _Placer
+) -> tuple[Gpu, ...]:
+    """Every GPU that the text names, also those of which it has no more than that."""
+    indices = sorted({*table.gpus, *listed})
+    if len(indices) > _MOST_GPUS:
+        raise paste.error(f"it names {len(indices)} GPUs: not one machine's")
+    gpus = tuple(placer.gpu(index, listed.get(index)) for index in indices)
+    for code, doubtful in placer.doubts.items():
+        paste.note(code, _NOTES[code].format(f"GPU {format_cpulist(doubtful)}"))
+    if missing := table.gpus - table.rows.keys():
+        paste.note(
+            "rows-missing",
+            f"the table's header names GPU {format_cpulist(missing)} but has no row for it: cut?",
         )
+    if not gpus:
+        paste.note("no-gpus", "there is no NVIDIA GPU in it: add `nvidia-smi topo -m`")
+    elif any(gpu.uuid is None for gpu in gpus):
+        paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown: add `nvidia-smi -L`")
+    return gpus
+
+
+def _links(paste: Paste, table: Table, gpus: tuple[Gpu, ...]) -> tuple[tuple[str, ...], ...] | None:
+    """The matrix of links between these GPUs; None unless every row is whole."""
+    if not gpus:
+        return None
+    names = [f"GPU{gpu.index}" for gpu in gpus]
+    rows = [table.rows.get(gpu.index, Row()).links for gpu in gpus]
+    pairs = zip(names, rows, strict=True)
+    if all(row.get(own) == "X" and row.keys() >= set(names) for own, row in pairs):
+        return tuple(tuple(row[name] for name in names) for row in rows)
+    paste.note(
+        "links-unknown",
+        "the connections of some GPUs are unknown: add `nvidia-smi topo -m`, whole",
+    )
+    return None
+
+
+class _Placer:
+    """Finds where each GPU sits.
+
+    Attributes:
+        doubts: the GPUs for each code of :data:`_NOTES`.
+    """
+
+    def __init__(self, paste: Paste, table: Table, machine: Topology, *, is_complete: bool) -> None:
+        self._paste, self._rows, self._cpus = paste, table.rows, machine.cpus
+        self._is_complete = is_complete
+        self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
+        lists = {row.cpu: paste.cpulist(row.cpu) for row in table.rows.values()}
+        named = frozenset().union(*filter(None, lists.values()))
+        self._are_all_named = is_complete and named == machine.cpus
+        self._memory_nodes = {_number(row.gpu_numa) for row in table.rows.values()}
+        self.doubts: dict[str, set[int]] = {}
+
+    def gpu(self, index: int, listed: Listed | None) -> Gpu:
+        """The GPU with this index."""
+        row = self._rows.get(index, Row())
+        named = self._ids(index, row.cpu)
+        numa_node = self._node(index, self._ids(index, row.numa), named)
+        near = self._near(index, row.cpu, named) if named else None
+        of_node = None if numa_node is None else self._nodes.get(numa_node)
+        if of_node is not None and near is not None and near.isdisjoint(of_node):
+            self._doubt("contradiction", index)
+            near = None
+        is_known = of_node is not None or near is not None
+        if not is_known and index not in self.doubts.get("affinity-cut", ()):
+            self._doubt("affinity-unknown", index)
+        return Gpu(
+            index=index,
+            uuid=listed.uuid if listed else None,
+            name=listed.name if listed else None,
+            node_cpus=near,
+            numa_node=numa_node,
+            memory_node=_number(row.gpu_numa),
+            source=Source.GIVEN if near or numa_node is not None else None,
+            mig=listed.mig if listed else None,
+        )
+
+    def _doubt(self, code: str, index: int) -> None:
+        self.doubts.setdefault(code, set()).add(index)
+
+    def _ids(self, index: int, cell: str) -> CpuSet:
+        """The ids in a cell; none when it is empty or unreadable."""
+        ids = self._paste.cpulist(cell) if cell else None
+        if cell and not ids:
+            self._doubt("cell-unreadable", index)
+        return ids or frozenset()
+
+    def _node(self, index: int, ids: CpuSet, named: CpuSet) -> int | None:
+        """The one node among these that has CPUs (cases A9, A10, A24)."""
+        if not ids:
+            return None
+        found = {id_ for id_ in ids if self._nodes.get(id_)} if self._nodes else set(ids)
+        if not found:
+            self._doubt("node-dropped", index)
+            return None
+        if not self._nodes:
+            found -= self._memory_nodes
+        elif len(found) > 1:
+            found = {id_ for id_ in found if named and named <= self._nodes[id_]}
+        if len(found) != 1:
+            self._doubt("numa-ambiguous", index)
+            return None
+        return found.pop()
+
+    def _near(self, index: int, cell: str, named: CpuSet) -> CpuSet | None:
+        """The CPUs near it that the machine has; of a list that looks cut, its node's."""
+        if looks_cut(cell) and not self._are_all_named:
+            holders = [node for node in self._nodes.values() if named <= node]
+            if not holders:
+                self._doubt("affinity-cut", index)
+            return holders[0] if holders else None
+        if self._is_complete and not named <= self._cpus:
+            self._doubt("ids-dropped", index)
+        return named & self._cpus or None
+
+
+def looks_cut(cell: str) -> bool:
+    """Whether a list may have been cut: six entries of one length at one distance.
+
+    Whole lists of that form are rare (a socket of six single-threaded cores, numbered by turns);
+    a list of seven shows that this nvidia-smi does not cut.
+    """
+    if ":" in cell:
+        return False
+    entries = [[int(id_) for id_ in entry.split("-")] for entry in cell.split(",")]
+    lengths = {entry[-1] - entry[0] for entry in entries}
+    gaps = {after[0] - before[0] for before, after in pairwise(entries)}
+    return len(entries) == _PRINTED and len(lengths) == 1 and len(gaps) == 1 and min(gaps) > 1
+
+
+def _number(cell: str) -> int | None:
+    return int(cell) if cell.isascii() and cell.isdigit() and len(cell) < 6 else None

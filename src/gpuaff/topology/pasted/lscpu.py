@@ -1,7 +1,4 @@
-"""What ``lscpu`` says, by its ``key: value`` lines.
-
-The keys are known in the languages that lscpu speaks, see :mod:`.lscpu_words`.
-"""
+"""What ``lscpu``, its rows (``lscpu -p`` or ``-e``) and ``numactl -H`` print, in English."""
 
 from __future__ import annotations
 
@@ -10,216 +7,147 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet
-from gpuaff.topology.pasted.text import Reading
+from gpuaff.topology.pasted.text import Paste
 
-# The words with which ``lscpu`` begins its lines, in the languages that are pasted most.
-#
-# In lower case and without the colon.
-
-
-_WORDS = {
-    "cpu_count": ("cpu(s)",),
-    "threads": (
-        "thread(s) per core",
-        "thread(s) pro kern",
-        "thread(s) par cœur",
-        "hilo(s) de procesamiento por núcleo",
-        "每个核的线程数",
-    ),
-    "cores_per_socket": (
-        "core(s) per socket",
-        "kern(e) pro sockel",
-        "cœur(s) par socket",
-        "núcleo(s) por «socket»",
-        "每个座的核数",
-    ),
-    "sockets": ("socket(s)", "sockel", "«socket(s)»", "座"),
-    "node_count": (
-        "numa node(s)",
-        "numa-knoten",
-        "nœud(s) numa",
-        "modo(s) numa",
-        "nodo(s) numa",
-        "numa 节点",
-    ),
-}
-
-NUMBERS = {word: name for name, words in _WORDS.items() for word in words}
-"""What a line counts, by its key."""
-
-_ONLINE = frozenset(
-    {"lista de la(s) cpu(s) en línea", "liste de processeur(s) en ligne", "在线 cpu 列表"}
+_LIST = re.compile(
+    r"^[^:\n]{0,40}?(?:On-?line\sCPU\(s\)\slist|NUMA\snode(\d{1,4})\sCPU\(s\))\s?:[ \t]*"
+    r"(.*(?:(?:(?<=,)\n|\n(?=,))[\d,-]+)*)$",
+    re.ASCII | re.IGNORECASE | re.MULTILINE,
 )
+"""A list of CPUs, of all that are online or of a node, which may be wrapped at its commas."""
 
-_NODE = re.compile(r"(?=.*(?:CPU|roces))(?:.*\W)?NUMA\D*(\d{1,4})(?!.*\d)", re.ASCII)
-_HYPERVISOR = re.compile(r"h[iy]perv[iy]s|超管理器", re.IGNORECASE)
-
-
-def is_online_list(key: str) -> bool:
-    """Whether a line lists the online CPUs."""
-    lower = key.lower()
-    said = ("on-line" in lower or "online" in lower) and "list" in lower
-    return said or lower in _ONLINE
-
-
-def node_number(key: str) -> int | None:
-    """The NUMA node whose CPUs a line lists; None when it is no such line."""
-    found = _NODE.match(key)
-    return int(found[1]) if found else None
-
-
-def is_hypervisor(key: str) -> bool:
-    """Whether a line names a hypervisor."""
-    return _HYPERVISOR.search(key) is not None
-
-
-_WRAPPED = re.compile(r"[\d,-]+", re.ASCII)
-_MAX_KEY = 60
-_POWER = re.compile(r"ppc(?:64)?(?:le)?", re.IGNORECASE)
-"""The architecture, whatever the language calls it."""
-_NUMBER = re.compile(r"\d{1,6}", re.ASCII)
+_NUMBERS = {
+    "cpu_count": "CPU(s)",
+    "threads": "Thread(s) per core",
+    "cores_per_socket": "Core(s) per socket",
+    "sockets": "Socket(s)",
+    "node_count": "NUMA node(s)",
+}
+_NAMES = {key: name for name, key in _NUMBERS.items()}
+_NUMBER = re.compile(
+    rf"^({'|'.join(map(re.escape, _NAMES))}):[ \t]*(\d{{1,6}})$", re.ASCII | re.MULTILINE
+)
+_POWER = re.compile(r"(?im)^(?:Architecture:[ \t]*ppc|Model name:[ \t]*power)")
+_VIRTUAL = re.compile(r"^Hypervisor vendor:", re.MULTILINE)
+_TRANSLATED = re.compile(
+    r"^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
+    r"[^:\n]{1,60}[:\uff1a][ \t]*\d[\d,-]*$",
+    re.ASCII | re.MULTILINE,
+)
+"""A number or a list of CPUs under a key that lscpu does not have in English."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lscpu:
-    """What was found.
+    """What ``lscpu`` printed.
 
     Attributes:
         online: the "On-line CPU(s) list".
         nodes: each "NUMA nodeN CPU(s)" list; empty for a node without CPUs.
         numbers: ``cpu_count`` (offline CPUs included), ``node_count``, ``threads`` per core,
-            ``cores_per_socket`` and ``sockets``, those that were there.
+            ``cores_per_socket`` and ``sockets``, as far as printed.
         cores: how many cores with online CPUs there may be, by sockets and cores per socket,
-            which lscpu rounds down; empty where it does not tell, or has such numbers for each
+            which lscpu rounds down; empty when unknown, or when there are such numbers for each
             of several kinds of cores.
-        power: whether it is a POWER machine.
-        virtual: whether a hypervisor is named.
+        is_power: whether it is a POWER machine.
+        is_virtual: whether a hypervisor is named.
     """
 
     online: CpuSet | None = None
     nodes: Mapping[int, CpuSet] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     cores: range = range(0)
-    power: bool = False
-    virtual: bool = False
+    is_power: bool = False
+    is_virtual: bool = False
 
 
-def read_summary(reading: Reading) -> Lscpu:
-    """Read the lines of ``lscpu``; of two that say different things the first one counts."""
-    lists: dict[str, CpuSet] = {}
-    numbers: dict[str, int] = {}
-    keys: list[str] = []
-    power = virtual = False
-    last = None
-    for number, key, value in _pairs(reading):
-        name = _list_name(key)
-        if name is not None:
-            _keep_list(reading, lists, name, value)
-            last = name if number == reading.cut_line else None
-        elif (word := NUMBERS.get(key.lower())) and _NUMBER.fullmatch(value):
-            keys.append(word)
-            _keep_number(reading, numbers, word, key, value)
-        power |= bool(_POWER.fullmatch(value)) or (
-            key == "Model name" and value.lower().startswith("power")
+def read_summary(paste: Paste) -> Lscpu:
+    """The lines of ``lscpu``; of two that differ the first one counts."""
+    numbers, cores = _numbers(paste)
+    lists = _lists(paste, numbers.get("cpu_count"))
+    if not lists and _TRANSLATED.search(paste.text):
+        paste.note(
+            "lscpu-translated",
+            "the output of lscpu is not in English and is not used: paste that of `LC_ALL=C lscpu`",
         )
-        virtual |= is_hypervisor(key)
-    _drop_cut(reading, lists, last, numbers.get("cpu_count"))
-    online = lists.pop("online", None)
-    nodes = {int(name): cpus for name, cpus in lists.items()}
-    kinds = keys.count("cores_per_socket") > max(1, keys.count("cpu_count"))
+        return Lscpu()
     return Lscpu(
-        online=online,
-        nodes=nodes,
+        online=lists.pop(None, None),
+        nodes={node: cpus for node, cpus in lists.items() if node is not None},
         numbers=numbers,
-        cores=range(0) if kinds else _cores(numbers),
-        power=power,
-        virtual=virtual,
+        cores=cores,
+        is_power=bool(_POWER.search(paste.text)),
+        is_virtual=bool(_VIRTUAL.search(paste.text)),
     )
 
 
-def _cores(numbers: Mapping[str, int]) -> range:
-    per_socket, sockets = numbers.get("cores_per_socket", 0), numbers.get("sockets", 0)
-    least = per_socket * sockets
-    return range(least, least + sockets) if least else range(0)
+def _numbers(paste: Paste) -> tuple[dict[str, int], range]:
+    found: dict[str, int] = {}
+    matches = _NUMBER.findall(paste.text)
+    for key, number in matches:
+        if found.setdefault(_NAMES[key], int(number)) != int(number):
+            paste.note("contradiction", f"lscpu: {key!r} has two values; the first is used")
+    keys = [_NAMES[key] for key, _ in matches]
+    several_kinds = keys.count("cores_per_socket") > max(1, keys.count("cpu_count"))
+    least = found.get("cores_per_socket", 0) * found.get("sockets", 0)
+    known = least and not several_kinds
+    return found, range(least, least + found["sockets"]) if known else range(0)
 
 
-def _pairs(reading: Reading) -> Iterator[tuple[int, str, str]]:
-    """Each line's last number, key and value; a list wrapped at a comma is joined."""
-    head: tuple[int, str] | None = None
-    value: list[str] = []
-    for number, line in enumerate((*reading.lines, "")):
-        if head and _WRAPPED.fullmatch(line) and (value[-1].endswith(",") or line[0] == ","):
-            head = (number, head[1])
-            value.append(line)
-            continue
-        if head:
-            yield *head, "".join(value)
-        key, colon, first = line.partition(":")
-        head = (number, key.rstrip()) if colon and len(key) <= _MAX_KEY else None
-        value = [first.strip()]
-
-
-def _drop_cut(
-    reading: Reading, lists: dict[str, CpuSet], last: str | None, count: int | None
-) -> None:
-    """Drop the list with which the text breaks off, if the numbers show that more followed."""
-    if last is None or last not in lists:
-        return
-    online = lists.get("online")
-    if last == "online":
-        whole = count in (None, len(lists[last]))
-    else:
-        nodes = frozenset().union(*(cpus for name, cpus in lists.items() if name != "online"))
-        whole = nodes == online if online else count in (None, len(nodes))
-    if not whole:
+def _lists(paste: Paste, count: int | None) -> dict[int | None, CpuSet]:
+    """The CPUs of each node, and under None those that are online."""
+    lists: dict[int | None, CpuSet] = {}
+    cut = False
+    last = None
+    for match in _LIST.finditer(paste.text):
+        last, cut = int(match[1]) if match[1] else None, paste.is_cut(match)
+        value = match[2].replace("\n", "")
+        _keep(paste, lists, last, "lscpu", paste.cpulist(value), value)
+    if cut and last in lists and not _is_whole(lists, last, count):
         del lists[last]
-        reading.note(
+        paste.note(
             "line-unreadable", "lscpu: the text breaks off within the last list, which is not used"
         )
+    return lists
 
 
-def _list_name(key: str) -> str | None:
-    """``online``, a node's number, or None when the line is no list of CPUs."""
-    if is_online_list(key):
-        return "online"
-    node = node_number(key)
-    return None if node is None else str(node)
+def _is_whole(lists: Mapping[int | None, CpuSet], last: int | None, count: int | None) -> bool:
+    """Whether the last list, where the text breaks off, is whole by the number of CPUs."""
+    if last is None:
+        return count in (None, len(lists[last]))
+    nodes = frozenset().union(*(cpus for node, cpus in lists.items() if node is not None))
+    return nodes == lists[None] if lists.get(None) else count in (None, len(nodes))
 
 
-def _keep_list(reading: Reading, lists: dict[str, CpuSet], name: str, value: str) -> None:
-    cpus = reading.cpulist(value)
-    if cpus is None or (name == "online" and not cpus):
-        what = "the on-line list" if name == "online" else f"the CPUs of node {name}"
-        reading.note("line-unreadable", f"lscpu: {what} cannot be read ({value[:40]!r}): cut?")
-    elif lists.setdefault(name, cpus) is not cpus:
-        what = "the on-line CPUs" if name == "online" else f"the CPUs of node {name}"
-        reading.note(
-            "contradiction", f"lscpu tells {what} twice and differently; the first one is used"
-        )
-
-
-def _keep_number(
-    reading: Reading, numbers: dict[str, int], word: str, key: str, value: str
+def _keep(
+    paste: Paste,
+    lists: dict[int | None, CpuSet],
+    node: int | None,
+    command: str,
+    cpus: CpuSet | None,
+    value: str,
 ) -> None:
-    number = int(value)
-    if numbers.setdefault(word, number) != number:
-        reading.note(
-            "contradiction", f"lscpu tells {key!r} twice and differently; the first one is used"
-        )
+    """Keep the first list of a node's CPUs, or of the online ones, which can't be empty."""
+    what = "the online CPUs" if node is None else f"the CPUs of NUMA node {node}"
+    if cpus is None or (node is None and not cpus):
+        paste.note("line-unreadable", f"{command}: {what} cannot be read ({value[:40]!r})")
+    elif lists.setdefault(node, cpus) is not cpus:
+        problem = f"{command} lists {what} twice, and differently"
+        paste.note("contradiction", f"{problem}; the first list is used")
 
 
-# The tables of ``lscpu -p`` and ``lscpu -e``: one row per CPU, columns named by the header.
-
+# ``lscpu -p`` and ``lscpu -e``: a row for each CPU.
 
 _DEFAULT = ("cpu", "core", "socket", "node", "", "l1d", "l1i", "l2", "l3")
-"""What ``lscpu -p`` prints without an argument; known even when its header was filtered out."""
-_BARE_ROW = re.compile(r"\d{1,5},\d{1,5},\d{0,5},\d{0,5},,[\d,]{0,80}", re.ASCII)
-_CELL_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
-_CACHES = frozenset({"l1d", "l1i", "l2", "l3", "cache"})
+"""The columns of ``lscpu -p``, known even where its header was filtered out."""
+
 _PLACES = frozenset({"core", "socket", "cluster", "node", "book", "drawer"})
-_STATES = frozenset({"online", "configured", "polarization", "address"})
-_SPEEDS = frozenset({"scalmhz%", "maxmhz", "minmhz", "mhz", "bogomips"})
-_KNOWN = frozenset({"cpu"}) | _CACHES | _PLACES | _STATES | _SPEEDS
+_KNOWN = _PLACES | {
+    *("cpu", "l1d", "l1i", "l2", "l3", "cache", "online", "configured", "polarization", "address"),
+    *("scalmhz%", "maxmhz", "minmhz", "mhz", "bogomips"),
+}
+_BARE_ROW = re.compile(r"\d{1,5},\d{1,5},\d{0,5},\d{0,5},,[\d,]{0,80}", re.ASCII)
+_CELL = re.compile(r"\d{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,68 +164,107 @@ class CpuRow:
     l3: int | None = None
 
 
-def read_rows(reading: Reading) -> Mapping[int, CpuRow]:
+def read_rows(paste: Paste) -> Mapping[int, CpuRow]:
     """Every online CPU that such tables list."""
     rows: dict[int, CpuRow] = {}
-    for cpu, row in _rows(reading.lines):
+    for cpu, row in _rows(paste.lines):
         if rows.setdefault(cpu, row) != row:
-            reading.note(
-                "contradiction",
-                f"lscpu's rows for CPU {cpu} differ; the first one is used",
-            )
+            paste.note("contradiction", f"lscpu's rows for CPU {cpu} differ; the first is used")
     return rows
 
 
 def _rows(lines: Sequence[str]) -> Iterator[tuple[int, CpuRow]]:
     columns: tuple[str, ...] = ()
-    commas = False
+    separator: str | None = None
     for line in lines:
-        if (header := _header(line)) is not None:
-            columns, commas = header, "," in line
+        if header := _header(line):
+            columns, separator = header, "," if "," in line else None
             continue
         if not columns and _BARE_ROW.fullmatch(line):
-            columns, commas = _DEFAULT, True
+            columns, separator = _DEFAULT, ","
         if columns and line[:1].isdigit():
-            row = _row(columns, line.split(",") if commas else line.split())
-            if row is not None:
-                yield row
+            yield from _row(columns, line.split(separator))
         elif line:
             columns = ()
 
 
-def _header(line: str) -> tuple[str, ...] | None:
+def _header(line: str) -> tuple[str, ...]:
     """The columns that a header names, in lower case: ``# CPU,Core,…`` or ``CPU NODE …``."""
     if not line[:4].lower().startswith(("cpu,", "cpu ", "cpu\t")) or len(line) > 400:
-        return None
-    words = [word.strip().lower() for word in (line.split(",") if "," in line else line.split())]
+        return ()
+    words = [word.strip().lower() for word in line.split("," if "," in line else None)]
     names = {part for word in words for part in word.split(":")} - {""}
-    return tuple(words) if names <= _KNOWN and names & _PLACES else None
+    return tuple(words) if names <= _KNOWN and names & _PLACES else ()
 
 
-def _row(columns: tuple[str, ...], values: list[str]) -> tuple[int, CpuRow] | None:
-    """A row as CPU and numbers; None for one that is cut, or whose CPU is offline."""
+def _row(columns: tuple[str, ...], values: list[str]) -> Iterator[tuple[int, CpuRow]]:
+    """A row as CPU and numbers; nothing for one that is cut, or whose CPU is offline."""
     if len(values) < len(columns):
-        return None
-    cells = dict(_cells(columns, values))
-    if not _CELL_NUMBER.fullmatch(cells["cpu"]) or cells.get("online", "").lower() in ("no", "n"):
-        return None
-    core, socket, node = (_number(cells.get(key)) for key in ("core", "socket", "node"))
-    if int(cells["cpu"]) > MAX_CPU_ID or (core is None and "core" in cells):
-        return None
-    return int(cells["cpu"]), CpuRow(
-        core=core,
-        socket=socket,
-        node=node,
-        l1=_number(cells.get("l1d")),
-        l3=_number(cells.get("l3")),
+        return
+    cells: dict[str, str] = {}
+    for column, value in zip(columns, values, strict=False):  # L1d:L1i:L2:L3 is one column of -e
+        cells.update(zip(column.split(":"), value.strip().split(":"), strict=False))
+    numbers = {key: int(cell) for key, cell in cells.items() if _CELL.fullmatch(cell)}
+    is_offline = cells.get("online", "").lower() in ("no", "n")
+    if is_offline or numbers.get("cpu", MAX_CPU_ID + 1) > MAX_CPU_ID:
+        return
+    if "core" in numbers or "core" not in cells:
+        core, socket, node, l1, l3 = map(numbers.get, ("core", "socket", "node", "l1d", "l3"))
+        yield numbers["cpu"], CpuRow(core=core, socket=socket, node=node, l1=l1, l3=l3)
+
+
+# ``numactl -H`` (``--hardware``): each node's CPUs and memory, and the distances.
+
+_NODE_CPUS = re.compile(r"^node (\d{1,4}) cpus:(.*(?:\n\d[\d \t]*)*)$", re.ASCII | re.MULTILINE)
+_NODE_SIZE = re.compile(r"^node (\d{1,4}) size:[ \t]*(\d{1,12}) [kMG]B$", re.ASCII | re.MULTILINE)
+_DISTANCES = re.compile(
+    r"^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$", re.ASCII | re.MULTILINE
+)
+_ITSELF = 10
+"""The distance of a node to itself, and so the least there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numactl:
+    """What ``numactl -H`` printed.
+
+    Attributes:
+        nodes: the CPUs of each node; empty for one without.
+        has_memory: whether each node has memory.
+        distances: for each node, its distance to every node of the matrix.
+    """
+
+    nodes: Mapping[int, CpuSet]
+    has_memory: Mapping[int, bool]
+    distances: Mapping[int, Mapping[int, int]]
+
+
+def read_numactl(paste: Paste) -> Numactl:
+    """The lines of ``numactl -H``; of two that differ the first one counts."""
+    nodes: dict[int | None, CpuSet] = {}
+    for match in _NODE_CPUS.finditer(paste.text):
+        if not paste.is_cut(match):  # a size follows each list
+            cpus = paste.cpulist(",".join(match[2].split()))
+            _keep(paste, nodes, int(match[1]), "numactl", cpus, match[2].strip())
+    has_memory: dict[int, bool] = {}
+    for match in _NODE_SIZE.finditer(paste.text):
+        has_memory.setdefault(int(match[1]), int(match[2]) > 0)
+    return Numactl(
+        nodes={node: cpus for node, cpus in nodes.items() if node is not None},
+        has_memory=has_memory,
+        distances=_distances(paste.text),
     )
 
 
-def _cells(columns: tuple[str, ...], values: list[str]) -> Iterator[tuple[str, str]]:
-    """Column by column, the caches (``L1d:L1i:L2:L3`` under one name) one by one."""
-    for column, value in zip(columns, values, strict=False):
-        yield from zip(column.split(":"), value.strip().split(":"), strict=False)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _CELL_NUMBER.fullmatch(text) else None
+def _distances(text: str) -> Mapping[int, Mapping[int, int]]:
+    """The matrix below ``node distances:``, as far as its rows are whole."""
+    columns: list[int] = []
+    matrix: dict[int, Mapping[int, int]] = {}
+    for match in _DISTANCES.finditer(text):
+        if match[1]:
+            columns = [int(word) for word in match[1].split()]
+            continue
+        numbers = [int(word) for word in match[3].split()]
+        if len(numbers) == len(columns) and min(numbers) >= _ITSELF:
+            matrix.setdefault(int(match[2]), dict(zip(columns, numbers, strict=True)))
+    return matrix

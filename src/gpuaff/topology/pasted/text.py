@@ -1,10 +1,9 @@
-"""A pasted text while it is read: its lines made plain, and the notes made on the way."""
+"""Pasted text, made plain: its lines without what mails, logs, pages and terminals put there."""
 
 from __future__ import annotations
 
 import html
 import re
-from functools import lru_cache
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
 from gpuaff.errors import TopologyError
@@ -14,7 +13,7 @@ MAX_CHARS = 4 * 1024 * 1024
 MAX_LINES = 200_000
 MAX_IDS = 2_000_000
 """How many CPU ids all lists of a text may name together: room for a machine of 65 536 CPUs
-named 30 times, while ``0-65535`` over and over cannot eat the time and the memory."""
+named 30 times, while ``0-65535`` over and over cannot exhaust time and memory."""
 
 _MAX_NOTES = 100
 _MAX_MESSAGE = 400
@@ -30,15 +29,11 @@ _BREAK = re.compile(r"<(?:br|/p|/div|/tr)[ \t]{0,9}/?>\n?", re.ASCII | re.IGNORE
 _TAG = re.compile(
     r"</?(?:p|div|pre|code|span|samp|tt|b|u)(?:[ \t][^<>\n]{0,200})?>", re.ASCII | re.IGNORECASE
 )
-_ENTITY = re.compile(r"&(?:nbsp|lt|gt|amp|quot|apos|#\d{1,6}|#x[0-9a-f]{1,5});", re.IGNORECASE)
-"""What a web page's source has where its reader sees text."""
-
 _REPLACED = {
     "": "\0\ufeff\u200b\u200e",
     " ": "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))),
     "\t": "|│┃",
     "\n": "\r\v\f\x85\u2028\u2029",
-    ":": "\uff1a",
     "-": "\u2010\u2011\u2012\u2013\u2014\u2212",
 }
 _PLAIN = {ord(old): new for new, all_old in _REPLACED.items() for old in all_old}
@@ -51,22 +46,21 @@ _LOGGED = re.compile(
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,12}(?:Z|[+-]\d\d:?\d\d)?)[ \t]",
     re.ASCII | re.IGNORECASE,
 )
-"""What a log has before a line: the rank, as torchrun says it, or the time, as CI services do."""
+"""What a log has before a line: the rank, by torchrun, or the time, by CI services."""
 
-_FOREIGN = re.compile(
-    r"GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:", re.ASCII
-)
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 
 
-class Reading:
-    """One text, its plain lines, and what was noted while they were read.
+class Paste:
+    """One text, and the notes about it.
 
     Attributes:
         name: what errors call the text.
         lines: its lines without escape codes, quote and comment marks, outer blanks.
-        cut_line: the number of the last line where the text ends without a newline, for
-            there it may have been cut in the middle; else −1.
+        text: the same lines, joined.
+        cut_line: the number of the last line where the text ends without a newline, since it may
+            have been cut there; else −1.
+        notes: each once, in the order that they were made.
     """
 
     def __init__(self, text: str, name: str) -> None:
@@ -78,32 +72,27 @@ class Reading:
         if count > MAX_LINES:
             raise self.error(f"{count} lines are more than {MAX_LINES}; cut out the part")
         self.lines = tuple(map(_unmarked, plain.split("\n")))
+        self.text = "\n".join(self.lines)
         self.cut_line = -1 if plain.endswith("\n") else count
-        self._notes: dict[Notice, None] = {}
+        self.notes: dict[Notice, None] = {}
         self._lists: dict[str, CpuSet | None] = {}
         self._sets: dict[CpuSet, CpuSet] = {}
         self._ids = 0
 
-    @property
-    def notes(self) -> tuple[Notice, ...]:
-        """What was noted so far, each thing once."""
-        return tuple(self._notes)
-
-    @property
-    def foreign(self) -> bool:
-        """Whether lines of rocm-smi or amd-smi are in the text."""
-        return any(map(_FOREIGN.match, self.lines))
-
     def note(self, code: str, message: str) -> None:
-        """Make a note, unless it has been made; a garbled text does not get thousands."""
+        """Add a note, once; a garbled text does not get thousands."""
         if len(message) > _MAX_MESSAGE:
             message = f"{message[:_MAX_MESSAGE]}…"
-        if len(self._notes) < _MAX_NOTES:
-            self._notes.setdefault(Notice(code, message))
+        if len(self.notes) < _MAX_NOTES:
+            self.notes.setdefault(Notice(code, message))
 
     def error(self, problem: str) -> TopologyError:
-        """The error that says why this text is not read."""
+        """The error that says why this text is refused."""
         return TopologyError(self.name, problem)
+
+    def is_cut(self, match: re.Match[str]) -> bool:
+        """Whether the text breaks off where this match in it ends."""
+        return match.end() == len(self.text)
 
     def cpulist(self, text: str) -> CpuSet | None:
         """The CPUs (or nodes) of a cpulist; None when it is not one.
@@ -114,12 +103,15 @@ class Reading:
             TopologyError: the text as a whole names more ids than any machine has.
         """
         if text not in self._lists:
-            self._spend(text)
-            found = _parse(text)
-            self._lists[text] = None if found is None else self._sets.setdefault(found, found)
+            self._count_ids(text)
+            try:
+                found = parse_cpulist(text)
+                self._lists[text] = self._sets.setdefault(found, found)
+            except ValueError:
+                self._lists[text] = None
         return self._lists[text]
 
-    def _spend(self, text: str) -> None:
+    def _count_ids(self, text: str) -> None:
         self._ids += text.count(",") + 1
         for first, last in _RANGE.findall(text):
             if int(last) <= MAX_CPU_ID:
@@ -132,23 +124,9 @@ def _plain(text: str) -> str:
     """The text in valid Unicode, without escape codes and tags, with one kind of line end."""
     valid = text.encode("utf-8", "replace").decode("utf-8")
     text = _TAG.sub("", _BREAK.sub("\n", valid.replace("\r\n", "\n")))
-    text = _ENTITY.sub(lambda found: _letter(found[0]), text)
-    return _ESCAPES.sub("", text).translate(_PLAIN)
-
-
-@lru_cache(1024)
-def _letter(entity: str) -> str:
-    """What an entity stands for; a page has the same few everywhere."""
-    return html.unescape(entity)
+    return _ESCAPES.sub("", html.unescape(text)).translate(_PLAIN)
 
 
 def _unmarked(line: str) -> str:
     """A line without what stands before it in a mail, a comment or a log."""
     return _LOGGED.sub("", line.lstrip(_MARKS), count=1).lstrip(_MARKS).rstrip()
-
-
-def _parse(text: str) -> CpuSet | None:
-    try:
-        return parse_cpulist(text)
-    except ValueError:
-        return None

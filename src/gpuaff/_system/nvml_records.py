@@ -1,0 +1,173 @@
+"""What the NVIDIA driver says about GPUs, as records; None stands for what it does not say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from gpuaff.cpuset import CpuSet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Matrix: TypeAlias = tuple[tuple[str, ...], ...]
+"""How GPU ``i`` and GPU ``j`` are connected, in the words of ``nvidia-smi topo -m``."""
+
+_PCI_ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """A MIG compute instance of a GPU (case D2).
+
+    Attributes:
+        uuid: its ``MIG-…`` UUID.
+        gpu_instance: the GPU instance id (``gi``); −1 when unknown.
+        compute_instance: the compute instance id (``ci``); −1 when unknown.
+    """
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """Where a GPU is.
+
+    Attributes:
+        index: NVML's index.
+        uuid: the full ``GPU-…`` UUID.
+        name: the product name.
+        pci_bus_id: the PCI address as sysfs spells it, ``0000:07:00.0``.
+        node_cpus: the CPUs of its NUMA node. Never empty: an empty mask is None (case A1).
+        socket_cpus: the CPUs of its socket; never empty.
+        memory_nodes: the NUMA nodes whose memory is next to it; never empty.
+        memory_node: the NUMA node that is its own memory (GH200).
+        mig: its MIG instances; None when MIG is off, not supported or unknown (case D2).
+        denied: whether a device cgroup denies it to this process.
+        lost: whether it has fallen off the bus, or NVML gives no handle for another reason.
+        problems: what failed, in words.
+    """
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    pci_bus_id: str | None = None
+    node_cpus: CpuSet | None = None
+    socket_cpus: CpuSet | None = None
+    memory_nodes: frozenset[int] | None = None
+    memory_node: int | None = None
+    mig: tuple[MigInstance, ...] | None = None
+    denied: bool = False
+    lost: bool = False
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What can be claimed: a whole GPU, or one MIG instance of a GPU.
+
+    Attributes:
+        index: NVML's index of the GPU, or of the GPU that the instance is part of.
+        uuid: ``GPU-…`` or ``MIG-…``.
+        pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``.
+        name: the product name.
+        parent: for a MIG instance, the UUID of its GPU.
+        gpu_instance: for a MIG instance, the GPU instance that it is part of. The compute
+            instances of one GPU instance share its memory.
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str | None = None
+    name: str | None = None
+    parent: str | None = None
+    gpu_instance: int | None = None
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a MIG instance."""
+        return self.parent is not None
+
+    def __str__(self) -> str:
+        return f"MIG instance {self.uuid}" if self.is_mig else f"GPU {self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A GPU that NVML counts and that cannot be claimed, though this process may use it.
+
+    Attributes:
+        index: NVML's index.
+        why: what failed, in words.
+        cut: whether it is in MIG mode and has no instance; otherwise it does not respond.
+    """
+
+    index: int
+    why: str
+    cut: bool = False
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} is left out: {self.why}"
+
+
+class ComputeMode(str, Enum):
+    """Which processes may have a context on a GPU (``nvmlComputeMode_t``; cases E13, E16)."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_THREAD = "exclusive_thread"
+    PROHIBITED = "prohibited"
+    EXCLUSIVE_PROCESS = "exclusive_process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReading:
+    """How a device is used.
+
+    Attributes:
+        device: which one.
+        compute: the processes with a CUDA context, and the bytes that each has (None: unknown).
+            Process ids are those of the first PID namespace (case E15).
+        graphics: the graphics processes, likewise. A process may be in both.
+        used: bytes in use, without what the driver keeps for itself.
+        free: bytes that are free.
+        total: bytes in total.
+        utilization: how busy it was lately, in percent.
+        compute_mode: which processes may have a context on it.
+        display: whether it drives a screen.
+        denied: whether a device cgroup denies it to this process.
+        lost: whether it has fallen off the bus, or was lost in another way.
+        problems: what failed, in words.
+    """
+
+    device: Device
+    compute: Mapping[int, int | None] | None = None
+    graphics: Mapping[int, int | None] | None = None
+    used: int | None = None
+    free: int | None = None
+    total: int | None = None
+    utilization: int | None = None
+    compute_mode: ComputeMode | None = None
+    display: bool | None = None
+    denied: bool = False
+    lost: bool = False
+    problems: tuple[str, ...] = ()
+
+
+def pci_address(text: str | None) -> str | None:
+    """A PCI address as sysfs spells it: NVML's ``00000000:07:00.0`` is ``0000:07:00.0`` there.
+
+    The domain keeps at least four digits, and more where it needs them (``10001:00:00.0``).
+
+    Returns:
+        None when it is no PCI address.
+    """
+    match = _PCI_ADDRESS.fullmatch((text or "").strip().lower())
+    if match is None:
+        return None
+    domain, bus, device, function = (int(part, 16) for part in match.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"

@@ -1,0 +1,88 @@
+"""The JSON Schema that ships: what gpuaff saves is valid by it, and what is not is refused."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from jsonschema import Draft202012Validator
+
+from gpuaff import Topology
+from gpuaff.errors import TopologyError
+from gpuaff.topology.machines import names
+
+from strategies import topologies
+
+ROOT = Path(__file__).parents[2]
+SAVED = sorted(
+    path
+    for folder in ("machines", "topologies", "described", "threads")
+    for path in (ROOT / "tests/data" / folder).glob("*.json")
+)
+
+SCHEMA = json.loads((resources.files("gpuaff.topology") / "topology.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+SHORTEST: dict[str, Any] = {"schema_version": 1, "cpus": "0-3", "gpus": []}
+
+
+def test_the_schema_is_a_schema() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", names())
+def test_machines_that_ship_are_valid(name: str) -> None:
+    file = resources.files("gpuaff.topology.machines") / f"{name}.json"
+    VALIDATOR.validate(json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
+def test_saved_machines_are_valid(path: Path) -> None:
+    VALIDATOR.validate(json.loads(path.read_text("utf-8")))
+
+
+@settings(deadline=None)
+@given(topologies(max_cores=8, max_gpus=4))
+def test_whatever_is_saved_is_valid(topology: Topology) -> None:
+    VALIDATOR.validate(topology.to_dict())
+
+
+def test_the_schema_lists_every_member() -> None:
+    assert list(SCHEMA["properties"]) == list(Topology().to_dict())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"schema_version": 2},
+        {"cpus": ""},
+        {"cpus": 8},
+        {"allowed": 3},
+        {"cores": "0,4"},
+        {"cores": [""]},
+        {"packages": [{"id": 0}]},
+        {"numa_nodes": [{"id": -1, "cpus": ""}]},
+        {"numa_nodes": [{"id": 0, "cpus": "", "has_memory": 1}]},
+        {"gpus": None},
+        {"gpus": [{}]},
+        {"gpus": [{"index": 0, "pci_bus_id": "07:00.0"}]},
+        {"gpus": [{"index": 0, "source": "guess"}]},
+        {"gpus": [{"index": 0, "mig": [{"uuid": "MIG-0"}]}]},
+        {"gpus": [{"index": 0, "node_cpus": ""}]},
+        {"links": [["X", None]]},
+        {"visible": ["0"]},
+        {"accelerators": [{"pci_bus_id": "0000:07:00.0", "vendor": "0x10de"}]},
+        {"notes": [{"code": "c"}]},
+    ],
+    ids=json.dumps,
+)
+def test_what_is_not_valid_is_refused_by_both(changed: dict[str, Any]) -> None:
+    data = SHORTEST | changed
+    assert VALIDATOR.is_valid(SHORTEST)
+    assert not VALIDATOR.is_valid(data)
+    with pytest.raises(TopologyError):
+        Topology.from_dict(data)
