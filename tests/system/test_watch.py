@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff._system import lock_files
+from gpuaff._system import locks
 from gpuaff._system.watch import Watch
 
 import seccomp
@@ -39,13 +39,13 @@ sys.stdin.readline()
 
 
 def test_touching_wakes_though_a_child_has_the_file_open_still(tmp_path: Path) -> None:
-    handle = lock_files.open_directory(str(tmp_path))
+    handle = locks.open_directory(str(tmp_path))
     child = subprocess.Popen(["sleep", "60"], pass_fds=[handle])
     try:
         with watching(tmp_path) as watch:
             os.close(os.dup(handle))
             assert not watch.wait(0.01)
-            lock_files.touch(handle)
+            locks.touch(handle)
             assert watch.wait(10)
     finally:
         child.kill()

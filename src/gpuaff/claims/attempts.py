@@ -266,6 +266,7 @@ class Attempts:
         self._slot: Slot | None = None
         self._lease: AnyLease | None = None
         self._started = time.monotonic()
+        self._reported: object = None
 
     def obtain(
         self, *, wait: float | None, on_wait: Callable[[Waiting], object] | None = None
@@ -282,13 +283,10 @@ class Attempts:
             ClaimTimeoutError: they did not become free in time.
             LockDirectoryError: the lock directory cannot be used.
         """
-        settling, reported = Settling(), object()
+        settling = Settling()
         with Watch() as watch:
             sleep = Sleep(watch, self._source, self._candidates.devices)
-            while True:
-                got = self._attempt(may_join=wait is None or wait > 0)
-                if isinstance(got, Obtained):
-                    return got
+            while isinstance(got := self._attempt(may_join=wait is None or wait > 0), _Refused):
                 self._refuse_if_hopeless(got)
                 now = time.monotonic()
                 leaving = len(got.free_soon) >= self._candidates.count
@@ -302,13 +300,12 @@ class Attempts:
                 left = None if limit is None else self._started + limit - now
                 if self._place is None or (left is not None and left <= 0):
                     raise self._not_free(got, wait)
-                if got.state != reported:
-                    reported = got.state
-                    self._report(got, on_wait)
+                self._report(got, on_wait)
                 if got.in_the_way:
                     sleep.behind(self._place, got.in_the_way, left)
                 else:
                     sleep.first(self._place, {pid for u in got.usages for pid in u.pids}, left)
+            return got
 
     def preview(self) -> tuple[Device, ...]:
         """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked.
@@ -439,6 +436,10 @@ class Attempts:
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
     def _report(self, got: _Refused, on_wait: Callable[[Waiting], object] | None) -> None:
+        """Log the state of the wait, and call ``on_wait``, when it has changed."""
+        if got.state == self._reported:
+            return
+        self._reported = got.state
         waiting = Waiting(
             position=len(got.ahead),
             waited=time.monotonic() - self._started,

@@ -81,12 +81,12 @@ def get_free_gpus() -> list[str]:
     Raises:
         NvidiasmiError: there is no usable driver.
     """
-    from gpuaff.claims.devices.probe import Looker
+    from gpuaff.claims.devices.probe import Probe
     from gpuaff.claims.locking import registry
 
     with _original_errors(), open_session() as session:
         whole = [device for device in session.devices() if not device.is_mig]
-        usages = Looker(session, whole, own_is_free=False).usages(registry.entries())
+        usages = Probe(session, whole, own_is_free=False).usages(registry.entries())
     return [str(usage.device.index) for usage in usages if usage.busy is None]
 
 

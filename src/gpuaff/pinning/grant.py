@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuaff._system import kernel
-from gpuaff.allocator.domains import borders, lacking, shared_borders
+from gpuaff.allocator.domains import gpu_domains, mig_warnings, unusable_reason
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import extras, pin
@@ -152,9 +152,9 @@ def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | 
         topology: the machine, with its accelerators and what this process may use.
         gpus: the claimed GPUs.
     """
-    found, claimed = borders(topology), list(gpus)
+    found, claimed = gpu_domains(topology), list(gpus)
     for gpu in claimed:
-        why = lacking(found, gpu, topology.allowed)
+        why = unusable_reason(found, gpu, topology.allowed)
         if why is not None:
             return frozenset(), _unpinned(why, topology.allowed)
     return frozenset().union(*(found[gpu] for gpu in claimed)), None
@@ -176,7 +176,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     cpus, why = grant_of(topology, gpus)
     if why is not None:
         raise _UntakenError([*warnings, why])
-    warnings += shared_borders(topology, gpus)
+    warnings += mig_warnings(topology, gpus)
     ours = granted.shown(process.set_here)
     # Who is just where all go can't be told from the others when we are through.
     bound = {} if cpus in ours else dict.fromkeys(threads_with(cpus), cpus)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Place: TypeAlias = tuple[str | None, int | CpuSet | None, CpuSet | frozenset[int] | None]
     Chosen: TypeAlias = tuple[int, ...]  # positions, ascending
     Price: TypeAlias = Callable[[Chosen], int]
-    from gpuaff._system.nvml_usage import UsageSession
+    from gpuaff._system.nvml import Session
 
 # The cheapest sets of a size, where each two members have a price together.
 #
@@ -453,7 +453,7 @@ class _Prices:
 # The CPUs and masks that planning needs are not read: that would take longer than the claim.
 
 
-def observe_connections(session: UsageSession) -> Topology:
+def observe_connections(session: Session) -> Topology:
     """The GPUs, their NUMA nodes by sysfs, and the links between them by the driver."""
     indices, links = session.links()
     addresses = {device.index: device.pci_bus_id for device in session.devices()}

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from gpuaff._system import descriptors, kernel, locks
+from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking import lockdir
 from gpuaff.errors import LockDirectoryError
 
@@ -95,7 +96,8 @@ def _wait(handle: int, end: float, limit: float) -> None:
     while not locks.try_flock(handle):
         if time.monotonic() >= end:
             raise _stuck(handle, limit)
-        time.sleep(step)
+        with interruptible():
+            time.sleep(step)
         step = min(step * 1.5, longest)
 
 
