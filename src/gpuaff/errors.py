@@ -169,7 +169,13 @@ class ClaimTimeoutError(ClaimError, TimeoutError):
 
 
 @dataclass(eq=False, repr=False)
-class CudaInitializedError(ClaimError):
+class _ProblemError(ClaimError):
+    problem: str
+    gpus: tuple[str, ...] = ()
+    _message = "{problem}"
+
+
+class CudaInitializedError(_ProblemError):
     """CUDA is initialized in this process already, so its visible GPUs are fixed (case D9).
 
     Attributes:
@@ -178,13 +184,9 @@ class CudaInitializedError(ClaimError):
             of them; empty where CUDA was initialized without a claim.
     """
 
-    problem: str
-    gpus: tuple[str, ...] = ()
-    _message = "{problem}"
-
 
 @dataclass(eq=False, repr=False)
-class ClaimLostError(ClaimError):
+class ClaimLostError(_ProblemError):
     """A foreign process took a GPU between the probe and the claim; the claim was undone.
 
     CUDA is usually initialized by then, so this process can claim no other GPUs: restart it.
@@ -196,25 +198,17 @@ class ClaimLostError(ClaimError):
         cuda_started: whether CUDA is initialized in this process; if not, it may claim again.
     """
 
-    problem: str
-    gpus: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     cuda_started: bool = True
-    _message = "{problem}"
 
 
-@dataclass(eq=False, repr=False)
-class AlreadyClaimedError(ClaimError):
+class AlreadyClaimedError(_ProblemError):
     """This process holds a claim already; a process can hold one.
 
     Attributes:
         problem: what was found, and what to try, in one line.
         gpus: the UUIDs of the GPUs of the first claim; empty while that is being made.
     """
-
-    problem: str
-    gpus: tuple[str, ...] = ()
-    _message = "{problem}"
 
 
 @dataclass(eq=False, repr=False)

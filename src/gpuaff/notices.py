@@ -56,12 +56,13 @@ _CODES = {
         affinity-cut affinity-unknown allowed-absent board-unread border-shared cell-glued
         cell-unreadable claim-unreadable contradiction cores-inferred cpus-partial cpuset
         distances-unknown header-missing ids-dropped imported-again l3-unknown line-unreadable
-        links-unknown lscpu-cut mask-shrunk masks-unknown memory-first memory-not-restored
-        near-foreign no-gpus no-sysfs node-dropped nodes-missing numa-ambiguous numa-unknown
-        omp-binding omp-late packages-inferred packages-unknown pids-foreign pinned-far rank-differs
-        rank-inherited ranks-beside ranks-contradict ranks-stale rocm-ignored row-cut rows-missing
-        safe-gpu-unlocked saved-allowed saved-visible size-assumed unclaimable uuids-unknown
-        visible-ends visible-lost visible-mig visible-order world-unknown""",
+        links-unknown lscpu-cut lscpu-translated mask-shrunk masks-unknown memory-first
+        memory-not-restored near-foreign no-gpus no-sysfs node-dropped nodes-missing numa-ambiguous
+        numa-unknown omp-binding omp-late packages-inferred packages-unknown pids-foreign
+        pinned-far rank-differs rank-inherited ranks-beside ranks-contradict ranks-stale
+        rocm-ignored row-cut rows-missing safe-gpu-unlocked saved-allowed saved-visible
+        size-assumed unclaimable uuids-unknown visible-ends visible-lost visible-mig visible-order
+        world-unknown""",
 }
 
 KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}

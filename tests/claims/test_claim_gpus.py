@@ -208,9 +208,7 @@ class TestWhatWasInherited:
     def test_auto_where_none_was_granted(self, lab: Lab, visible: str | None) -> None:
         env = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": visible}
         said = lab.one("told(refused('auto', wait=None))", **env)
-        assert said == (
-            "NotEnoughGpusError requested 1 GPU; SLURM_GPUS_ON_NODE=0 grants no GPUs"
-        )
+        assert said == ("NotEnoughGpusError requested 1 GPU; SLURM_GPUS_ON_NODE=0 grants no GPUs")
 
     def test_auto_where_nobody_tells(self, lab: Lab) -> None:
         said = refused(lab, "'auto'")
@@ -289,7 +287,7 @@ class TestUuids:
             f"{same} ("
         )
         said = refused(lab, "2, candidates=[0, 3]")
-        assert f"2 GPUs, but candidates= names 2, of which 1 can be claimed: {same} (" in said
+        assert f"2 GPUs; candidates= names 2, of which 1 can be claimed: {same} (" in said
         assert shown(lab, "2") == ["1,3 PCI_BUS_ID", "(1, 0) (3, 1)"]
 
     @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
