@@ -16,12 +16,12 @@ from processes import environment
 
 START = """
 import sys
-import gpuaff.cli
+from gpuaff.__main__ import program
 from gpuaff.cli.interrupt import exit_on_interrupt
 sys.argv = ["gpuaff", *sys.argv[1:]]
 exit_on_interrupt()  # the first thing that the program does
 print("started", flush=True)
-gpuaff.cli.program()
+program()
 """
 
 DELAYS = [0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.027, 0.035, 0.05]

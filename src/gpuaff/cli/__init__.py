@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
-from gpuaff.cli.interrupt import INTERRUPTED, exit_on_interrupt
-
 TYPE_CHECKING = False  # `gpuaff run` delays the user's program by whatever is imported here
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
-
-
-def program() -> NoReturn:
-    """The process ``gpuaff``."""
-    exit_on_interrupt()
-    try:
-        sys.exit(main())
-    finally:
-        exit_on_interrupt()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,4 +22,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return dispatch(argv)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 130  # as a shell reports a process that SIGINT ended

@@ -13,9 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-INTERRUPTED = 130
-"""As a shell reports a process that SIGINT ended."""
-
 
 def exit_on_interrupt() -> None:
     """From here on Ctrl-C ends the process, unless it is ignored (a job in the background)."""
@@ -30,4 +27,4 @@ def raise_on_interrupt() -> None:
 
 
 def _exit(*_: object) -> NoReturn:
-    os._exit(INTERRUPTED)
+    os._exit(130)  # as a shell reports a process that SIGINT ended
