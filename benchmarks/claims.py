@@ -60,11 +60,11 @@ def _tell(what: str, measured: float, allowed: float, unit: str) -> None:
 _COSTS = """
 import json, statistics, time
 import gpuaff
-from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml import open_session
 from gpuaff._system.nvml_prewarm import waking_driver
 
 def ask():
-    with waking_driver(wanted=True) as let_rest, usage_session() as session:
+    with waking_driver(wanted=True) as let_rest, open_session() as session:
         let_rest()
         session.look()
         session.look()

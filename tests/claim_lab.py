@@ -98,7 +98,7 @@ def told(error):
 def occupant_that_waits():
     # it makes its context, and then lets others act
     from gpuaff._system import cuda
-    contexts = cuda.Contexts(1)
+    contexts = cuda.Contexts()
     def occupant(number):
         cuda.start()
         contexts.retain(0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.domains import borders
+from gpuaff.allocator.domains import gpu_domains
 from gpuaff.allocator.model import Plan
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
@@ -146,7 +146,7 @@ def jobs(draw: st.DrawFn, machine: Topology) -> list[Plan]:
 
 @st.composite
 def job(draw: st.DrawFn, machine: Topology, gpus: list[int]) -> Plan:
-    needed: CpuSet = frozenset().union(*(borders(machine)[gpu] for gpu in gpus))
+    needed: CpuSet = frozenset().union(*(gpu_domains(machine)[gpu] for gpu in gpus))
     more = draw(st.sets(st.sampled_from(sorted(machine.cpus))))
     seen = replace(machine, visible=tuple(gpus)).with_allowed(needed | more)
     if draw(st.booleans()):  # a driver that tells nothing about near CPUs
@@ -183,7 +183,7 @@ def test_strangers_never_meet(data: st.DataObject) -> None:
         for gpu, device in zip(machine.gpus, devices, strict=True)
     )
     machine = replace(machine, gpus=named, accelerators=devices)
-    assume(all(borders(machine).values()))
+    assume(all(gpu_domains(machine).values()))
     one, other = data.draw(jobs(machine))
     assert (one.partition, other.partition) == ("machine", "machine")
     taken: list[CpuSet] = [

@@ -266,18 +266,19 @@ class TestTooMuchWasAsked:
 
     def test_without_a_gpu(self) -> None:
         assert refusal(NO_GPU, 2, min_physical_cores=5) == (
-            "requested min_physical_cores=5, but no GPU is visible and each rank keeps the 4 "
-            "allowed cores (CPUs 0-7); request fewer or allow more CPUs"
+            "requested min_physical_cores=5, but a rank would keep 4 cores: no GPU is visible, so "
+            "every rank keeps the CPUs 0-7; check CUDA_VISIBLE_DEVICES and the driver"
         )
         assert refusal(Topology(), 1, min_physical_cores=1) == (
-            "requested min_physical_cores=1, but no GPU is visible and each rank keeps the 0 "
-            "allowed cores (CPUs unknown); request fewer or allow more CPUs"
+            "requested min_physical_cores=1, but a rank would keep 0 cores: no GPU is visible, so "
+            "every rank keeps all its CPUs; check CUDA_VISIBLE_DEVICES and the driver"
         )
 
     def test_without_cpus(self) -> None:
         assert refusal(NO_CPUS, 1, min_physical_cores=1) == (
-            "requested min_physical_cores=1, but the topology has no CPUs; "
-            "add the output of `lscpu -p`, or observe the machine itself"
+            "requested min_physical_cores=1, but a rank would keep 0 cores: the topology has no "
+            "CPUs, so there is nothing to share out; add the output of `lscpu -p`, or observe the "
+            "machine itself"
         )
 
 

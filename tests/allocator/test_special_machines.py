@@ -1,4 +1,4 @@
-"""Plans and borders of special machines, each worked out by hand.
+"""Plans and domains of special machines, each worked out by hand.
 
 The plan is the default one: ``unique_contiguous``, by node, balanced. The working stands beside
 each list.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuaff.allocator.domains import borders
+from gpuaff.allocator.domains import gpu_domains
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Topology
@@ -34,7 +34,7 @@ def all_ranks(machine: Topology) -> list[str]:
 
 
 def border_lists(machine: Topology) -> list[str]:
-    return [format_cpulist(cpus) for _, cpus in sorted(borders(machine).items())]
+    return [format_cpulist(cpus) for _, cpus in sorted(gpu_domains(machine).items())]
 
 
 class TestFrontier:
@@ -61,7 +61,7 @@ class TestFrontier:
         assert all_ranks(frontier()) == list(self.EXPECTED)
 
     @pytest.mark.case("B20")
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         """No core is outside the homes, so each border is half a node, as above."""
         assert border_lists(frontier()) == list(self.EXPECTED)
 
@@ -94,7 +94,7 @@ class TestGb200:
     def test_plan(self) -> None:
         assert all_ranks(gb200()) == list(self.EXPECTED)
 
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         assert border_lists(gb200()) == list(self.EXPECTED)
 
     def test_border_where_sysfs_names_the_memory_nodes(self) -> None:
@@ -124,7 +124,7 @@ class TestSnc3:
         ]
         assert codes(found) == ["scope-hint"]
 
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         """Node 1 (32-63) is 12 from the nodes 0 and 2, 32 from the others: four GPUs share its 32
         cores, 8 each, in the order of their addresses: 32-39, 40-47, 48-55, 56-63. Node 4
         (128-159) likewise."""
@@ -163,7 +163,7 @@ class TestNps4:
     def test_plan(self) -> None:
         assert all_ranks(nps4_backwards()) == list(self.EXPECTED)
 
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         assert border_lists(nps4_backwards()) == list(self.EXPECTED)
 
 
@@ -176,7 +176,7 @@ class TestHybrid:
         assert all_ranks(core_i9(1)) == ["0-19"]
         assert all_ranks(core_i9(2)) == ["0-5,12-15", "6-11,16-19"]
 
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         assert border_lists(core_i9(1)) == ["0-19"]
         assert border_lists(core_i9(2)) == ["0-5,12-15", "6-11,16-19"]
 
@@ -243,7 +243,7 @@ class TestDgxA100:
             "88-95,216-223",
         ]
 
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         """Beside that, the nodes 0 and 2 (cores 0-15, 32-47) are 12 from both node 1 and node 3,
         32 from the other socket: GPUs 0 to 3 share the 32 cores, 8 each: 0-7, 8-15, 32-39, 40-47.
         Nodes 4 and 6 (64-79, 96-111): GPU 4 gets 64-71, 5 72-79, 6 96-103, 7 104-111."""
@@ -260,7 +260,7 @@ class TestDgxA100:
 
     def test_the_one_that_ships_has_the_same(self) -> None:
         """It tells of no PCI devices but its GPUs."""
-        assert borders(Topology.named("dgx-a100")) == borders(dgx_a100_on_the_bus())
+        assert gpu_domains(Topology.named("dgx-a100")) == gpu_domains(dgx_a100_on_the_bus())
 
 
 class TestDgxH100:
@@ -281,7 +281,7 @@ class TestDgxH100:
     def test_plan(self) -> None:
         assert all_ranks(dgx_h100()) == list(self.EXPECTED)
 
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         assert border_lists(dgx_h100()) == list(self.EXPECTED)
 
     @pytest.mark.case("A23")
@@ -304,7 +304,7 @@ class TestFourAndTwo:
         expected = [*self.SMALL, "24-29,72-77", "30-35,78-83"]
         assert all_ranks(four_and_two()) == expected
 
-    def test_border(self) -> None:
+    def test_domain(self) -> None:
         """Borders are not balanced: the second socket's cores are for two, 12 each."""
         expected = [*self.SMALL, "24-35,72-83", "36-47,84-95"]
         assert border_lists(four_and_two()) == expected

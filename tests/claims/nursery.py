@@ -23,7 +23,7 @@ from typing import Any
 import psutil  # noqa: F401 - likewise
 import pynvml  # noqa: F401 - likewise
 
-import gpuaff._system.nvml_usage
+import gpuaff._system.nvml
 import gpuaff.claims.acquire
 import gpuaff.claims.locking.safe_gpu
 import gpuaff.pinning.grant

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 import gpuaff
 from gpuaff._system import lock_files, locks
-from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml import open_session
 from gpuaff.claims.locking import registry
 from gpuaff.errors import CudaInitializedError
 
@@ -245,7 +245,7 @@ def take_all() -> object:
 
 def contexts() -> list[int]:
     """The GPUs that this process has a context on."""
-    with usage_session() as session:
+    with open_session() as session:
         listed = [(one.device.index, one.compute or {}) for one in session.look()]
     return [index for index, pids in listed if os.getpid() in pids]
 

@@ -200,7 +200,7 @@ class TestPrograms:
             if child == 0:
                 from gpuaff._system import cuda
                 cuda.start()
-                cuda.Contexts(2).retain(rank)
+                cuda.Contexts().retain(rank)
                 mine = gpuaff.current_claim()
                 say(rank, mine.gpus[rank].index, len(cuda.uuids()))
                 go_on()
@@ -224,7 +224,7 @@ class TestPrograms:
         from gpuaff._system import cuda
         cuda.start()
         try:
-            cuda.Contexts(1).retain(0)
+            cuda.Contexts().retain(0)
         except cuda.CudaError as error:
             say(error.code)
         """

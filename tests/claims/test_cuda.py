@@ -110,7 +110,7 @@ class TestDevices:
         driver.omit("cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRelease_v2")
         program = """
 cuda.start()
-contexts = cuda.Contexts(1)
+contexts = cuda.Contexts()
 contexts.retain(0)
 contexts.release()
 print(*cuda.uuids())
@@ -123,7 +123,7 @@ class TestContexts:
     def test_nothing_is_made_current(self, driver: FakeDriver) -> None:
         program = """
 cuda.start()
-contexts = cuda.Contexts(2)
+contexts = cuda.Contexts()
 print(contexts.retain(0) != 0, contexts.retain(1) != 0)
 current = ctypes.c_void_p(1)
 print(ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(current)), current.value)
@@ -134,7 +134,7 @@ print(ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(current)), curren
         """A framework in the same process holds the same context (torch does)."""
         program = """
 cuda.start()
-contexts, others = cuda.Contexts(2), cuda.Contexts(2)
+contexts, others = cuda.Contexts(), cuda.Contexts()
 contexts.retain(1)
 others.retain(1)
 contexts.release()
@@ -151,7 +151,7 @@ print("released")
         driver.watch("cuDevicePrimaryCtxRelease_v2")
         program = """
 cuda.start()
-contexts = cuda.Contexts(2)
+contexts = cuda.Contexts()
 contexts.retain(0)
 print(tried(contexts.retain, 1))
 contexts.release()
@@ -166,7 +166,7 @@ contexts.release()
         driver.watch("cuDevicePrimaryCtxRelease_v2")
         program = """
 cuda.start()
-contexts = cuda.Contexts(2)
+contexts = cuda.Contexts()
 contexts.retain(0), contexts.retain(1)
 print(tried(contexts.release))
 print(tried(contexts.release))
@@ -191,7 +191,7 @@ class TestNoLibrary:
     def test_one_that_is_too_old(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(this_machine(1))
         driver.omit("cuDevicePrimaryCtxRetain")
-        (said,) = lines(driver, "cuda.start(); print(tried(cuda.Contexts(1).retain, 0))")
+        (said,) = lines(driver, "cuda.start(); print(tried(cuda.Contexts().retain, 0))")
         assert said == (
             "NoDriverError: the NVIDIA driver's library CUDA (libcuda.so.1) has no "
             "cuDevicePrimaryCtxRetain; update the driver"

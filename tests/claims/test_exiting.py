@@ -166,8 +166,8 @@ class TestClaims:
         """The kernel may have closed its slot first."""
         code = """
             from gpuaff.claims.locking.leases import Lease
-            from gpuaff._system.nvml import usage_session
-            with usage_session() as session:
+            from gpuaff._system.nvml import open_session
+            with open_session() as session:
                 lease = Lease()
                 assert lease.take(session.devices()) is None
         """

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fake_driver
 
 PROGRAM = """
 import random, signal
-from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml import open_session
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 rng = random.Random(int(sys.stdin.readline()))
@@ -48,7 +48,7 @@ class Steps:
         return self.step
 
 def contexts():
-    with usage_session() as session:
+    with open_session() as session:
         return [one.device.index for one in session.look() if os.getpid() in (one.compute or {})]
 
 def all_of_it():
@@ -87,21 +87,23 @@ def settle():
         held.release()
 
 def one(work, at):
-    # Interrupt it at a step; what is wrong then.
+    # Interrupt it at a step; what is wrong then. None where it ended before that step.
     if work is release:
         claim()
+    steps = Steps(at)
     try:
-        Steps(at).follow(work)
+        steps.follow(work)
     except KeyboardInterrupt:
         interrupted = True
     else:
         interrupted = False
     held = gpuaff.current_claim()
     wrong = [] if held is None or whole(held) else ["half a claim"]
-    if not interrupted:
+    if not interrupted and steps.count >= at:
         wrong.append("not interrupted")
     settle()
-    return [*wrong, *map(str, differs_from(before).items())]
+    wrong += map(str, differs_from(before).items())
+    return wrong if wrong or interrupted else None
 
 claim(); settle()  # all is imported, and CUDA is started
 before = all_of_it()
@@ -114,12 +116,14 @@ for work in WORKS:
     steps.follow(work)
     lengths[work] = steps.count
     settle()
-for turn in range(int(sys.stdin.readline())):
-    work = WORKS[turn % len(WORKS)]
+turns, done = int(sys.stdin.readline()), 0
+while done < turns:
+    work = WORKS[done % len(WORKS)]
     # Every second one near the end or the beginning, where a block has just begun or ended.
     edge = rng.choice([rng.randint(1, 150), lengths[work] - rng.randint(0, 150)])
     at = rng.choice([rng.randint(1, lengths[work]), min(max(edge, 1), lengths[work])])
     wrong = one(work, at)
+    done += wrong is not None
     if wrong:
         say(work.__name__, at, "of", lengths[work], *wrong)
 say("end", *lengths.values())
@@ -160,7 +164,7 @@ def test_at_the_end_of_a_claim_it_is_released(lab: Lab, options: str) -> None:
     """All is had, and the caller would not get it: Ctrl-C is raised, and nothing is left."""
     code = f"""
     def trace(frame, event, _):
-        if frame.f_code.co_name == "remember" and event == "return":
+        if frame.f_code.co_name == "acquire" and event == "return":
             signal.raise_signal(signal.SIGINT)
         return trace
     before = state()

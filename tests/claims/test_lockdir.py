@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff._system import lock_files
+from gpuaff._system import locks
 from gpuaff.claims.locking import lockdir
 from gpuaff.errors import LockDirectoryError
 
@@ -90,9 +90,9 @@ def test_the_folder_above_must_be_there(lock_folder: Path, monkeypatch: pytest.M
 
 def test_without_files_that_have_no_name_it_is_made_by_name(lock_folder: Path) -> None:
     os.close(lockdir.open_file("guard"))
-    folder = lock_files.open_folder(str(lock_folder))
+    folder = locks.open_folder(str(lock_folder))
     for _ in range(2):  # where somebody else is first, theirs stays
-        lock_files._make_by_name(folder, "registry", b"", 4096, mode=0o666)
+        locks._make_by_name(folder, "registry", 4096, mode=0o666)
     os.close(folder)
     assert (lock_folder / "registry").stat().st_size == 4096
     assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "guard", "registry"]
@@ -373,7 +373,7 @@ def test_whoever_is_killed_while_making_it_leaves_nothing_in_others_way(
     """A maker is killed before and after each call that it makes; then another user comes."""
     script = f"""
 if not {nameless}:  # a file system without O_TMPFILE
-    lock_files._nameless = lambda folder: None
+    locks._nameless = lambda folder: None
 
 def make():
     os.close(lockdir.open_file("registry", size=4096))

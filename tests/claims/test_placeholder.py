@@ -307,7 +307,7 @@ class TestInterrupts:
 import time
 from gpuaff._system.cuda import Contexts
 
-contexts = Contexts(2)
+contexts = Contexts()
 
 def make(device_no):
     contexts.retain(device_no)

@@ -34,7 +34,7 @@ OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 STRANGER = """
 from gpuaff._system import cuda
-contexts = cuda.Contexts(8)
+contexts = cuda.Contexts()
 cuda.start()
 for place in {gpus}:
     contexts.retain(place)
@@ -268,7 +268,7 @@ class TestNobodyIsListed:
 
 CLAIM_BY_FUNCTION = """
 from gpuaff._system import cuda
-contexts = cuda.Contexts(1)
+contexts = cuda.Contexts()
 def occupant(number):
     cuda.start()
     contexts.retain(number)

@@ -66,7 +66,7 @@ LOOK = """
 import base64, pickle, sys
 from gpuaff._system import nvml
 assert "pynvml" not in sys.modules, "imported too early"
-with nvml.usage_session() as session:
+with nvml.open_session() as session:
     looks = []
     for _ in range({looks}):
         looks.append(session.look(utilization={utilization}))
@@ -296,7 +296,7 @@ class TestOneFunctionFails:
         program = """
 from gpuaff._system import nvml
 import pynvml
-with nvml.usage_session() as session:
+with nvml.open_session() as session:
     right = pynvml.nvmlDeviceGetComputeMode
     def wrong(handle):
         raise pynvml.NVMLError(999)
@@ -358,8 +358,8 @@ class TestLeftOut:
         driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.UNKNOWN, gpu=1)
         driver.fail("*", NVML.GPU_IS_LOST, gpu=2, after=5)
         program = """
-from gpuaff._system.nvml import usage_session
-with usage_session() as session:
+from gpuaff._system.nvml import open_session
+with open_session() as session:
     print(*[one.index for one in session.left_out()])
     session.look()
     print(*session.left_out(), sep="; ")
@@ -450,7 +450,7 @@ def test_no_driver(plain: FakeDriver) -> None:
 from gpuaff import errors
 from gpuaff._system import nvml
 try:
-    with nvml.usage_session():
+    with nvml.open_session():
         print("started")
 except errors.NoDriverError as error:
     print(error.reason)
@@ -462,7 +462,7 @@ except errors.NoDriverError as error:
 def test_nvml_is_shut_down_when_something_is_raised(plain: FakeDriver) -> None:
     program = """
 from gpuaff._system import nvml
-with nvml.usage_session():
+with nvml.open_session():
     raise SystemExit
 """
     plain.run(program)

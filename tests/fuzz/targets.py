@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from gpuaff.allocator.domains import borders
+from gpuaff.allocator.domains import gpu_domains
 from gpuaff.allocator.model import Partition, Plan
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, format_mask, parse_cpulist, parse_mask
@@ -311,7 +311,7 @@ def check_plan(given: tuple[Topology, dict[str, Any]]) -> str:
     assert [share.rank for share in made.shares] == list(range(int(asked["nproc"])))
     _check_inside(found, asked, made)
     if made.partition is Partition.MACHINE:
-        cut = borders(found)
+        cut = gpu_domains(found)
         assert all(share.cpus | share.reserved <= cut[share.gpu or 0] for share in made.shares)
     if asked["mode"] in machines.UNIQUE:
         _check_apart(made)
@@ -361,7 +361,7 @@ def _shuffled(found: Topology) -> Topology:
 
 def check_borders(found: Topology) -> str:
     """Every online CPU in at most one border, and the cores whole."""
-    cut = dict(borders(found))
+    cut = dict(gpu_domains(found))
     given_out = [cpu for border in cut.values() for cpu in border]
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= found.cpus
@@ -369,7 +369,7 @@ def check_borders(found: Topology) -> str:
     for core in found.cores or ():
         assert all(core <= border or core.isdisjoint(border) for border in cut.values())
     mine = replace(found, allowed=frozenset(sorted(found.allowed)[:1]), visible=found.visible[:1])
-    assert borders(mine) == cut
+    assert gpu_domains(mine) == cut
     return repr({index: format_cpulist(border) for index, border in cut.items()})
 
 

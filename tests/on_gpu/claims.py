@@ -144,13 +144,13 @@ def check_look(report: dict[str, Any]) -> None:
     program = """
 import time, statistics, gpuaff
 from gpuaff.claims import acquire
-from gpuaff._system.nvml import usage_session
-with usage_session() as keep:
+from gpuaff._system.nvml import open_session
+with open_session() as keep:
     keep.devices(); keep.look(utilization=False)
     def ours():
         gpuaff.claim_gpus(1, placeholder=None).release()
     def nvml():
-        with usage_session() as s:
+        with open_session() as s:
             s.devices(); s.links(); s.look(utilization=False)
     took = {}
     for f in (ours, nvml):
@@ -319,9 +319,9 @@ sys.stdin.read()
 def check_release(report: dict[str, Any]) -> None:
     program = """
 import os, gpuaff
-from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml import open_session
 def used():
-    with usage_session() as session:
+    with open_session() as session:
         return [(r.used >> 20, sorted(r.compute or ())) for r in session.look(utilization=False)]
 before = used()
 claim = gpuaff.claim_gpus(1)
@@ -388,8 +388,8 @@ def check_run(folder: Path, gpus: int, report: dict[str, Any]) -> None:
     end(stranger)
     plain, ours = ["true"], [*gpuaff, "run", "--no-pin", "--", "true"]
     nvml = python(
-        "from gpuaff._system.nvml import usage_session\n"
-        "with usage_session() as s: s.devices(); s.look(utilization=False)"
+        "from gpuaff._system.nvml import open_session\n"
+        "with open_session() as s: s.devices(); s.look(utilization=False)"
     )
     costs = compare(
         {"true": plain, "run": ours, "nvml": nvml, "pinned": [*gpuaff, "run", "--", "true"]}, 7

@@ -26,8 +26,8 @@ CLAIMER = """
 import mmap, sys
 sys.path.insert(0, sys.argv[1])
 import gpuaff, gpuaff.claims.acquire
-from gpuaff._system.nvml import usage_session
-with usage_session() as session:
+from gpuaff._system.nvml import open_session
+with open_session() as session:
     session.look()
 large = mmap.mmap(-1, 1 + (int(sys.argv[2]) << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 large.madvise(mmap.MADV_NOHUGEPAGE)  # small pages take longer to give back
@@ -102,9 +102,9 @@ def main() -> int:
     parser.add_argument("--large", type=int, default=0, help="MiB of memory that a claimer has")
     given = parser.parse_args()
     sys.path.insert(0, str(SRC))
-    from gpuaff._system.nvml import usage_session
+    from gpuaff._system.nvml import open_session
 
-    with usage_session() as session:
+    with open_session() as session:
         gpus = len(session.devices())
     lacking = 0
     before: list[Claimer] = []

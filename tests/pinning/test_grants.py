@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.domains import borders
+from gpuaff.allocator.domains import gpu_domains
 from gpuaff.pinning.grant import grant_of
 
 from allocator.random_machines import any_machine
@@ -15,7 +15,7 @@ from allocator.random_machines import any_machine
 def test_strangers_grants_are_apart(data: st.DataObject) -> None:
     """However the GPUs are dealt out; with every GPU somebody has every CPU."""
     topology = data.draw(any_machine())
-    found = borders(topology)
+    found = gpu_domains(topology)
     usable = sorted(gpu for gpu, cpus in found.items() if cpus)
     whole = topology.with_allowed(topology.cpus)
     deal = {gpu: data.draw(st.integers(0, 2)) for gpu in usable}

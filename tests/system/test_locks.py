@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff._system import lock_files, locks
+from gpuaff._system import locks
 
 from claims.lockers import until
 from processes import stopped
@@ -27,7 +27,7 @@ fcntl.flock(handle, fcntl.LOCK_EX)
 print("has it")
 sys.stdin.readline()
 """
-    file = lock_files.identity(str(path))
+    file = locks.identity(str(path))
     with stopped(taker) as one:
         assert [one.heard(), one.heard()] == ["here", "has it"]
         with stopped(taker) as other:
@@ -45,11 +45,11 @@ sys.stdin.readline()
     "line", ["", "1:", "1: POSIX *NOINODE* WRITE 12 <none>:0 0 EOF", "1: -> FLOCK ADVISORY WRITE"]
 )
 def test_a_line_about_nothing_is_passed_over(line: str) -> None:
-    assert locks._lock_of(line) is None
+    assert locks._parse_lock(line) is None
 
 
 def test_a_line_of_a_waiter_in_the_second_row() -> None:
-    found = locks._lock_of("42:   -> FLOCK  ADVISORY  READ  77 fe:01:4711 0 EOF")
+    found = locks._parse_lock("42:   -> FLOCK  ADVISORY  READ  77 fe:01:4711 0 EOF")
     assert found == locks.FileLock(
         kind="FLOCK", is_write=False, pid=77, file=(os.makedev(0xFE, 1), 4711), is_waiting=True
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import locks
-from gpuaff._system.lock_files import device_of, locked_name, locked_name_of, mount_of
+from gpuaff._system.locks import device_of, locked_name, locked_name_of, mount_of
 
 # Taken down on Linux: a btrfs that is mounted at /mnt/m, where stat(2) told device 0:40, and
 # /proc/locks "FLOCK ADVISORY WRITE 9931 00:27:258 0 EOF" (0x27 is 39).

@@ -1,1 +1,1 @@
-"""The outside world: one file per foreign thing, and nobody else touches it."""
+"""Gates: one module for each foreign thing. They report what is, and decide nothing."""

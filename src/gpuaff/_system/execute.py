@@ -1,8 +1,7 @@
-"""Other programs: finding one, and becoming it.
+"""Find a program and become it, as ``env`` does by the rules of execvp(3).
 
-All as ``env`` does it, by the rules of execvp(3): a name with a slash is a path; one without is
-looked for in each folder of PATH; a file that is no program the kernel knows is a script of
-``/bin/sh``.
+A name with a slash is a path; one without is searched in each folder of PATH; a file that is no
+program the kernel knows is a script of ``/bin/sh``.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _DEFAULT_PATH = "/bin:/usr/bin"
-"""Where glibc looks when PATH is not set."""
+"""Where glibc searches when PATH is not set."""
 
-_IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ", "SIGXFZ")
-"""Python ignores them as it starts (SIGXFZ is IRIX's), and what is ignored stays so over exec."""
+_IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
+"""Python ignores them as it starts, and what is ignored stays so over exec."""
 
-_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
-"""What Python sets LC_CTYPE to."""
+_COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
+"""What Python sets LC_CTYPE to where that is C (PEP 538)."""
 
 _SHELL = "/bin/sh"
 
@@ -38,19 +37,28 @@ def find(command: str) -> str:
     Raises:
         CommandError: there is none, or none that this user may execute.
     """
-    problem, is_path = "", "/" in command
+    is_path = "/" in command
+    problem = ""
     for path in _candidates(command):
-        why_not = _why_not(path, is_path=is_path)
-        if why_not == "":
+        found = _obstacle(path, is_path=is_path)
+        if found == "":
             return path
-        if why_not and not problem:
-            problem = why_not if is_path else f"{path} {why_not}"
+        if found and not problem:
+            problem = found if is_path else f"{path} {found}"
     if problem:
         raise CommandError(command, True, problem)
     raise CommandError(command, False, "no such file" if is_path else "command not found in PATH")
 
 
-def _why_not(path: str, *, is_path: bool) -> str | None:
+def _candidates(command: str) -> list[str]:
+    if not command or "/" in command:
+        return [command]
+    path = env.get("PATH")
+    folders = (_DEFAULT_PATH if path is None else path).split(":")
+    return [f"{folder or '.'}/{command}" for folder in folders]
+
+
+def _obstacle(path: str, *, is_path: bool) -> str | None:
     """Why a file cannot be executed; empty when it can, None when there is none."""
     try:
         mode = os.stat(path).st_mode
@@ -66,18 +74,10 @@ def _why_not(path: str, *, is_path: bool) -> str | None:
     return "" if os.access(path, os.X_OK) else "may not be executed (chmod +x)"
 
 
-def _candidates(command: str) -> list[str]:
-    if not command or "/" in command:
-        return [command]
-    path = env.get("PATH")
-    folders = (_DEFAULT_PATH if path is None else path).split(":")
-    return [f"{folder or '.'}/{command}" for folder in folders]
-
-
 def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> NoReturn:
-    """Be this program from now on: the same process, with its files, signals and environment.
+    """Replace this process's program: its files, signals and environment stay.
 
-    What Python has changed for itself is put back first. It does not return.
+    What Python has changed for itself is put back first.
 
     Args:
         path: the program's file.
@@ -85,17 +85,17 @@ def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> N
         keeping: descriptors that it is to inherit, besides those that are inheritable.
 
     Raises:
-        CommandError: the kernel refuses it. No descriptor is left to be inherited.
+        CommandError: the kernel refuses. No descriptor is left to be inherited.
     """
-    ignored = _put_back_signals()
-    _put_back_locale()
+    ignored = _restore_signals()
+    _restore_locale()
     kept = [handle for handle in keeping if not os.get_inheritable(handle)]
     try:
         for handle in kept:
             os.set_inheritable(handle, True)
         _exec(path, list(words))
     except OSError as error:
-        raise CommandError(words[0], error.errno != errno.ENOENT, _in_words(path, error)) from error
+        raise CommandError(words[0], error.errno != errno.ENOENT, _why(path, error)) from error
     except ValueError as error:  # there is a NUL in a word
         raise CommandError(words[0], True, f"cannot be run: {error}") from error
     finally:
@@ -111,36 +111,33 @@ def _exec(path: str, words: list[str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        os.execv(_SHELL, [_SHELL, path, *words[1:]])  # noqa: S606 - likewise: execvp(3) does so
+        os.execv(_SHELL, [_SHELL, path, *words[1:]])  # noqa: S606 - as execvp(3) does
 
 
-def _put_back_signals() -> list[signal.Signals]:
+def _restore_signals() -> list[signal.Signals]:
     """Undo what Python did to signals; returns those that it had ignored.
 
-    A parent may have ignored them too, which nobody can tell any more: subprocess does the same.
-    SIGINT is ignored where the parent ignores it (a job in the background), and stays so.
+    A parent may have ignored them too, which is unknown by now: subprocess does the same. SIGINT
+    stays ignored where the parent ignores it (a job in the background).
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # From here on Ctrl-C ends the process: to wait for Python to notice might be too late.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    known = [getattr(signal, name) for name in _IGNORED_BY_PYTHON if hasattr(signal, name)]
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process
+    known = [getattr(signal, name) for name in _IGNORED_BY_PYTHON]
     ignored = [number for number in known if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, signal.SIG_DFL)
     return ignored
 
 
-def _put_back_locale() -> None:
-    """Set LC_CTYPE to what it was if Python has changed it: it does where that is C (PEP 538)."""
-    if env.get("LC_CTYPE") not in _COERCED:
-        return
-    before = kernel.Tree().read("proc/self/environ")
-    if before is not None:
-        said = [pair for pair in before.split("\0") if pair.startswith("LC_CTYPE=")]
-        env.put("LC_CTYPE", said[0].partition("=")[2] if said else None)
+def _restore_locale() -> None:
+    """Set LC_CTYPE to what it was if Python has changed it."""
+    if env.get("LC_CTYPE") in _COERCED_LOCALES:
+        started_with = kernel.variables_of(os.getpid())
+        if started_with:
+            env.put("LC_CTYPE", started_with.get("LC_CTYPE"))
 
 
-def _in_words(path: str, error: OSError) -> str:
+def _why(path: str, error: OSError) -> str:
     if error.errno == errno.ENOENT and os.path.exists(path):
         return f"the interpreter that {path} names is not there"
     return f"cannot be run: {error.strerror}"

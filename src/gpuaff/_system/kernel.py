@@ -16,14 +16,22 @@ from gpuaff._system import env
 from gpuaff.cpuset import CpuSet
 
 _PAGE = 4096
-"""Bytes asked for at a time: nearly every such file has less, and a large buffer costs more than
-the call."""
+"""Bytes per read: nearly every such file has less, and a large buffer costs more than a call."""
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""Not to wait for the writer of a FIFO: a variable may name anything (PBS_GPUFILE)."""
+"""Do not wait for the writer of a FIFO: a variable may name anything (PBS_GPUFILE)."""
+
+_EXITING = 0x00000004
+"""``PF_EXITING`` of ``include/linux/sched.h``: set before memory and files are freed."""
+
+_NO_SETAFFINITY = 0x04000000
+"""``PF_NO_SETAFFINITY`` of the same."""
+
+_HIGHEST_PID = 1 << 22
+"""``PID_MAX_LIMIT`` of ``include/linux/threads.h``."""
 
 _MOST = 1 << 20
-"""The most read of a file, in bytes; the longest that we know of has some ten thousand."""
+"""The most that is read of a file, in bytes; the longest known has some ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +51,35 @@ class Tree:
         Args:
             path: below the root, without a leading slash (``sys/devices/…``).
         """
-        opened: list[int] = []
         try:
-            # One step, so that Ctrl-C cannot come between: see descriptors.
-            opened.extend(map(os.open, (f"{self.root.rstrip('/')}/{path}",), (_FLAGS,)))
-            # Linux 5.12 to 5.15 end some lists with a NUL.
-            return _all_of(opened[0]).decode("utf-8", "replace").strip(" \t\r\n\0")
+            handle = os.open(self._full(path), _FLAGS)
+            try:
+                data = _read_all(handle)
+            finally:
+                os.close(handle)
         except (OSError, ValueError):  # also: the topology files of a CPU that has gone offline
             return None
-        finally:
-            for handle in opened:
-                os.close(handle)
+        return data.decode("utf-8", "replace").strip(" \t\r\n\0")  # NUL: Linux 5.12 to 5.15
 
     def list(self, path: str) -> list[str]:
         """The sorted names in a folder; empty when it cannot be read."""
         try:
-            return sorted(os.listdir(f"{self.root.rstrip('/')}/{path}"))
+            return sorted(os.listdir(self._full(path)))
         except (OSError, ValueError):
             return []
 
     def exists(self, path: str) -> bool:
         """Whether there is such a file or folder."""
-        return os.path.exists(f"{self.root.rstrip('/')}/{path}")
+        return os.path.exists(self._full(path))
+
+    def _full(self, path: str) -> str:
+        return f"{self.root.rstrip('/')}/{path}"
 
 
-def _all_of(handle: int) -> bytes:
+def _read_all(handle: int) -> bytes:
     data = b""
-    while len(data) < _MOST:  # a read of /proc may end early, with more to come
-        part = os.read(handle, _PAGE)
-        if not part:
-            break
+    # A read of /proc may end early, with more to come.
+    while len(data) < _MOST and (part := os.read(handle, _PAGE)):
         data += part
     return data
 
@@ -83,7 +90,7 @@ def machine_tree() -> Tree:
 
 
 def can_pin() -> bool:
-    """Whether this system can set a process's CPUs at all (Linux can, macOS cannot)."""
+    """Whether this system can set a process's CPUs (Linux can, macOS cannot)."""
     return hasattr(os, "sched_setaffinity")
 
 
@@ -104,34 +111,26 @@ def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
     The kernel silently drops CPUs that the cpuset does not grant, so read the mask back.
 
     Raises:
-        OSError: EINVAL when none of the CPUs can be had, ESRCH when the thread is gone, EPERM.
+        OSError: EINVAL when the cpuset grants none of them, ESRCH when the thread is gone, EPERM.
     """
     if not can_pin():
         raise OSError("this system has no sched_setaffinity")
     os.sched_setaffinity(tid, cpus)
 
 
-def thread_ids() -> list[int] | None:
-    """The ids of this process's threads, in order.
-
-    Returns:
-        None when they cannot be seen: without /proc, or with that of another PID namespace, whose
-        numbers mean other processes here.
-    """
-    ids = sorted(int(name) for name in Tree().list("proc/self/task") if name.isdigit())
-    return ids if os.getpid() in ids else None
+# ---- processes and threads -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadFacts:
-    """What /proc tells about a thread (``proc_pid_stat(5)``).
+    """What /proc says about a thread (``proc_pid_stat(5)``).
 
     Attributes:
-        name: as it has named itself (``comm``); at most 15 bytes.
-        ended: whether it is only waiting to be collected (a zombie).
+        name: the name that it has given itself (``comm``); at most 15 bytes.
+        ended: whether it only waits to be collected (a zombie).
         movable: whether its CPUs can be set at all. Those of many threads of the kernel cannot,
             before Linux 6.3 also where they belong to a process (``iou-wrk-…`` of io_uring).
-        started: when it started, in clock ticks since the machine did: with its id, who it is.
+        started: when it started, in clock ticks since boot: with its id, it identifies the thread.
         stopped: whether it is stopped (SIGSTOP, Ctrl-Z, a debugger).
         exiting: whether it is past the point of no return (``PF_EXITING``), or has ended.
     """
@@ -144,18 +143,10 @@ class ThreadFacts:
     exiting: bool = False
 
 
-_EXITING = 0x00000004
-"""``PF_EXITING`` of ``include/linux/sched.h``: set before memory and files are given back."""
-
-_NO_SETAFFINITY = 0x04000000
-"""``PF_NO_SETAFFINITY`` of the same."""
-
-
 def thread_facts(pid: int, tid: int) -> ThreadFacts | None:
-    """What is known of a thread of a process; None when there is none, or it is not shown."""
+    """What is known of a thread of a process; None when there is none, or it is not visible."""
     text = Tree().read(f"proc/{pid}/task/{tid}/stat") or ""
-    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may hold both of them
-    fields = rest.split()
+    name, fields = text.partition("(")[2].rpartition(")")[0], _fields(text)
     if len(fields) < 20:
         return None
     return ThreadFacts(
@@ -168,16 +159,61 @@ def thread_facts(pid: int, tid: int) -> ThreadFacts | None:
     )
 
 
+def _fields(stat: str) -> list[str]:
+    """What follows the name, which may contain blanks and parentheses."""
+    return stat.rpartition(")")[2].split()
+
+
+def thread_ids() -> list[int] | None:
+    """The ids of this process's threads, in order.
+
+    Returns:
+        None when they are not visible: without /proc, or with that of another PID namespace,
+        whose numbers mean other processes here.
+    """
+    ids = _numbers("proc/self/task")
+    return ids if os.getpid() in ids else None
+
+
 def threads_of(pid: int) -> list[int]:
-    """The ids of the threads of any process, in order; empty when it is gone or not shown."""
-    return sorted(int(name) for name in Tree().list(f"proc/{pid}/task") if name.isdigit())
+    """The ids of a process's threads, in order; empty when it is gone or not visible."""
+    return _numbers(f"proc/{pid}/task")
+
+
+def process_ids() -> list[int]:
+    """The ids of all processes that are visible, in order."""
+    return _numbers("proc")
+
+
+def _numbers(path: str) -> list[int]:
+    return sorted(int(name) for name in Tree().list(path) if name.isdigit())
 
 
 def process_of(tid: int) -> int | None:
-    """The process that a thread belongs to; None when there is none, or it is not shown."""
-    status = (Tree().read(f"proc/{tid}/status") or "").splitlines()
-    told = (line.split()[1] for line in status if line.startswith("Tgid:"))
-    return next(map(int, told), None)
+    """The process that a thread belongs to; None when there is none, or it is not visible."""
+    for line in (Tree().read(f"proc/{tid}/status") or "").splitlines():
+        if line.startswith("Tgid:"):
+            return int(line.split()[1])
+    return None
+
+
+def parent_of(pid: int) -> int | None:
+    """The id of a process's parent; None when there is none, or it is not visible."""
+    fields = _fields(Tree().read(f"proc/{pid}/stat") or "")
+    return int(fields[1]) or None if len(fields) > 1 else None
+
+
+def name_of(pid: int | None) -> str | None:
+    """The name of the program that a process runs; None when it is not visible."""
+    return None if pid is None else Tree().read(f"proc/{pid}/comm")
+
+
+def affinity_of(pid: int | None) -> CpuSet | None:
+    """The CPUs of another process; None when it is not visible."""
+    try:
+        return None if pid is None else get_affinity(pid)
+    except OSError:
+        return None
 
 
 def mapped_files(pid: int) -> frozenset[str]:
@@ -187,22 +223,22 @@ def mapped_files(pid: int) -> frozenset[str]:
 
 
 def variables_of(pid: int) -> dict[str, str]:
-    """The variables that a process was started with; empty when we may not read them."""
+    """The variables that a process was started with; empty when this user may not read them."""
     pairs = (Tree().read(f"proc/{pid}/environ") or "").split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def open_files(pid: int) -> frozenset[str]:
-    """What a process has open, as the kernel names it; empty when we may not look."""
+    """What a process has open, as the kernel names it; empty when this user may not look."""
     return frozenset(handles_of(pid).values())
 
 
 def handles_of(pid: int) -> dict[int, str]:
     """The descriptors of a process and what each is, as the kernel names it; likewise."""
     found = {}
-    for name in Tree().list(f"proc/{pid}/fd"):
+    for handle in _numbers(f"proc/{pid}/fd"):
         with suppress(OSError):  # it is closed meanwhile
-            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+            found[handle] = os.readlink(f"/proc/{pid}/fd/{handle}")
     return found
 
 
@@ -212,23 +248,42 @@ def holds_flock(pid: int, handle: int) -> bool:
     return any(line.startswith("lock:") and " FLOCK " in line for line in lines)
 
 
-def process_ids() -> list[int]:
-    """The ids of all processes that are shown, in order."""
-    return sorted(int(name) for name in Tree().list("proc") if name.isdigit())
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be collected by its parent (a zombie).
 
-
-def in_first_pid_namespace() -> bool:
-    """Whether process ids here are those that the NVIDIA driver counts with: not a container's."""
-    try:
-        # The number of the first one is fixed: PROC_PID_INIT_INO of include/linux/proc_ns.h.
-        return os.readlink("/proc/self/ns/pid") == f"pid:[{0xEFFFFFFC}]"
-    except OSError:
+    One that /proc does not show (``hidepid``) is there: sending it a signal would find it. One
+    whose main thread alone has ended goes on (``pthread_exit``).
+    """
+    if not 0 < pid <= _HIGHEST_PID:
         return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's, so it is there
+        pass
+    state = _fields(Tree().read(f"proc/{pid}/stat") or "")[:1]
+    return state in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
 
 
-def host_name() -> str | None:
-    """This machine's name, with its domain or without; None when it cannot be seen."""
-    return Tree().read("proc/sys/kernel/hostname") or None
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel is freeing a process's memory and files, and it has not ended yet.
+
+    None of its threads runs its program any more; the main one may be a zombie long before the
+    last has ended. Every user may see that. One that /proc does not show (``hidepid``) is not
+    known to be exiting.
+    """
+    main = thread_facts(pid, pid)  # enough for nearly all processes
+    if main is None or not main.exiting:
+        return False
+    tids = threads_of(pid)
+    if main.ended and len(tids) <= 1:
+        return False
+    found = (thread_facts(pid, tid) for tid in tids)
+    return all(facts is None or facts.exiting for facts in found)
+
+
+# ---- this process, and this machine ----------------------------------------------------------
 
 
 def process_id() -> int:
@@ -241,9 +296,34 @@ def thread_id() -> int:
     return threading.get_native_id()
 
 
+def parent_id() -> int | None:
+    """The id of this process's parent; None when it is outside of this container."""
+    return os.getppid() or None
+
+
 def user_id() -> int:
     """The id of the user that this process acts for."""
     return os.geteuid()
+
+
+def in_first_pid_namespace() -> bool:
+    """Whether process ids here are those that the NVIDIA driver counts with: not a container's."""
+    try:
+        # The number of the first one is fixed: PROC_PID_INIT_INO of include/linux/proc_ns.h.
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{0xEFFFFFFC}]"
+    except OSError:
+        return False
+
+
+def in_forked_child(action: Callable[[], None]) -> None:
+    """Call this first in each child that is forked from now on."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=action)
+
+
+def host_name() -> str | None:
+    """This machine's name, with its domain or without; None when it is not visible."""
+    return Tree().read("proc/sys/kernel/hostname") or None
 
 
 def wall_clock() -> float:
@@ -252,74 +332,5 @@ def wall_clock() -> float:
 
 
 def uptime() -> float:
-    """Seconds since the machine started: the same clock for all its processes."""
+    """Seconds since boot: the same clock for all processes of the machine."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def in_forked_child(action: Callable[[], None]) -> None:
-    """Let each child that is forked from now on do this first; where there is no fork, nothing."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=action)
-
-
-def parent_id() -> int | None:
-    """The id of this process's parent; None when that is out of sight, as outside a container."""
-    return os.getppid() or None
-
-
-def parent_of(pid: int) -> int | None:
-    """The id of a process's parent; None when there is none, or it cannot be seen."""
-    fields = (Tree().read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()
-    return int(fields[1]) or None if len(fields) > 1 else None
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits to be collected by its parent (a zombie).
-
-    One that /proc does not show (``hidepid``) is there: a signal that is not sent would find it.
-    One whose main thread alone has ended goes on (``pthread_exit``).
-    """
-    if not 0 < pid <= _HIGHEST_PID:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # somebody else's, so it is there
-        pass
-    state = (Tree().read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()[:1]
-    return state in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
-
-
-def is_exiting(pid: int) -> bool:
-    """Whether the kernel is giving back a process's memory and files, and it has not ended yet.
-
-    None of its threads runs its program any more; the main one may be a zombie long before the
-    last has ended. Every user may see that. One that /proc does not show (``hidepid``) is not
-    known to be exiting.
-    """
-    main = thread_facts(pid, pid)  # answers for nearly all processes
-    if main is None or not main.exiting:
-        return False
-    tids = threads_of(pid)
-    if main.ended and len(tids) <= 1:
-        return False
-    found = (thread_facts(pid, tid) for tid in tids)
-    return all(facts is None or facts.exiting for facts in found)
-
-
-_HIGHEST_PID = 1 << 22
-"""``PID_MAX_LIMIT`` of ``include/linux/threads.h``."""
-
-
-def affinity_of(pid: int | None) -> CpuSet | None:
-    """The CPUs of another process; None when it cannot be seen."""
-    try:
-        return None if pid is None else get_affinity(pid)
-    except OSError:
-        return None
-
-
-def name_of(pid: int | None) -> str | None:
-    """The name of the program that a process runs; None when it cannot be seen."""
-    return None if pid is None else Tree().read(f"proc/{pid}/comm")

@@ -1,64 +1,54 @@
-"""The kernel's file locks. The files that are locked are :mod:`lock_files`' part.
+"""The kernel's file locks, and the files that exist only to be locked.
 
-Two kinds are used. ``flock(2)`` belongs to an open file description: forked children share it, and
-it is gone when the last of them has closed it. So do the byte ranges of ``F_OFD_SETLK``
-(``fcntl(2)``, "Open file description locks"); the classic ones would be lost as soon as anyone in
-the process closes the file.
+``flock(2)`` belongs to an open file: forked children share it, and it ends when the last of them
+has closed it. So do the byte ranges of ``F_OFD_SETLK`` (``fcntl(2)``, "Open file description
+locks"); classic record locks would end as soon as any code in the process closes the file. OFD
+locks and classic ones (``fcntl.lockf``) exclude each other; ``flock`` excludes neither.
+
+Lock files are shared by many users: each is made whole and with rights for everyone, and what was
+opened is checked before it is used, since another user may have put something in its place.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import struct
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 
+from gpuaff._system.descriptors import close, moved_up, turn_of
 from gpuaff._system.kernel import Tree
 
-FLOCK = "hhqqi4x"
+_FLOCK = "hhqqi4x"
 """``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
 
+_TO_THE_END = 0
+"""As a length: up to the end of the file, wherever that is."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileLock:
-    """A line of /proc/locks.
+_FLAGS = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
+"""Do not wait for the writer of a FIFO, and do not follow a link: either may have been planted."""
 
-    Attributes:
-        kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
-        is_write: whether it is exclusive.
-        pid: who has taken it; −1 for OFD locks, 0 for one outside of this PID namespace.
-        file: the device number and inode of what is locked.
-        is_waiting: whether somebody still waits for it.
-    """
+_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS
 
-    kind: str
-    is_write: bool
-    pid: int
-    file: tuple[int, int]
-    is_waiting: bool
+_LOOKS = 20
+"""How often a file with too many names is checked, 5 ms apart: its maker may be about to remove
+one of them."""
 
-
-def held_locks() -> tuple[FileLock, ...]:
-    """All locks that this process may see (``proc_locks(5)``). No lock is taken to look."""
-    lines = (Tree().read("proc/locks") or "").splitlines()
-    return tuple(lock for lock in map(_lock_of, lines) if lock is not None)
+_OBSTACLES = {
+    errno.ELOOP: "a link stands in its place",
+    errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
+    errno.EISDIR: "a folder stands in its place",
+    errno.EACCES: "this user may not use it",
+    errno.ENXIO: "something that is no file stands in its place",
+}
 
 
-def _lock_of(line: str) -> FileLock | None:
-    fields = line.split()
-    waiting = len(fields) > 1 and fields[1] == "->"
-    if waiting:
-        del fields[1]
-    if len(fields) < 8 or fields[5].count(":") != 2:  # "<none>:0" where there is no file
-        return None
-    major, minor, inode = fields[5].split(":")
-    return FileLock(
-        kind=fields[1],
-        is_write=fields[3] == "WRITE",
-        pid=int(fields[4]),
-        file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
-        is_waiting=waiting,
-    )
+class UnusableError(Exception):
+    """A file cannot be used as a lock file; the text says why."""
 
 
 # ---- flock -----------------------------------------------------------------------------------
@@ -78,7 +68,7 @@ def try_flock(handle: int, *, shared: bool = False) -> bool:
 
 
 def unlock(handle: int) -> None:
-    """Give a ``flock`` back, for everyone who shares the open file."""
+    """Release a ``flock``, for all who share the open file."""
     fcntl.flock(handle, fcntl.LOCK_UN)
 
 
@@ -86,23 +76,27 @@ def unlock(handle: int) -> None:
 
 
 def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False) -> bool:
-    """Take a byte range if that is possible at once."""
+    """Take a byte range if that is possible at once.
+
+    Raises:
+        OSError: the file system, or this kernel, has no such locks.
+    """
     try:
-        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, byte_range(_kind(shared=shared), start, length))
+        _ofd(handle, fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, fcntl(2)
         return False
     return True
 
 
 def free_range(handle: int, start: int, *, length: int = 1) -> None:
-    """Give a byte range back, for everyone who shares the open file."""
-    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, byte_range(fcntl.F_UNLCK, start, length))
+    """Release a byte range."""
+    _ofd(handle, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
 
 
 def locked_bytes(handle: int, start: int, end: int) -> list[int]:
     """The bytes from ``start`` up to ``end`` (not included) that others have exclusively.
 
-    Ascending. Each of them is taken to be locked on its own. No lock is taken to look.
+    Ascending. No lock is taken to look.
     """
     found: list[int] = []
     spans = [(start, end)]
@@ -110,20 +104,385 @@ def locked_bytes(handle: int, start: int, end: int) -> list[int]:
         low, high = spans.pop()
         if low >= high:
             continue
-        asked = byte_range(fcntl.F_RDLCK, low, high - low)
-        kind, _, at, length, _ = struct.unpack(FLOCK, fcntl.fcntl(handle, fcntl.F_OFD_GETLK, asked))
+        kind, _, at, length, _ = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, low, high - low)
         if kind == fcntl.F_UNLCK:
             continue
-        last = high if length == 0 else min(high, at + length)
+        last = high if length == _TO_THE_END else min(high, at + length)
         found.extend(range(max(at, low), last))
         spans += [(low, at), (last, high)]
     return sorted(found)
 
 
-def _kind(*, shared: bool) -> int:
-    return fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple[int, ...]:
+    asked = struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
+    return struct.unpack(_FLOCK, fcntl.fcntl(handle, command, asked))
 
 
-def byte_range(kind: int, start: int, length: int) -> bytes:
-    """A ``struct flock``: what ``fcntl(2)`` takes. A length of 0 is up to the end of the file."""
-    return struct.pack(FLOCK, kind, os.SEEK_SET, start, length, 0)
+# ---- a whole file that another library locks with fcntl.lockf ------------------------------------
+
+
+def try_shared(handle: int) -> bool:
+    """Lock the whole file, shared, if that is possible at once.
+
+    Raises:
+        OSError: the file system, or this kernel, has no such locks.
+    """
+    return try_range(handle, 0, length=_TO_THE_END, shared=True)
+
+
+def wait_for_shared(handle: int) -> None:
+    """The same, but sleep in the kernel's queue, which serves the waiters in their order.
+
+    Raises:
+        OSError: there can be no such lock.
+    """
+    _ofd(handle, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, 0, _TO_THE_END)
+
+
+def free_shared(handle: int) -> None:
+    """Release it, also for forked children that share the open file."""
+    free_range(handle, 0, length=_TO_THE_END)
+
+
+def exclusive_holder(handle: int) -> int | None:
+    """The process that has the file exclusively; None when none has.
+
+    0 or less is one whose id is unknown here.
+    """
+    kind, _, _, _, pid = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, 0, _TO_THE_END)
+    return None if kind == fcntl.F_UNLCK else pid
+
+
+def exclusive_waiters(handle: int) -> frozenset[int]:
+    """The processes that sleep until they can have the file exclusively.
+
+    Those of other PID namespaces are 0, or missing where a process there holds the lock. Without
+    /proc/locks there are none. That file is read only where the file is locked at all: to read it
+    stops all processors, 20 ms and more on a large machine.
+    """
+    kind, *_ = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 0, _TO_THE_END)
+    if kind == fcntl.F_UNLCK:
+        return frozenset()
+    file = locked_name(handle)
+    return frozenset(
+        lock.pid
+        for lock in held_locks()
+        if lock.is_waiting and lock.is_write and lock.kind == "POSIX" and lock.file == file
+    )
+
+
+# ---- /proc/locks -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLock:
+    """A line of /proc/locks.
+
+    Attributes:
+        kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
+        is_write: whether it is exclusive.
+        pid: the process that has taken it; −1 for OFD locks, 0 for one outside of this PID
+            namespace.
+        file: the device number and inode of what is locked; see :func:`locked_name`.
+        is_waiting: whether the process still waits for it.
+    """
+
+    kind: str
+    is_write: bool
+    pid: int
+    file: tuple[int, int]
+    is_waiting: bool
+
+
+def held_locks() -> tuple[FileLock, ...]:
+    """All locks that this process may see (``proc_locks(5)``)."""
+    lines = (Tree().read("proc/locks") or "").splitlines()
+    return tuple(lock for lock in map(_parse_lock, lines) if lock is not None)
+
+
+def _parse_lock(line: str) -> FileLock | None:
+    fields = line.split()
+    waiting = fields[1:2] == ["->"]
+    if waiting:
+        del fields[1]
+    if len(fields) < 8 or fields[5].count(":") != 2:  # "<none>:0" where there is no file
+        return None
+    major, minor, inode = fields[5].split(":")
+    return FileLock(
+        kind=fields[1],
+        is_write=fields[3] == "WRITE",
+        pid=int(fields[4]),
+        file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
+        is_waiting=waiting,
+    )
+
+
+def locked_name(handle: int) -> tuple[int, int]:
+    """The device number and inode of an open file, as /proc/locks has them.
+
+    That device is the file system's, as in /proc/self/mountinfo (``proc_pid_mountinfo(5)``).
+    ``stat(2)`` mostly says the same, but on btrfs each subvolume has a device of its own there.
+    """
+    found = os.fstat(handle)
+    mount = mount_of(Tree().read(f"proc/self/fdinfo/{handle}") or "")
+    device = None if mount is None else device_of(mount, Tree().read("proc/self/mountinfo") or "")
+    return (found.st_dev if device is None else device), found.st_ino
+
+
+def locked_name_of(path: str) -> tuple[int, int] | None:
+    """The same of a file that may not be opened for reading; None when there is none."""
+    try:
+        handle = os.open(path, os.O_PATH)
+    except OSError:
+        return None
+    try:
+        return locked_name(handle)
+    finally:
+        close(handle)
+
+
+def mount_of(fdinfo: str) -> int | None:
+    """The number of an open file's mount, by its lines in /proc/self/fdinfo."""
+    for line in fdinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key == "mnt_id" and value.strip().isdecimal():
+            return int(value)
+    return None
+
+
+def device_of(mount: int, mountinfo: str) -> int | None:
+    """The device number of a mount; None when it is not listed."""
+    for line in mountinfo.splitlines():
+        fields = line.split(maxsplit=3)
+        if len(fields) > 2 and fields[0] == str(mount):
+            major, _, minor = fields[2].partition(":")
+            return os.makedev(int(major), int(minor))
+    return None
+
+
+# ---- open files ------------------------------------------------------------------------------
+
+
+def real_name(path: str) -> str:
+    """A path without links: what /proc calls the open file of a process."""
+    return os.path.realpath(path)
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """The device number and inode of a file; None when there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def identity_of(handle: int) -> tuple[int, int]:
+    """The device number and inode of an open file."""
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def mark_of(handle: int) -> tuple[int, int, int]:
+    """Distinguishes a descriptor from a later one of its number: daemons close all of theirs.
+
+    The later one may be of the same file, so it also counts when the file was opened here.
+
+    Raises:
+        OSError: it is not open.
+    """
+    return (*identity_of(handle), turn_of(handle))
+
+
+def open_directory(path: str) -> int:
+    """Open a directory to lock it.
+
+    Raises:
+        OSError: there is none, or it may not be read.
+    """
+    return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+
+
+def read_at(handle: int, offset: int, size: int) -> bytes:
+    """Read a part of a file."""
+    return os.pread(handle, size, offset)
+
+
+def write_at(handle: int, offset: int, data: bytes) -> None:
+    """Write a part of a file at once: a reader gets the old text or the new one."""
+    os.pwrite(handle, data, offset)
+
+
+# ---- lock files ------------------------------------------------------------------------------
+
+
+def in_the_way(error: OSError) -> str | None:
+    """What stands where a lock file should be, in words; None when the error is another."""
+    return _OBSTACLES.get(error.errno or 0)
+
+
+def make_folder(
+    path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
+) -> None:
+    """Make a folder with a file in it; where its name exists, do nothing.
+
+    Both appear at once, whatever the umask is and even if the maker is killed. An empty folder
+    could be replaced by another maker's, so it gets the file before it gets its name.
+
+    Args:
+        path: the folder.
+        mode: its rights.
+        name: the file's name.
+        content: what is in the file.
+        file_mode: the file's rights.
+
+    Raises:
+        OSError: it cannot be made, and no other process has made it meanwhile.
+    """
+    if os.path.lexists(path):
+        return
+    unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    os.mkdir(unfinished, 0o700)
+    try:
+        folder = open_folder(unfinished)
+        try:
+            _write_new(folder, name, content, mode=file_mode)
+            os.fchmod(folder, mode)
+        finally:
+            close(folder)
+        os.rename(unfinished, path)
+    except BaseException as error:
+        for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
+            with suppress(OSError):
+                remove(what)
+        # Another maker was first: ENOTEMPTY, or EPERM where that is another user and the folder
+        # above is sticky, as /tmp is.
+        if not (isinstance(error, OSError) and os.path.lexists(path)):
+            raise
+
+
+def open_folder(path: str) -> int:
+    """Open the folder of the lock files; a link to a folder is not followed.
+
+    Raises:
+        OSError: there is none, or it may not be used.
+    """
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
+    """Open a file of a folder to lock it; make it if there is none.
+
+    It is made without a name, gets its rights, and only then its name, so that neither a umask
+    nor a killed maker leaves one that others cannot open. It is opened without O_CREAT, which
+    ``fs.protected_regular`` forbids for other users' files in such a folder.
+
+    Args:
+        folder: the folder's descriptor.
+        name: the file's name in it.
+        size: the bytes that it is made with; such a file is opened for writing, too.
+        mode: the rights that it is made with.
+
+    Raises:
+        OSError: it cannot be opened or made.
+        UnusableError: it is no lock file.
+    """
+    flags = (os.O_RDWR if size else os.O_RDONLY) | _FLAGS
+    try:
+        handle = os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        _make(folder, name, size, mode=mode)
+        handle = os.open(name, flags, dir_fd=folder)
+    handle = moved_up(handle)
+    try:
+        _check(folder, name, handle)
+    except BaseException:
+        close(handle)
+        raise
+    return handle
+
+
+def is_current(folder: int, name: str, handle: int) -> bool:
+    """Whether an open file still has its name: it may have been removed or replaced."""
+    try:
+        named = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return (named.st_dev, named.st_ino) == identity_of(handle)
+
+
+def _check(folder: int, name: str, handle: int) -> None:
+    """Refuse a planted file: we would lock, and write into, a file of another user."""
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        raise UnusableError("it is no regular file")
+    for _ in range(_LOOKS):
+        extra = os.fstat(handle).st_nlink - 1
+        if extra <= 0 or extra == _unfinished_names(folder, name, handle):
+            return
+        time.sleep(0.005)
+    raise UnusableError(
+        "it has another name elsewhere (a hard link), so it may be another user's file; "
+        "remove the one of the two that should not be"
+    )
+
+
+def _unfinished_names(folder: int, name: str, handle: int) -> int:
+    """How many names a maker has left that was killed between linking and unlinking."""
+    others = [other for other in os.listdir(folder) if other.startswith(f".{name}.")]
+    return sum(is_current(folder, other, handle) for other in others)
+
+
+def _make(folder: int, name: str, size: int, *, mode: int) -> None:
+    """Make a file that appears whole; where another process is first, its file stays."""
+    handle = _nameless(folder)
+    if handle is None:
+        _make_by_name(folder, name, size, mode=mode)
+        return
+    try:
+        _allocate(handle, size, mode)
+        source = f"/proc/self/fd/{handle}"
+        try:
+            os.link(source, name, dst_dir_fd=folder, follow_symlinks=True)
+        except FileExistsError:
+            return
+        except OSError:  # without /proc, or where the file system can't do it
+            _make_by_name(folder, name, size, mode=mode)
+    finally:
+        close(handle)
+
+
+def _nameless(folder: int) -> int | None:
+    """A file without a name (``O_TMPFILE``); None where the file system has none."""
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR, mode=0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            return None
+        raise
+
+
+def _make_by_name(folder: int, name: str, size: int, *, mode: int) -> None:
+    unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
+    handle = os.open(unfinished, _NEW, mode=0o600, dir_fd=folder)
+    try:
+        _allocate(handle, size, mode)
+        with suppress(FileExistsError):
+            os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        close(handle)
+        os.unlink(unfinished, dir_fd=folder)
+
+
+def _allocate(handle: int, size: int, mode: int) -> None:
+    if size:
+        os.posix_fallocate(handle, 0, size)
+    os.fchmod(handle, mode)
+
+
+def _write_new(folder: int, name: str, content: bytes, *, mode: int) -> None:
+    handle = os.open(name, _NEW, mode=0o600, dir_fd=folder)
+    try:
+        os.write(handle, content)
+        os.fchmod(handle, mode)
+    finally:
+        close(handle)

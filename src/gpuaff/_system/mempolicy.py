@@ -11,13 +11,13 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from gpuaff.cpuset import format_cpulist, from_bits
 
 DEFAULT, PREFERRED, BIND, INTERLEAVE, LOCAL, PREFERRED_MANY = range(6)
-"""The kernel's modes. PREFERRED knows one node, PREFERRED_MANY (Linux 5.15) several."""
+"""The kernel's modes. PREFERRED takes one node, PREFERRED_MANY (Linux 5.15) several."""
 
 STATIC = 1 << 15
 """MPOL_F_STATIC_NODES: the nodes stay those that were named when a cpuset changes. Without it the
@@ -33,11 +33,8 @@ _ALLOWED = 1 << 2
 _WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
 """Bits in a word of a mask of nodes."""
 
-_LEAST = 1024
-"""Bits in a mask of nodes: as many as the kernel can be built for today."""
-
-_MOST = 1 << 15
-"""The most that it takes: a page."""
+_HIGHEST = 4095
+"""The highest node id that there is room for; no kernel can be built for more than 1024 nodes."""
 
 _GENERIC = (236, 237)
 _NUMBERS_64 = {
@@ -80,8 +77,8 @@ def get_policy() -> Policy:
     """The calling thread's policy.
 
     Raises:
-        OSError: ENOSYS when this kernel knows no NUMA nodes, or this machine's numbers are not
-            known here; EPERM or whatever else a seccomp filter answers.
+        OSError: ENOSYS when this kernel has no NUMA support, or this machine's numbers are
+            unknown; EPERM or whatever else a seccomp filter returns.
     """
     return _get(0)
 
@@ -96,7 +93,7 @@ def allowed_nodes() -> frozenset[int]:
 
 
 def set_policy(policy: Policy) -> None:
-    """Give the calling thread a policy; threads and processes that it starts later have it too.
+    """Set the calling thread's policy; threads and processes that it starts later inherit it.
 
     The kernel silently drops nodes that it does not grant, as long as one is left.
 
@@ -111,12 +108,12 @@ def set_policy(policy: Policy) -> None:
 
 
 def numbers(machine: str, *, bits: int) -> tuple[int, int] | None:
-    """The numbers of get_mempolicy and set_mempolicy; None when they are not known.
+    """The numbers of get_mempolicy and set_mempolicy; None when they are unknown.
 
     Args:
-        machine: its name as ``uname`` tells it.
-        bits: the width of this process's addresses. A 32-bit process on a 64-bit kernel has other
-            numbers than the name says, so there they are not known.
+        machine: its name, as from ``uname``.
+        bits: the width of this process's addresses. For a 32-bit process on a 64-bit kernel the
+            numbers are not those of the machine's name, so they are unknown.
     """
     return (_NUMBERS_64 if bits == 64 else _NUMBERS_32).get(machine)
 
@@ -125,31 +122,21 @@ def _numbers() -> tuple[int, int]:
     machine = os.uname().machine
     found = numbers(machine, bits=64 if sys.maxsize > 1 << 32 else 32)
     if found is None:
-        raise OSError(errno.ENOSYS, f"its numbers on this machine ({machine}) are not known here")
+        raise OSError(errno.ENOSYS, f"its numbers on this machine ({machine}) are unknown")
     return found
 
 
 def _get(flags: int) -> Policy:
-    mode, size = ctypes.c_int(), _LEAST
-    while True:
-        mask = _mask((), size=size)
-        try:
-            _call(_numbers()[0], ctypes.byref(mode), mask, _count(mask), None, flags)
-        except OSError as error:
-            # Too small a mask has no errno of its own; so it is with sched_getaffinity.
-            if error.errno != errno.EINVAL or size >= _MOST:
-                raise
-            size *= 2
-        else:
-            return Policy(mode.value, _nodes(mask))
+    mode, mask = ctypes.c_int(), _mask({_HIGHEST})
+    _call(_numbers()[0], ctypes.byref(mode), mask, _count(mask), None, flags)
+    return Policy(mode.value, _nodes(mask))
 
 
-def _mask(nodes: Iterable[int], *, size: int = 0) -> ctypes.Array[ctypes.c_ulong]:
+def _mask(nodes: Collection[int]) -> ctypes.Array[ctypes.c_ulong]:
     """A mask as the kernel has it: native words, the lowest ids first; in whole 64 bits."""
-    wanted = set(nodes)
-    bits = max(size, max(wanted, default=0) + 1)
+    bits = max(nodes, default=0) + 1
     mask = (ctypes.c_ulong * (-(-bits // 64) * 64 // _WORD))()
-    for node in wanted:
+    for node in nodes:
         mask[node // _WORD] |= 1 << node % _WORD
     return mask
 

@@ -62,7 +62,7 @@ _MIG_ENABLED = 1
 _MEMORY_V2 = 0x02000028
 """nvmlMemory_v2: the version, and the size of the struct."""
 
-_COMPUTE_MODES = tuple(ComputeMode)
+_COMPUTE_MODES = dict(enumerate(ComputeMode))
 """By their numbers in ``nvmlComputeMode_t``."""
 
 _MOST_NVLINKS = 36
@@ -74,8 +74,10 @@ _PEER_GPU, _PEER_SWITCH = 0, 2
 _PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvidia-smi's words for ``nvmlGpuTopologyLevel_t``. 0 is two GPUs on one board."""
 
-UNKNOWN_LINK = "N/A"
-"""Two GPUs whose connection is unknown."""
+_UNKNOWN_LINK = "N/A"
+
+_TO_SWITCH = "switch"
+"""In place of a PCI address: the links to switches."""
 
 _NO_INSTANCE = "it is in MIG mode and has no instance, so there is nothing to claim"
 
@@ -153,9 +155,6 @@ def open_session() -> Iterator[Session]:
         if code == 0:
             with uninterrupted():
                 _call(nvml, "nvmlShutdown")
-
-
-usage_session = open_session
 
 
 class Session:
@@ -386,22 +385,21 @@ class _Gpu:
         """Read how it, or a MIG instance of it, is used now."""
         if not self.lost:
             self.problems.clear()
-            reading = self._usage(device, handle, utilization=utilization)
+            reading = self._usage(device, handle, utilization=utilization and not device.is_mig)
             if not self.lost:
                 return reading
         return DeviceReading(device=device, lost=True, problems=tuple(self.problems[-1:]))
 
     def _usage(self, device: Device, handle: Any, *, utilization: bool) -> DeviceReading:
-        whole = not device.is_mig
         mode = self.query("compute mode", "nvmlDeviceGetComputeMode")
         # Processes before memory: one that ends in between is listed, and its memory explained.
         compute = self._processes("its processes", "Compute", handle)
-        fine = () if whole else (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
+        fine = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT) if device.is_mig else ()
         graphics = self._processes("its graphics", "Graphics", handle, fine=fine)
         used, free, total = self._memory(handle)
-        display = self.query("display", "nvmlDeviceGetDisplayActive") if whole else None
-        asks = utilization and whole
-        rates = self.query("utilization", "nvmlDeviceGetUtilizationRates") if asks else None
+        function = "nvmlDeviceGetUtilizationRates"
+        rates = self.query("utilization", function) if utilization else None
+        display = None if device.is_mig else self.query("display", "nvmlDeviceGetDisplayActive")
         return DeviceReading(
             device=device,
             compute=compute,
@@ -410,7 +408,7 @@ class _Gpu:
             free=free,
             total=total,
             utilization=None if rates is None else int(rates.gpu),
-            compute_mode=_COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
+            compute_mode=_COMPUTE_MODES.get(mode),
             display=None if display is None else bool(display),
             problems=tuple(self.problems),
         )
@@ -453,11 +451,11 @@ class _Gpu:
 
     # ---- how it is connected
 
-    def nvlinks(self) -> _NvLinks | None:
-        """Its active NVLinks; None when they are unknown."""
-        found = _NvLinks()
+    def nvlinks(self) -> Counter[str | None] | None:
+        """Its active NVLinks by PCI address of the peer, or _TO_SWITCH; None when unknown."""
+        found: Counter[str | None] = Counter()
+        none_here = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
         for link in range(_MOST_NVLINKS):
-            none_here = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
             active = self.query("NVLinks", "nvmlDeviceGetNvLinkState", link, fine=none_here)
             if self.lost or self.code not in (0, *none_here):
                 return None
@@ -467,34 +465,26 @@ class _Gpu:
                 return None
         return found
 
-    def _follow_nvlink(self, link: int, found: _NvLinks) -> bool:
+    def _follow_nvlink(self, link: int, found: Counter[str | None]) -> bool:
         """Count a link by what is at its other end; False when that is unknown."""
-        what, of_type = "NVLink peers", "nvmlDeviceGetNvLinkRemoteDeviceType"
-        kind = self.query(what, of_type, link, fine=_ABSENT)
+        what, address = "NVLink peers", None
+        kind = self.query(what, "nvmlDeviceGetNvLinkRemoteDeviceType", link, fine=_ABSENT)
         if kind != _PEER_SWITCH:
             remote = self.query(what, "nvmlDeviceGetNvLinkRemotePciInfo", link)
             if remote is None:
                 return False
             address = pci_address(_text(remote.busId))
-            if address is not None or kind == _PEER_GPU:
-                found.direct[address] += 1
-                return True
-        found.switched += 1  # a virtual machine does not show the switches
+        if address is not None:
+            found[address] += 1
+        elif kind != _PEER_GPU:  # a virtual machine does not show the switches
+            found[_TO_SWITCH] += 1
         return True
 
     def path_to(self, other: _Gpu) -> str:
         """nvidia-smi's word for the PCIe path to another GPU."""
         function = "nvmlDeviceGetTopologyCommonAncestor"
         level = self.query("path to other GPUs", function, other.handle)
-        return _PATHS.get(level, UNKNOWN_LINK)
-
-
-class _NvLinks:
-    """A GPU's active NVLinks: how many go to switches, and how many to each PCI address."""
-
-    def __init__(self) -> None:
-        self.switched = 0
-        self.direct: Counter[str | None] = Counter()
+        return _PATHS.get(level, _UNKNOWN_LINK)
 
 
 def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
@@ -503,21 +493,20 @@ def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
     NVLinks go before the PCIe path: all pairs of a machine with 4 x H100 share a host bridge and
     have 18 links, which nvidia-smi calls ``NV18``.
     """
-    nvlinks = [gpu.nvlinks() for gpu in gpus] if len(gpus) > 1 else []
-    known = dict(zip(gpus, nvlinks, strict=False))
-    pairs = {(one, other): _link(one, other, known) for one, other in combinations(gpus, 2)}
-    if pairs and set(pairs.values()) == {UNKNOWN_LINK}:
+    nvlinks = {gpu: gpu.nvlinks() for gpu in gpus if len(gpus) > 1}
+    pairs = {(one, other): _link(one, other, nvlinks) for one, other in combinations(gpus, 2)}
+    if pairs and set(pairs.values()) == {_UNKNOWN_LINK}:
         return None
     words = {**pairs, **{(other, one): word for (one, other), word in pairs.items()}}
     return tuple(tuple(words.get((one, other), "X") for other in gpus) for one in gpus)
 
 
-def _link(one: _Gpu, other: _Gpu, nvlinks: Mapping[_Gpu, _NvLinks | None]) -> str:
+def _link(one: _Gpu, other: _Gpu, nvlinks: Mapping[_Gpu, Counter[str | None] | None]) -> str:
     mine, others = nvlinks[one], nvlinks[other]
     if mine is None or others is None:
-        return UNKNOWN_LINK
-    direct = max(mine.direct[other.pci_bus_id], others.direct[one.pci_bus_id])
-    count = direct + min(mine.switched, others.switched)
+        return _UNKNOWN_LINK
+    direct = max(mine[other.pci_bus_id], others[one.pci_bus_id])
+    count = direct + min(mine[_TO_SWITCH], others[_TO_SWITCH])
     return f"NV{count}" if count else one.path_to(other)
 
 

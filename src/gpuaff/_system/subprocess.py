@@ -1,20 +1,23 @@
-"""Other programs: the only module that starts one and waits for what it prints."""
+"""Other programs: the only module that starts one and waits for its output."""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
+import time
 from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from subprocess import Popen
 
-_MOST = 1 << 20
+_MOST_OUTPUT = 1 << 20
 """The most that is read of a program's output, in bytes."""
 
 
 class ProgramError(Exception):
-    """A program could not be asked; the text goes on after its name: ``is not on PATH``."""
+    """A program gave no output; the text continues its name: ``is not on PATH``."""
 
 
 def output_of(*command: str, seconds: float) -> str:
@@ -28,14 +31,13 @@ def output_of(*command: str, seconds: float) -> str:
         seconds: how long it may take.
 
     Raises:
-        ProgramError: it is not there, takes too long, prints too much or fails.
+        ProgramError: it is missing, takes too long, prints too much or fails.
     """
-    import subprocess
-    import time
+    import subprocess  # most runs start no program
 
     end = time.monotonic() + seconds
     try:
-        process = subprocess.Popen(  # noqa: S603 - no shell, and no argument is a stranger's
+        process = subprocess.Popen(  # noqa: S603 - no shell; the caller chose each argument
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -47,22 +49,25 @@ def output_of(*command: str, seconds: float) -> str:
     except OSError as error:
         raise ProgramError(f"cannot be started ({error.strerror})") from None
     try:
-        text = _read(process, end, seconds)
+        text = _read_until(end, process)
         status = process.wait(max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        raise _slow(seconds) from None
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise ProgramError(f"does not answer within {seconds:g} s") from None
     finally:
         _end(process)
     if status:
-        lines = text.strip().splitlines() or ["it says nothing"]
-        raise ProgramError(f"failed with status {status} ({lines[0][:200]})")
+        first, *_ = text.strip().splitlines() or ["it prints nothing"]
+        raise ProgramError(f"failed with status {status} ({first[:200]})")
     return text
 
 
-def _read(process: Popen[bytes], end: float, seconds: float) -> str:
-    import select
-    import time
+def _read_until(end: float, process: Popen[bytes]) -> str:
+    """All of its output.
 
+    Raises:
+        TimeoutError: it takes too long.
+        ProgramError: it prints too much.
+    """
     assert process.stdout is not None  # noqa: S101 - for the type checker
     pipe, data = process.stdout.fileno(), b""
     poll = select.poll()
@@ -72,22 +77,14 @@ def _read(process: Popen[bytes], end: float, seconds: float) -> str:
         if not part:
             return data.decode("utf-8", "replace")
         data += part
-        if len(data) > _MOST:
-            raise ProgramError(f"prints more than {_MOST} bytes")
-        if time.monotonic() > end:
-            break
-    raise _slow(seconds)
-
-
-def _slow(seconds: float) -> ProgramError:
-    return ProgramError(f"does not answer within {seconds:g} s")
+        if len(data) > _MOST_OUTPUT:
+            raise ProgramError(f"prints more than {_MOST_OUTPUT} bytes")
+    raise TimeoutError
 
 
 def _end(process: Popen[bytes]) -> None:
-    """End it with all that it has started; nothing where it has ended."""
+    """Kill it with all that it has started, unless it has ended."""
     if process.returncode is None:
-        import signal
-
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

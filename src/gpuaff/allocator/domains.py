@@ -31,13 +31,13 @@ from gpuaff.errors import GPUAffinityError
 from gpuaff.notices import Notice
 from gpuaff.topology.model import NumaNode, Topology
 
-BORDER_RULE = 1
+DOMAIN_RULE = 1
 """The version of the rule; it grows whenever any machine's domains change."""
 
 _NONE: CpuSet = frozenset()
 
 
-def borders(topology: Topology) -> Mapping[int, CpuSet]:
+def gpu_domains(topology: Topology) -> Mapping[int, CpuSet]:
     """The CPUs of each GPU's domain, by the GPU's physical index.
 
     A domain is empty where more accelerators share local CPUs than these have cores, and none are
@@ -148,9 +148,9 @@ def confine(
     Raises:
         GPUAffinityError: ``cpus=`` leaves a rank nothing of its GPU's domain.
     """
-    found = borders(topology)
+    found = gpu_domains(topology)
     for gpu, mask in zip(gpus, granted, strict=True):
-        why = lacking(found, gpu, mask)
+        why = unusable_reason(found, gpu, mask)
         if why is not None:
             return allowed, None, [_unused(why, granted)]
     inside = [mask & found[gpu] for gpu, mask in zip(gpus, allowed, strict=True)]
@@ -162,10 +162,10 @@ def confine(
                 f"{format_cpulist(allowed[rank])}; add CPUs of the domain, leave cpus= out, or use "
                 'partition="job"'
             )
-    return inside, BORDER_RULE, shared_borders(topology, gpus)
+    return inside, DOMAIN_RULE, mig_warnings(topology, gpus)
 
 
-def shared_borders(topology: Topology, gpus: Iterable[int]) -> list[Notice]:
+def mig_warnings(topology: Topology, gpus: Iterable[int]) -> list[Notice]:
     """MIG instances of a GPU have one domain: jobs on other instances have the same."""
     cut = next((gpu for gpu in gpus if topology.gpu_by_index[gpu].mig), None)
     if cut is None:
@@ -177,7 +177,7 @@ def shared_borders(topology: Topology, gpus: Iterable[int]) -> list[Notice]:
     return [Notice("border-shared", text)]
 
 
-def lacking(found: Mapping[int, CpuSet], gpu: int, granted: CpuSet) -> str | None:
+def unusable_reason(found: Mapping[int, CpuSet], gpu: int, granted: CpuSet) -> str | None:
     """Why a process can't stay inside the domain of a GPU, in words; None when it can.
 
     Args:

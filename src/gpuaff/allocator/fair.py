@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Fill: TypeAlias = Callable[[Sequence[int], Sequence[int]], Sequence[Iterable[int]]]
+Fill = Callable[[Sequence[int], Sequence[int]], Sequence[Iterable[int]]]
+"""Takes cores and the size of each part; returns the parts."""
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The claimants that may have some cores, and the places of these cores; both ascending."""

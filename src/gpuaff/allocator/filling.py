@@ -11,11 +11,7 @@ from itertools import accumulate
 from gpuaff.allocator.cores import Cores
 from gpuaff.topology.model import Topology
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-Fill: TypeAlias = Callable[[Sequence[int], Sequence[int]], list[tuple[int, ...]]]
+Fill = Callable[[Sequence[int], Sequence[int]], list[tuple[int, ...]]]
 """Takes places and the size of each part; returns the parts. Places beyond the sum stay free."""
 
 

@@ -1,27 +1,22 @@
-"""How a machine's cores are cut: the words that users know from gpu_affinity.
-
-Every enum also takes its strings (``mode="unique_contiguous"``).
-"""
+"""The options of a plan, and the plan. Enums also take their strings (``mode="single"``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import islice
 
-from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, parse_cpulist
+from gpuaff import options
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import Notice
-from gpuaff.options import suggestion, whole
 from gpuaff.topology.model import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
-    _Word = TypeVar("_Word", bound=Enum)
     from typing import Any
 
 
@@ -46,7 +41,7 @@ class Mode(Word):
     UNIQUE_CONTIGUOUS = "unique_contiguous"
     """An equal share of its own, one block of the near cores. The default."""
     CORE_COMPLEX = "core_complex"
-    """A share as large as ``unique_contiguous`` has it, of whole L3 domains as far as it goes."""
+    """A share of the size of ``unique_contiguous``, of whole L3 domains as far as possible."""
 
 
 class Scope(Word):
@@ -68,30 +63,27 @@ class Multithreading(Word):
 
 
 class Partition(Word):
-    """Among whom the CPUs are cut."""
+    """Among which ranks or GPUs the CPUs are cut."""
 
     AUTO = "auto"
     """``job``; for GPUs that were claimed, ``machine``. The default."""
     JOB = "job"
     """Among the ranks of this job, which share all CPUs that they may use."""
     MACHINE = "machine"
-    """Among all GPUs of the machine, by a fixed rule. Each rank stays inside the border of its
-    GPU, so that jobs which know nothing of each other don't meet."""
-
-
-# What may be asked of a plan, and whether it can be meant.
-#
-# Wrong arguments always raise, also where pinning itself is best effort: a typing error must not
-# end as a silently different plan.
+    """Among all GPUs of the machine, by a fixed rule. Each rank stays inside the domain of its
+    GPU, so that jobs which know nothing of each other get different CPUs."""
 
 
 MOST = MAX_CPU_ID
-"""The most ranks or cores that can be meant: no machine has more CPUs."""
+"""The most ranks or cores that can be requested: no machine has more CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is asked of a plan, validated.
+    """The options of a plan, validated.
+
+    Invalid ones raise, also where pinning is best effort: a typing error must not end as a
+    silently different plan.
 
     Attributes:
         nproc: how many processes, one per rank.
@@ -99,9 +91,9 @@ class Options:
         scope: what counts as near.
         multithreading: which CPUs of a core are used.
         balanced: whether all ranks get equally many cores (unique modes).
-        min_physical_cores: the least number of cores that was asked for; see :attr:`least`.
-        max_physical_cores: the largest number that was asked for; see :attr:`most`.
-        partition: among whom the CPUs are cut.
+        min_physical_cores: the least number of cores for each rank; see :attr:`least`.
+        max_physical_cores: the largest number; see :attr:`most`.
+        partition: among which ranks or GPUs the CPUs are cut.
         cpus: the only CPUs that may be shared out; None: all that are allowed.
         reserve: how many cores of each rank's part stay out of its share.
         rank_allowed: the CPUs that each rank may use, by rank; None: all may use the same.
@@ -120,55 +112,31 @@ class Options:
     rank_allowed: tuple[CpuSet, ...] | None = None
 
     @classmethod
-    def of(
-        cls,
-        nproc: object,
-        *,
-        mode: object = Mode.UNIQUE_CONTIGUOUS,
-        scope: object = Scope.NODE,
-        multithreading: object = Multithreading.ALL_LOGICAL,
-        balanced: object = True,
-        min_physical_cores: object = None,
-        max_physical_cores: object = None,
-        partition: object = Partition.AUTO,
-        cpus: object = None,
-        reserve: object = 0,
-        rank_allowed: object = None,
-    ) -> Options:
-        """Read what a caller gave; words may be given as strings.
+    def of(cls, nproc: object, **given: object) -> Options:
+        """Check what a caller gave; words may be given as strings.
 
         Raises:
-            InvalidOptionError: one of them cannot be meant.
+            InvalidOptionError: one of them is invalid.
         """
-        least = _optional_count("min_physical_cores", min_physical_cores)
-        most = _optional_count("max_physical_cores", max_physical_cores)
+        ranks = options.count("nproc", nproc)
+        masks = given.pop("rank_allowed", None)
+        found: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in given.items()}
+        rank_allowed = None if masks is None else _check_masks(masks, ranks)
+        made = cls(nproc=ranks, rank_allowed=rank_allowed, **found)
+        least, most = made.min_physical_cores, made.max_physical_cores
         if least is not None and most is not None and least > most:
-            raise InvalidOptionError(
-                "min_physical_cores", least, f"at most max_physical_cores={most}"
-            )
-        ranks = check_count("nproc", nproc)
-        return cls(
-            nproc=ranks,
-            mode=check_word("mode", mode, Mode),
-            scope=check_word("scope", scope, Scope),
-            multithreading=check_word("multithreading", multithreading, Multithreading),
-            balanced=_check_flag("balanced", balanced),
-            min_physical_cores=least,
-            max_physical_cores=most,
-            partition=check_word("partition", partition, Partition),
-            cpus=None if cpus is None else check_cpus("cpus", cpus),
-            reserve=check_reserve("reserve", reserve),
-            rank_allowed=_check_rank_allowed(rank_allowed, ranks),
-        )
+            expected = f"at most max_physical_cores={most}"
+            raise InvalidOptionError("min_physical_cores", least, expected)
+        return made
 
     @property
     def least(self) -> int:
-        """The least number of cores that a rank must get, as far as the mode heeds it."""
+        """The least number of cores that a rank must get, as far as the mode has one."""
         return 0 if self.is_single else self.min_physical_cores or 0
 
     @property
     def most(self) -> int | None:
-        """The largest number of cores that a rank may get, as far as the mode heeds it."""
+        """The largest number of cores that a rank may get, as far as the mode has one."""
         return None if self.is_single else self.max_physical_cores
 
     @property
@@ -189,80 +157,10 @@ def check_rank(rank: object, nproc: int, *, name: str = "local_rank") -> int:
         InvalidOptionError: it is no whole number from 0 to ``nproc`` − 1.
     """
     expected = f"a whole number from 0 to {nproc - 1}, as there are {nproc} processes"
-    number = whole(rank)
-    if number is None or not 0 <= number < nproc:
-        raise InvalidOptionError(name, rank, expected)
-    return number
+    return options.count(name, rank, least=0, most=nproc - 1, expected=expected)
 
 
-def check_count(name: str, value: object) -> int:
-    """A number of ranks or cores.
-
-    Raises:
-        InvalidOptionError: it is no whole number from 1 to :data:`MOST`.
-    """
-    number = whole(value)
-    if number is None or not 1 <= number <= MOST:
-        raise InvalidOptionError(name, value, f"a whole number from 1 to {MOST}")
-    return number
-
-
-def check_word(name: str, value: object, words: type[_Word]) -> _Word:
-    """One of an enum's members, or its string.
-
-    Raises:
-        InvalidOptionError: it is neither; the message lists the words.
-    """
-    try:
-        return words(value)
-    except ValueError:
-        known = [str(word.value) for word in words]
-        expected = f"one of {', '.join(known)}{suggestion(str(value), known)}"
-        raise InvalidOptionError(name, value, expected) from None
-
-
-def check_cpus(name: str, value: object) -> CpuSet:
-    """CPUs, as a cpulist (``"0-3,8"``) or as their ids; at least one.
-
-    Raises:
-        InvalidOptionError: they are neither, or none.
-    """
-    expected = 'CPUs, as a list such as "0-3,8" or as their ids, at least one'
-    try:
-        cpus = parse_cpulist(value) if isinstance(value, str) else _ids(value)
-    except ValueError as error:
-        raise InvalidOptionError(name, value, f"{expected} ({error})") from None
-    if not cpus:
-        raise InvalidOptionError(name, value, expected)
-    return cpus
-
-
-def _ids(value: object) -> CpuSet:
-    if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, memoryview)):
-        raise ValueError("it is no list")  # noqa: TRY004 - one error for all that is no CPU set
-    given = tuple(value)
-    plain = set(map(type, given)) <= {int}  # asked once for all: there may be thousands
-    found = frozenset(given if plain else map(whole, given))
-    if None in found or (found and not 0 <= min(found) <= max(found) <= MAX_CPU_ID):
-        raise ValueError(f"an id is a whole number from 0 to {MAX_CPU_ID}")
-    return found
-
-
-def check_reserve(name: str, value: object) -> int:
-    """A number of cores to keep free, which may be 0.
-
-    Raises:
-        InvalidOptionError: it is no whole number from 0 to :data:`MOST`.
-    """
-    number = whole(value)
-    if number is None or not 0 <= number <= MOST:
-        raise InvalidOptionError(name, value, f"a whole number of cores from 0 to {MOST}")
-    return number
-
-
-def _check_rank_allowed(value: object, nproc: int) -> tuple[CpuSet, ...] | None:
-    if value is None:
-        return None
+def _check_masks(value: object, nproc: int) -> tuple[CpuSet, ...]:
     expected = f"a list of CPU sets, one for each of the {nproc} ranks"
     # A set has no order, or in each process another one: ranks would take each other's.
     if isinstance(value, (str, bytes, AbstractSet, Mapping)) or not isinstance(value, Iterable):
@@ -271,20 +169,31 @@ def _check_rank_allowed(value: object, nproc: int) -> tuple[CpuSet, ...] | None:
     if len(given) != nproc:
         found = f"more than {nproc}" if len(given) > nproc else len(given)
         raise InvalidOptionError("rank_allowed", value, f"{expected}; found {found}")
-    return tuple(check_cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(given))
+    return tuple(options.cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(given))
 
 
-def _optional_count(name: str, value: object) -> int | None:
-    return None if value is None else check_count(name, value)
+def _optional(check: Callable[[str, object], object]) -> Callable[[str, object], object]:
+    return lambda name, value: None if value is None else check(name, value)
 
 
-def _check_flag(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise InvalidOptionError(name, value, "True or False")
+check_count = options.count
+check_word = options.word
+check_cpus = options.cpus
+check_reserve = partial(
+    options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
+)
 
-
-# What a plan is. :func:`gpuaff.plan` makes one.
+_CHECKS: Mapping[str, Callable[[str, Any], object]] = {
+    "mode": partial(options.word, words=Mode),
+    "scope": partial(options.word, words=Scope),
+    "multithreading": partial(options.word, words=Multithreading),
+    "balanced": options.flag,
+    "min_physical_cores": _optional(options.count),
+    "max_physical_cores": _optional(options.count),
+    "partition": partial(options.word, words=Partition),
+    "cpus": _optional(options.cpus),
+    "reserve": check_reserve,
+}
 
 
 PLAN_SCHEMA_VERSION = 1
@@ -327,17 +236,17 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who gets which CPUs.
+    """The CPUs of each rank.
 
     Attributes:
         mode: how the near cores are cut.
         scope: what counts as near.
         multithreading: which CPUs of a core are used.
         balanced: whether all shares have the same number of cores (unique modes).
-        partition: among whom the CPUs were cut in the end, ``job`` or ``machine``.
-        border_rule: the version of the rule that the borders are from; None for ``job``.
-        shares: one share per rank, by rank; only the own one where the others' cannot be known.
-        warnings: what was not as hoped.
+        partition: ``job`` or ``machine``, as it was applied.
+        border_rule: the version of the rule that the domains are from; None for ``job``.
+        shares: one share per rank, by rank; only the own one where the others' are unknown.
+        warnings: what is unknown or missing, and what the plan does instead.
     """
 
     mode: Mode
@@ -361,7 +270,7 @@ class Plan:
         return found[rank]
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON has it; ``docs/plan-json.md`` tells the schema."""
+        """The plan as JSON has it; ``docs/plan-json.md`` has the schema."""
         return {
             "schema_version": PLAN_SCHEMA_VERSION,
             "mode": str(self.mode),

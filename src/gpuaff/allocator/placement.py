@@ -19,7 +19,8 @@ class Placement:
     """One rank, and the cores near its GPU.
 
     Attributes:
-        rank: its local rank.
+        rank: its local rank in the plan.
+        name: its local rank in the job, for errors.
         gpu: the physical index of its GPU.
         allowed: the CPUs that it may use.
         near: those of them that are near its GPU, by the scope of the plan.
@@ -29,6 +30,7 @@ class Placement:
     """
 
     rank: int
+    name: int
     gpu: int
     allowed: CpuSet
     near: Near
@@ -144,6 +146,7 @@ def place_ranks(
     allowed: Sequence[CpuSet],
     around: Mapping[CpuSet, Neighbourhood],
     scope: Scope,
+    names: Sequence[int],
 ) -> tuple[list[Placement], Cores]:
     """Place each rank, by its GPU and the CPUs that it may use.
 
@@ -153,6 +156,7 @@ def place_ranks(
         allowed: what each rank may use.
         around: the search for near CPUs, for each set of allowed ones.
         scope: what counts as near.
+        names: what errors call each rank.
 
     Returns:
         The placements, by rank, and the cores that any rank may use: in pieces where ranks may
@@ -171,10 +175,10 @@ def place_ranks(
     for rank, (gpu, search, own) in enumerate(ranks):
         node = search.near(gpu, Scope.NODE)
         node_cores = () if node.source is Source.ALL else places(node.cpus, own)
-        placed = Placement(
-            rank, gpu.index, own, near[rank], places(near[rank].cpus, own), node_cores
+        cpus = near[rank].cpus
+        placements.append(
+            Placement(rank, names[rank], gpu.index, own, near[rank], places(cpus, own), node_cores)
         )
-        placements.append(placed)
     return placements, cores
 
 

@@ -110,17 +110,18 @@ def plan_with(
     if options.cpus is not None:
         allowed = chosen_cpus(allowed, options.cpus, topology)
     if not topology.visible:
-        return _keep_all(topology, options, allowed)
+        notice = diagnostics.no_gpu(allowed, options.reserve)
+        return _keep_all(topology, options, [None] * options.nproc, allowed, notice)
     gpus = [topology.visible[rank % len(topology.visible)] for rank in range(options.nproc)]
     if options.partition is Partition.MACHINE:
         allowed, rule, warnings = confine(topology, gpus, allowed, masks)
     around = {own: Neighbourhood(topology, own) for own in set(allowed)}
-    placements, cores = place_ranks(topology, gpus, allowed, around, options.scope)
-    if not cores.cpus:
-        return _without_cpus(topology, options, gpus)
     names = range(options.nproc) if numbers is None else numbers
-    assignments = _assign(topology, placements, options, cores, names)
-    _check_least(placements, assignments, options, cores, names)
+    placements, cores = place_ranks(topology, gpus, allowed, around, options.scope, names)
+    if not cores.cpus:
+        return _keep_all(topology, options, gpus, allowed, diagnostics.cpus_unknown())
+    assignments = _assign(topology, placements, options, cores)
+    _check_least(placements, assignments, options, cores)
     if options.most is not None:
         most = options.most
         assignments = {
@@ -146,24 +147,23 @@ def _assign(
     placements: Sequence[Placement],
     options: Options,
     cores: Cores,
-    names: Sequence[int],
 ) -> split.Assignments:
     """The cores of each rank, before they are trimmed to a maximum."""
     count = options.reserve
     picks: Mapping[Mode, Callable[[Sequence[Placement]], split.Assignments]] = {
         Mode.ALL: split.pick_all,
-        Mode.SINGLE: partial(split.pick_single, cores=cores),
-        Mode.SINGLE_UNIQUE: partial(split.pick_single_unique, cores=cores),
+        Mode.SINGLE: partial(split.pick_single, cores=cores, unique=False),
+        Mode.SINGLE_UNIQUE: partial(split.pick_single, cores=cores, unique=True),
     }
     if options.mode in picks:
         if not count:
             return picks[options.mode](placements)
-        return reserve.reserve_from_near(placements, picks[options.mode], count, cores, names)
+        return reserve.reserve_from_near(placements, picks[options.mode], count, cores)
     cutter = Cutter(cores.slow_from, _fill(topology, options.mode, cores))
     found = split.cut_unique(placements, options.scope, cutter, cores, balanced=options.balanced)
     if not count:
         return found
-    return reserve.reserve_from_shares(placements, found, count, cores, names)
+    return reserve.reserve_from_shares(placements, found, count, cores)
 
 
 def _fill(topology: Topology, mode: Mode, cores: Cores) -> Fill:
@@ -177,7 +177,6 @@ def _check_least(
     assignments: Mapping[int, Assignment],
     options: Options,
     cores: Cores,
-    names: Sequence[int],
 ) -> None:
     """An explicit minimum is kept or refused, for all ranks alike."""
     for placed in placements:
@@ -187,7 +186,7 @@ def _check_least(
             wider = ', or try scope="socket"' if options.scope is Scope.NODE else ""
             besides = f" besides the {options.reserve} to reserve" if options.reserve else ""
             raise GPUAffinityError(
-                f"requested min_physical_cores={options.least}, but rank {names[placed.rank]} on "
+                f"requested min_physical_cores={options.least}, but rank {placed.name} on "
                 f"GPU {placed.gpu} can have {found}{besides}: {cores.count(placed.cores)} cores "
                 f"near its GPU are allowed (of the CPUs {format_cpulist(placed.allowed)}), and "
                 "ranks near the same cores share them; request fewer, start fewer processes, "
@@ -235,36 +234,33 @@ def _lowest(places: Iterable[int], cores: Cores) -> CpuSet:
     return frozenset(lowest.values())
 
 
-def _keep_all(topology: Topology, options: Options, allowed: Sequence[CpuSet]) -> Plan:
-    """No GPU is known: every rank keeps what it has, and nothing is reserved."""
+def _keep_all(
+    topology: Topology,
+    options: Options,
+    gpus: Sequence[int | None],
+    allowed: Sequence[CpuSet],
+    notice: Notice,
+) -> Plan:
+    """Every rank keeps what it has, and nothing is reserved: no GPU or no CPU is known."""
     cores = allowed_cores(topology, union(allowed))
-    counts = {own: len(cores.places(own)) for own in set(allowed)}
-    for own in allowed:
-        if counts[own] < options.least:
-            raise GPUAffinityError(
-                f"requested min_physical_cores={options.least}, but no GPU is visible and each "
-                f"rank keeps the {counts[own]} allowed cores "
-                f"(CPUs {format_cpulist(own) or 'unknown'}); request fewer or allow more CPUs"
-            )
-    shares = [_uncut(topology, rank, None, own, counts[own]) for rank, own in enumerate(allowed)]
-    return _plan(topology, options, shares, [diagnostics.no_gpu(allowed, options.reserve)])
-
-
-def _without_cpus(topology: Topology, options: Options, gpus: Sequence[int]) -> Plan:
-    """GPUs are known but not a single CPU, as in a table whose affinity cells are empty."""
-    if options.least:
-        raise GPUAffinityError(
-            f"requested min_physical_cores={options.least}, but the topology has no CPUs; "
-            "add the output of `lscpu -p`, or observe the machine itself"
+    shares = [
+        Share(
+            rank=rank,
+            gpu=gpu,
+            cpus=own,
+            cores=len(cores.places(own)),
+            numa_nodes=topology.nodes_of(own),
+            source=Source.ALL,
         )
-    shares = [_uncut(topology, rank, gpu, frozenset(), 0) for rank, gpu in enumerate(gpus)]
-    return _plan(topology, options, shares, [diagnostics.cpus_unknown()])
-
-
-def _uncut(topology: Topology, rank: int, gpu: int | None, cpus: CpuSet, cores: int) -> Share:
-    """What a rank keeps where nothing is cut."""
-    nodes = topology.nodes_of(cpus)
-    return Share(rank=rank, gpu=gpu, cpus=cpus, cores=cores, numa_nodes=nodes, source=Source.ALL)
+        for rank, (gpu, own) in enumerate(zip(gpus, allowed, strict=True))
+    ]
+    least = min(share.cores for share in shares)
+    if least < options.least:
+        raise GPUAffinityError(
+            f"requested min_physical_cores={options.least}, but a rank would keep {least} cores: "
+            f"{notice.message}"
+        )
+    return _plan(topology, options, shares, [notice])
 
 
 def _plan(

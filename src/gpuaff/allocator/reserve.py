@@ -16,7 +16,6 @@ def reserve_from_shares(
     assignments: Mapping[int, Assignment],
     count: int,
     cores: Cores,
-    names: Sequence[int],
 ) -> Assignments:
     """Reserve the last cores of each rank's own part: those that it misses least.
 
@@ -28,7 +27,7 @@ def reserve_from_shares(
         found = cores.count(assigned.cores) if assigned.own else 0
         if found <= count:
             near = cores.count(placed.cores)
-            raise _none_left(placed, count, names, f"{found} of the {near} cores near its GPU")
+            raise _none_left(placed, count, f"{found} of the {near} cores near its GPU")
     return {rank: _without_last(found, count, cores) for rank, found in assignments.items()}
 
 
@@ -37,7 +36,6 @@ def reserve_from_near(
     pick: Callable[[Sequence[Placement]], Assignments],
     count: int,
     cores: Cores,
-    names: Sequence[int],
 ) -> Assignments:
     """Reserve the last cores of each distinct near list, and let ranks pick from the rest.
 
@@ -58,7 +56,7 @@ def reserve_from_near(
     for placed in placements:
         if not left[placed.cores] or (found and not found[placed.rank].own):
             part = f"none of the {cores.count(placed.cores)} cores near its GPU"
-            raise _none_left(placed, count, names, part)
+            raise _none_left(placed, count, part)
     reserved = {placed.rank: cut[placed.cores].reserved for placed in placements}
     return {rank: replace(own, reserved=reserved[rank]) for rank, own in found.items()}
 
@@ -68,8 +66,8 @@ def _without_last(assigned: Assignment, count: int, cores: Cores) -> Assignment:
     return replace(assigned, cores=kept, reserved=last)
 
 
-def _none_left(placed: Placement, count: int, names: Sequence[int], part: str) -> GPUAffinityError:
+def _none_left(placed: Placement, count: int, part: str) -> GPUAffinityError:
     return GPUAffinityError(
-        f"requested reserve={count}, but rank {names[placed.rank]} on GPU {placed.gpu} would have "
+        f"requested reserve={count}, but rank {placed.name} on GPU {placed.gpu} would have "
         f"no core left ({part}); reserve fewer, start fewer processes or allow more CPUs"
     )

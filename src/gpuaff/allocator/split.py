@@ -21,11 +21,7 @@ from gpuaff.allocator.filling import Cutter
 from gpuaff.allocator.model import Scope
 from gpuaff.allocator.placement import Assignment, GpuGroup, Placement, group_gpus
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-Assignments: TypeAlias = dict[int, Assignment]
+Assignments = dict[int, Assignment]
 """The cores of each rank."""
 
 
@@ -173,72 +169,53 @@ class _Even:
         """
         if self._spare:
             return self._with_spare()
-        if size is not None:
-            size = max(self._least, -(-size // self._each))
-        return chain.from_iterable(
-            self._with_rounds(partial(self._by_gpu, node, size)) for node in self._nodes
-        )
+        return self._cut(None if size is None else max(self._least, -(-size // self._each)))
 
-    def _with_rounds(
-        self, cut: Callable[[Cutter], Iterator[tuple[int, Assignment]]]
-    ) -> Iterator[tuple[int, Assignment]]:
-        """Cut a node; each share has with it what is distributed to a block of its size.
+    def _cut(self, size: int | None, *, by_rank: bool = False) -> Iterator[tuple[int, Assignment]]:
+        """Cut each node; a share has with it what is distributed to a block of its size.
 
         Its node cores are another list than that block where they are whole L3 domains. First
         come the node cores, then all that a first round brought, …: trimming keeps node cores.
         """
-        if self._each == 1:
-            yield from cut(self._cutter)
-            return
-        for (rank, own), (_, block) in zip(
-            cut(self._cutter), cut(self._cutter.in_blocks), strict=True
-        ):
-            rounds = zip(*map(self._rounds.__getitem__, block.cores), strict=True)
-            yield rank, Assignment((*own.cores, *chain.from_iterable(rounds)))
+        for node in self._nodes:
+            own = self._cut_node(node, size, self._cutter, by_rank=by_rank)
+            if self._each == 1:
+                yield from own
+                continue
+            blocks = self._cut_node(node, size, self._cutter.in_blocks, by_rank=by_rank)
+            for (rank, found), (_, block) in zip(own, blocks, strict=True):
+                rounds = zip(*map(self._rounds.__getitem__, block.cores), strict=True)
+                yield rank, Assignment((*found.cores, *chain.from_iterable(rounds)))
 
-    def _by_gpu(
-        self, node: GpuGroup, size: int | None, cutter: Cutter
+    def _cut_node(
+        self, node: GpuGroup, size: int | None, cutter: Cutter, *, by_rank: bool
     ) -> Iterator[tuple[int, Assignment]]:
         """Equal parts are cut rank by rank.
 
         Others are cut GPU by GPU, and then again for the ranks on each; unless only rank by rank
-        there is enough.
+        there is enough: five cores for the five ranks on four GPUs, of which one has two.
         """
+        suffice = cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
         enough = _count(node) <= len(node.cores)
-        if enough and not (size is None and self._gpus_suffice(node)):
-            yield from self._by_rank(node, size, cutter)
+        if by_rank or (enough and not (size is None and suffice)):
+            by_gpu = [*chain(*node.ranks)]
+            ordered = by_gpu if cutter.contiguous and suffice else sorted(by_gpu)
+            yield from _assign(node.cores, ordered, cutter, size)
             return
-        whole = None if size is None else len(node.cores)
-        parts = cutter.cut(node.cores, len(node.ranks), whole)
+        parts = cutter.cut(node.cores, len(node.ranks), None if size is None else len(node.cores))
         gpus = list(zip(node.ranks, parts, strict=True))
         for ranks, part in gpus:
             if part:
                 yield from _assign(part, ranks, cutter, size)
         yield from _shared(chain(*(ranks for ranks, part in gpus if not part)), node.cores)
 
-    def _by_rank(
-        self, node: GpuGroup, size: int | None, cutter: Cutter
-    ) -> Iterator[tuple[int, Assignment]]:
-        by_gpu = list(chain(*node.ranks))
-        ordered = cutter.contiguous and self._gpus_suffice(node)
-        return _assign(node.cores, by_gpu if ordered else sorted(by_gpu), cutter, size)
-
-    def _gpus_suffice(self, node: GpuGroup) -> bool:
-        """Whether every rank can have a core of its GPU's equal part.
-
-        Five cores for the five ranks on four GPUs: the fifth core lies in no such part.
-        """
-        return self._cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
-
     def _with_spare(self) -> Iterable[tuple[int, Assignment]]:
         """Every core is in a share, and what no full round brings goes to the smallest shares.
 
         What a rank has already no other rank wants: it keeps that, and it counts.
         """
-        found: Assignments = {}
-        for node in self._nodes:
-            found.update(self._with_rounds(partial(self._by_rank, node, None)))
-        ranks = [*chain(*sorted(chain.from_iterable(node.ranks for node in self._nodes)))]
+        found = dict(self._cut(None, by_rank=True))
+        ranks = [*chain(*sorted(chain(*(node.ranks for node in self._nodes))))]
         shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
         spare = frozenset(self._spare)
         slow = frozenset(core for core in spare if core >= self._cutter.slow_from)
@@ -295,21 +272,11 @@ def pick_all(placements: Sequence[Placement]) -> Assignments:
     return {placed.rank: found[placed.cores] for placed in placements}
 
 
-def pick_single(placements: Sequence[Placement], cores: Cores) -> Assignments:
-    """Every rank gets the first core near its GPU."""
-    node_cores = node_cores_of(placements)
-    return {
-        placed.rank: Assignment(
-            _whole(next(_nearest_first(placed, node_cores)), placed.cores, cores)
-        )
-        for placed in placements
-    }
+def pick_single(placements: Sequence[Placement], cores: Cores, *, unique: bool) -> Assignments:
+    """Every rank gets the first core near its GPU; unique: the first one not yet taken.
 
-
-def pick_single_unique(placements: Sequence[Placement], cores: Cores) -> Assignments:
-    """Ranks in order take their first core not yet taken; a rank that finds none shares one.
-
-    Ranks that share begin at another core each, as in the other unique modes.
+    A rank that finds none shares one. Ranks that share begin at another core each, as in the
+    other unique modes.
     """
     node_cores = node_cores_of(placements)
     taken: set[int] = set()
@@ -321,12 +288,12 @@ def pick_single_unique(placements: Sequence[Placement], cores: Cores) -> Assignm
         if free is None:
             turn = turns[placed.cores] % len(placed.cores)
             turns[placed.cores] += 1
-            shared = next(islice(order(), turn, None))
-            found[placed.rank] = Assignment(_whole(shared, placed.cores, cores), own=False)
+            free = next(islice(order(), turn, None))
+            found[placed.rank] = Assignment(_whole(free, placed.cores, cores), own=False)
         else:
-            own = _whole(free, set(placed.cores) - taken, cores)
+            own = tuple(p for p in _whole(free, placed.cores, cores) if p not in taken)
             found[placed.rank] = Assignment(own)
-            taken.update(own)
+            taken.update(own if unique else ())
     return found
 
 

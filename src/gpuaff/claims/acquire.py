@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from gpuaff._system import env
-from gpuaff._system.nvml import usage_session
-from gpuaff._system.nvml_usage import UsageSession
+from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims.attempts import Attempts, Obtained
 from gpuaff.claims.candidates import (
     Limits,
@@ -19,10 +18,10 @@ from gpuaff.claims.candidates import (
     named_devices,
     resolve_visible,
 )
-from gpuaff.claims.claim import Claim, Undo, bind_cuda, claiming, cuda_bound_gpus, remember
+from gpuaff.claims.claim import Claim, Undo, bind_cuda, claiming, state
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.conflicts import Strangers
-from gpuaff.claims.devices.probe import Looker
+from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import registry
 from gpuaff.claims.model import ClaimedGpu, Demand, Device, LeftOut, Waiting
@@ -80,13 +79,13 @@ def acquire(
         )
     pinned, own_is_free = _flag("pin", pin), _flag("own_is_free", own_is_free)
     with claiming():
-        if cuda_bound_gpus() is None and (why := cuda_already_initialized()):
+        if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
-        with usage_session() as session, ExitStack() as until_occupied, Undo() as undo:
+        with open_session() as session, ExitStack() as until_occupied, Undo() as undo:
             driver_is_started()
             try:
                 setup = _Setup(request, session, until_occupied, own_is_free=own_is_free)
-                if request.visible is None and cuda_bound_gpus() is None:
+                if request.visible is None and state.cuda_bound_gpus is None:
                     _refuse_unknown_order(setup, kind)
                 conflicts.stand_back()
                 undo.callback(setup.attempts.release)
@@ -94,9 +93,8 @@ def acquire(
             except (GpusBusyError, NotEnoughGpusError):
                 _warn_if_imported_again()
                 raise
-            claim = _Acquisition(setup, obtained, kind, undo).claim(pin=pinned)
-            remember(claim)
-            return claim
+            state.claim = _Acquisition(setup, obtained, kind, undo).claim(pin=pinned)
+            return state.claim
 
 
 def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]:
@@ -110,7 +108,7 @@ def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]
         GpuaffError: what a claim that does not wait would raise.
     """
     request = parse_request(n, **arguments)
-    with usage_session() as session, ExitStack() as until_occupied:
+    with open_session() as session, ExitStack() as until_occupied:
         return _Setup(request, session, until_occupied).attempts.preview()
 
 
@@ -139,7 +137,7 @@ class _Setup:
         session: asks the driver.
         devices: all that NVML shows.
         limits: what this process was given.
-        looker: looks at the candidates; None inside a claim, where only its own ranks are.
+        probe: looks at the candidates; None inside a claim, where only its own ranks are.
         attempts: tries to lease devices.
         warnings: what went wrong without preventing the claim.
     """
@@ -147,7 +145,7 @@ class _Setup:
     def __init__(
         self,
         request: Request,
-        session: UsageSession,
+        session: Session,
         until_occupied: ExitStack,
         *,
         own_is_free: bool = True,
@@ -161,15 +159,15 @@ class _Setup:
         demand = Demand(
             min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
         )
-        looker = Looker(session, candidates.devices, demand=demand, own_is_free=own_is_free)
-        self.looker = looker if parent is None else None
-        self._looker, self._count = looker, candidates.count
+        probe = Probe(session, candidates.devices, demand=demand, own_is_free=own_is_free)
+        self.probe = probe if parent is None else None
+        self._probe, self._count = probe, candidates.count
         self._topology = None
         is_open = request.gpus is None and candidates.count < len(candidates.devices)
         if is_open and not any(one.is_mig for one in candidates.devices):
             self._topology = observe_connections(session)
         self.attempts = Attempts(
-            HostSource(looker=looker)
+            HostSource(probe=probe)
             if parent is None
             else ParentClaimSource(parent=parent, devices=candidates.devices),
             candidates,
@@ -182,13 +180,13 @@ class _Setup:
         if self._topology is None:
             return tuple(free[: self._count])
         indices = [device.index for device in free]
-        chosen = choose(self._count, indices, topology=self._topology, idle=self._looker.idle)
+        chosen = choose(self._count, indices, topology=self._topology, idle=self._probe.idle)
         return tuple(device for device in free if device.index in chosen)
 
     @contextmanager
     def _lock_safe_gpu(self) -> Iterator[None]:
         """Keep safe_gpu's users from choosing; inside a claim they never do."""
-        if self.looker is None:
+        if self.probe is None:
             yield
             return
         from gpuaff.claims.locking.safe_gpu import holding, patience
@@ -224,7 +222,7 @@ def _limits(
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     """After an earlier claim CUDA shows its GPUs for good: only those can be claimed."""
-    bound = cuda_bound_gpus()
+    bound = state.cuda_bound_gpus
     if bound is None:
         return request
     uuids = tuple(gpu.uuid for gpu in bound)
@@ -275,37 +273,44 @@ class _Acquisition:
         """Make the claim; whatever it does is undone by ``undo``."""
         setup, undo = self.setup, self.undo
         strangers = None
-        if setup.looker is not None and self.kind is not None:
-            strangers = Strangers(setup.looker, self.obtained.devices)
+        if setup.probe is not None and self.kind is not None:
+            strangers = Strangers(setup.probe, self.obtained.devices)
         left_out = setup.session.left_out()  # again: one may be lost by now
         _export(self._variables(left_out), undo)
         gpus = self._claimed_gpus()
         grant = _take_grant(gpus, undo) if pin else None  # first: CUDA allocates memory there
         undo.callback(bind_cuda, gpus)
-        if strangers is not None:
-            strangers.refuse_early()
-        ordinals = [gpu.local for gpu in gpus]
-        is_alone = setup.request.visible is not None and cuda_bound_gpus() is None
-        uuids = [gpu.uuid for gpu in gpus]
-        occupied = occupy(self.kind, uuids, ordinals=None if is_alone else ordinals)
-        undo.callback(occupied.release)
-        if strangers is not None and occupied.made_context:
-            try:
-                strangers.refuse(self.kind, occupied, ordinals)
-            except ClaimLostError:
-                conflicts.remember()
-                raise
+        placeholders = self._occupy(gpus, strangers)
         warnings = _pinned_far(gpus) if grant is None else grant.warnings
         if setup.request.visible is not None:
             warnings = (*_left_out(left_out), *warnings)
         return Claim(
             gpus=gpus,
             obtained=self.obtained,
-            placeholders=occupied.held,
+            placeholders=placeholders,
             grant=grant,
             warnings=(*setup.warnings, *warnings),
             undo=undo.pop_all(),
         )
+
+    def _occupy(
+        self, gpus: Sequence[ClaimedGpu], strangers: Strangers | None
+    ) -> tuple[object, ...]:
+        """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
+        if strangers is not None:
+            strangers.refuse_early()
+        ordinals = [gpu.local for gpu in gpus]
+        is_alone = self.setup.request.visible is not None and state.cuda_bound_gpus is None
+        uuids = [gpu.uuid for gpu in gpus]
+        occupied = occupy(self.kind, uuids, ordinals=None if is_alone else ordinals)
+        self.undo.callback(occupied.release)
+        if strangers is not None and occupied.made_context:
+            try:
+                strangers.refuse(self.kind, occupied, ordinals)
+            except ClaimLostError:
+                conflicts.remember()
+                raise
+        return occupied.held
 
     def _variables(self, left_out: Sequence[LeftOut]) -> Mapping[str, str | None]:
         me, obtained = registry.about_me(), self.obtained
@@ -338,7 +343,7 @@ class _Acquisition:
 
     def _ordinals(self) -> Sequence[int]:
         """CUDA's numbers of the claimed devices in this process."""
-        devices, bound = self.obtained.devices, cuda_bound_gpus()
+        devices, bound = self.obtained.devices, state.cuda_bound_gpus
         if bound is not None:
             known = {gpu.uuid: gpu.local for gpu in bound}
             return [known[device.uuid] for device in devices]

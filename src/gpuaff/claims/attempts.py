@@ -189,6 +189,7 @@ class Attempts:
         self._slot: Slot | None = None
         self._lease: AnyLease | None = None
         self._started = time.monotonic()
+        self._reported: object = None
 
     def obtain(
         self, *, wait: float | None, on_wait: Callable[[Waiting], object] | None = None
@@ -205,11 +206,8 @@ class Attempts:
             ClaimTimeoutError: they did not become free in time.
             LockDirectoryError: the lock directory cannot be used.
         """
-        settling, reported = Settling(), object()
-        while True:
-            got = self._attempt(may_join=wait is None or wait > 0)
-            if isinstance(got, Obtained):
-                return got
+        settling = Settling()
+        while isinstance(got := self._attempt(may_join=wait is None or wait > 0), _Refused):
             self._refuse_if_hopeless(got)
             now = time.monotonic()
             leaving = len(got.free_soon) >= self._candidates.count
@@ -219,18 +217,16 @@ class Attempts:
                     time.sleep(STEP)
                 continue
             # A short wait is no less patient than none.
-            limit = wait if wait is None else max(wait, EXITS if settles else 0)
-            left = None if limit is None else self._started + limit - now
-            if self._place is None or (left is not None and left <= 0):
+            limit = math.inf if wait is None else max(wait, EXITS if settles else 0)
+            left = self._started + limit - now
+            if self._place is None or left <= 0:
                 raise self._not_free(got, wait)
-            if got.state != reported:
-                reported = got.state
-                self._report(got, on_wait)
-            left = math.inf if left is None else left
+            self._report(got, on_wait)
             if got.in_the_way:
                 self._place.wait_behind(got.in_the_way, left)
             else:
                 self._place.wait_for_gpus(got.holding, got.pids, left)
+        return got
 
     def preview(self) -> tuple[Device, ...]:
         """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked.
@@ -323,6 +319,7 @@ class Attempts:
         return join(self._record, wanted=self._candidates.count, gpus=self._fit)
 
     def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
+        devices, key = self._candidates.devices, self._source.key
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
         way: tuple[Entry, ...] = ()
         passed: Collection[int] = {-1}
@@ -330,7 +327,6 @@ class Attempts:
             ahead = tuple(entry for entry in ahead if entry.slot not in passed)
             way = queue.in_the_way(ahead, wants=self._fit, count=self._candidates.count)
             passed = stopped(way[: queue.NEAR] or ahead)
-        devices, key = self._candidates.devices, self._source.key
         kept = {device: queue.kept_for(ahead, key(device)) for device in devices}
         return _Refused(
             usages=usages,
@@ -358,6 +354,10 @@ class Attempts:
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
     def _report(self, got: _Refused, on_wait: Callable[[Waiting], object] | None) -> None:
+        """Log the state of the wait, and call ``on_wait``, when it has changed."""
+        if got.state == self._reported:
+            return
+        self._reported = got.state
         waiting = Waiting(
             position=len(got.ahead),
             waited=time.monotonic() - self._started,

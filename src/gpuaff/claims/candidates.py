@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpuaff._system.nvml_calls import pci_address
+from gpuaff._system.nvml_records import pci_address
 from gpuaff.claims.model import Device, LeftOut
 from gpuaff.claims.request import Name, Request
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
@@ -74,42 +74,61 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
     """
     allowed, why = _allowed(devices, limits)
     count = _count(request, allowed, limits, why)
-    option = "candidates" if request.gpus is None else "gpus"
-    names = request.candidates if request.gpus is None else request.gpus
-    if names is None:
-        chosen = tuple(device for device in allowed if not device.is_mig) or allowed
-    else:
-        chosen = _named_and_allowed(option, names, devices, allowed, why, count, limits)
-    unclaimable = _unclaimable(devices)
-    if problems := dict.fromkeys(unclaimable[one] for one in chosen if one in unclaimable):
-        found = why if names is None else f"{option}= names {len(chosen)}"
-        chosen = tuple(device for device in chosen if device not in unclaimable)
-        allowed = tuple(device for device in allowed if device not in unclaimable)
+    chosen, option = _requested(devices, allowed, request, limits, count, why)
+    bad = {device: words for device, words in _unclaimable(devices).items() if device in chosen}
+    if bad:
+        found = f"{option}= names {len(chosen)}" if option else why
+        chosen, allowed = _without(bad, chosen), _without(bad, allowed)
         why = (
-            f"{found}, of which {len(chosen) or 'none'} can be claimed: {'; '.join(problems)} "
+            f"{found}, of which {len(chosen) or 'none'} can be claimed: "
+            f"{'; '.join(dict.fromkeys(bad.values()))} "
             "(see nvidia-smi -L, and how they are passed through to a VM)"
         )
         if len(chosen) < count:
             raise NotEnoughGpusError(count, len(chosen), why)
     if request.count is None and limits.sharers is not None:
         chosen, count = _of_rank(limits.sharers, chosen, count)
+    too_few = f"candidates= names {len(chosen)}" if option == "candidates" else why
     whole = tuple(device for device in chosen if not device.is_mig)
     if count > 1 and len(whole) < len(chosen):
-        if len(whole) < count:
-            raise NotEnoughGpusError(count, 1, "CUDA shows a process no more than one MIG instance")
-        chosen = whole
+        too_few = "CUDA shows a process no more than one MIG instance"
+        chosen = whole if len(whole) >= count else chosen[:1]
     if len(chosen) < count:
-        raise NotEnoughGpusError(
-            count,
-            len(chosen),
-            why if request.candidates is None else f"candidates= names {len(chosen)}",
-        )
+        raise NotEnoughGpusError(count, len(chosen), too_few)
     narrowed = ""
-    if request.candidates is not None and len(chosen) < len(allowed):
+    if option == "candidates" and len(chosen) < len(allowed):
         narrowed = f"candidates= allows {_counted(chosen)} of the {len(devices)} here"
-    elif request.gpus is None and len(allowed) < len(devices):
+    elif option != "gpus" and len(allowed) < len(devices):
         narrowed = why
     return Candidates(devices=chosen, count=count, narrowed=narrowed)
+
+
+def _without(bad: Collection[Device], devices: Sequence[Device]) -> tuple[Device, ...]:
+    return tuple(device for device in devices if device not in bad)
+
+
+def _requested(
+    devices: Sequence[Device],
+    allowed: tuple[Device, ...],
+    request: Request,
+    limits: Limits,
+    count: int,
+    why: str,
+) -> tuple[tuple[Device, ...], str]:
+    """The devices that are named, and by which option; else all whole GPUs, or all instances."""
+    option = "candidates" if request.gpus is None else "gpus"
+    names = request.candidates if request.gpus is None else request.gpus
+    if names is None:
+        return tuple(device for device in allowed if not device.is_mig) or allowed, ""
+    here = {device.index for device in devices}
+    for one in limits.left_out:
+        if one.index not in here and one.index in map(_index, names):
+            raise NotEnoughGpusError(count, 0, str(one))
+    found = named_devices(option, names, devices, limits.left_out)
+    for device in found:
+        if device not in allowed:
+            raise NotEnoughGpusError(count, 0, f"this process may not use {device}: {why}")
+    return found, option
 
 
 def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[Device, ...]:
@@ -269,27 +288,6 @@ def in_cuda_order(devices: Sequence[Device], visible: Visible) -> tuple[Device, 
     pairs = zip(visible.indices, visible.instances, strict=True)
     shown = (by_index.get(index) if uuid is None else by_uuid[uuid] for index, uuid in pairs)
     return tuple(device for device in shown if device is not None)
-
-
-def _named_and_allowed(
-    option: str,
-    names: Sequence[Name],
-    devices: Sequence[Device],
-    allowed: Collection[Device],
-    why: str,
-    count: int,
-    limits: Limits,
-) -> tuple[Device, ...]:
-    here = {device.index for device in devices}
-    left_out = {one.index: str(one) for one in limits.left_out if one.index not in here}
-    for name in names:
-        if (number := _index(name)) in left_out:
-            raise NotEnoughGpusError(count, 0, left_out[number])
-    found = named_devices(option, names, devices, limits.left_out)
-    for device in found:
-        if device not in allowed:
-            raise NotEnoughGpusError(count, 0, f"this process may not use {device}: {why}")
-    return found
 
 
 def named_devices(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 from gpuaff._system import cuda, kernel
 from gpuaff._system.interrupts import uninterrupted
@@ -143,8 +144,8 @@ class Claim:
 
     def _forget(self) -> None:
         self._is_over = True
-        if _state.claim is self:
-            _state.claim = None
+        if state.claim is self:
+            state.claim = None
 
     def __enter__(self) -> Self:
         return self
@@ -158,8 +159,8 @@ class Claim:
         self.release()
 
     def __repr__(self) -> str:
-        state = "released " if self.is_released else "inherited " if self.is_inherited else ""
-        return f"<{state}Claim of {', '.join(f'GPU {gpu.index}' for gpu in self.gpus)}>"
+        kind = "released " if self.is_released else "inherited " if self.is_inherited else ""
+        return f"<{kind}Claim of {', '.join(f'GPU {gpu.index}' for gpu in self.gpus)}>"
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """Another process cannot hold it.
@@ -170,21 +171,28 @@ class Claim:
         raise TypeError("a Claim cannot be pickled: it belongs to the process that claimed")
 
 
+@dataclass
 class _State:
-    """The one claim of this process."""
+    """The one claim of this process.
 
-    def __init__(self) -> None:
-        self.claim: Claim | None = None
-        self.claiming = threading.Lock()
-        self.cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
+    Attributes:
+        claim: the claim; a forked child has its parent's. It lasts though its caller forgets it.
+        cuda_bound_gpus: the GPUs that CUDA shows for good, since it was started under a claim that
+            is over; None when it was not.
+        claiming: locked while a claim is being made.
+    """
+
+    claim: Claim | None = None
+    cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
+    claiming: threading.Lock = field(default_factory=threading.Lock)
 
 
-_state = _State()
+state = _State()
 
 
 def _forget_claiming() -> None:
     """In a forked child no claim is being made."""
-    _state.claiming = threading.Lock()
+    state.claiming = threading.Lock()
 
 
 kernel.in_forked_child(_forget_claiming)
@@ -195,12 +203,7 @@ def current_claim() -> Claim | None:
 
     A forked child has its parent's (``Claim.is_inherited``) until it makes one of its own.
     """
-    return _state.claim
-
-
-def remember(claim: Claim) -> None:
-    """Make it the claim of this process, which lasts even when the caller does not keep it."""
-    _state.claim = claim
+    return state.claim
 
 
 @contextmanager
@@ -210,13 +213,13 @@ def claiming() -> Iterator[None]:
     Raises:
         AlreadyClaimedError: this process has a claim, or is making one.
     """
-    lock = _state.claiming
+    lock = state.claiming
     if not lock.acquire(blocking=False):
         raise AlreadyClaimedError(
             "this process is already claiming GPUs, in another thread or around this call"
         )
     try:
-        claim = _state.claim
+        claim = state.claim
         if claim is not None and not claim.is_inherited:
             gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in claim.gpus)
             raise AlreadyClaimedError(
@@ -229,12 +232,7 @@ def claiming() -> Iterator[None]:
         lock.release()
 
 
-def cuda_bound_gpus() -> tuple[ClaimedGpu, ...] | None:
-    """The GPUs of an earlier claim to which CUDA is bound for good; None when it is not."""
-    return _state.cuda_bound_gpus
-
-
 def bind_cuda(gpus: tuple[ClaimedGpu, ...]) -> None:
     """If CUDA was started under a claim, it shows the GPUs of that claim for good."""
     if cuda.is_initialized():
-        _state.cuda_bound_gpus = gpus
+        state.cuda_bound_gpus = gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpuaff._system.nvml_usage import ComputeMode, Device, DeviceReading, LeftOut
+from gpuaff._system.nvml_records import ComputeMode, Device, DeviceReading, LeftOut
 
 __all__ = [
     "Busy",

@@ -19,27 +19,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from gpuaff.claims.devices.probe import Looker
+    from gpuaff.claims.devices.probe import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSource:
     """All GPUs of the machine: a claim is a lease, and other programs may use GPUs without one."""
 
-    looker: Looker
+    probe: Probe
 
     def look(self) -> None:
         """Ask the driver, which takes a while, and may hang."""
-        self.looker.prepare(registry.entries(before=0))
+        self.probe.prepare(registry.entries(before=0))
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used: by the driver's last answer, and by the registry now."""
-        return self.looker.judged(entries)
+        return self.probe.evaluated(entries)
 
     def described(self, usages: tuple[Usage, ...], entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """The last usages, with the names of processes in their messages."""
         del usages
-        return self.looker.in_words(entries)
+        return self.probe.described(entries)
 
     def lease(self, slot: Slot) -> Lease:
         """A lease of no device yet."""

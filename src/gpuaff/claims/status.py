@@ -8,11 +8,11 @@ from enum import Enum
 
 from gpuaff._system import kernel
 from gpuaff._system.kernel import Tree
-from gpuaff._system.nvml import usage_session
+from gpuaff._system.nvml import open_session
 from gpuaff._system.processes import Process, look_up, user_name
 from gpuaff.claims.candidates import unclaimable
 from gpuaff.claims.devices.occupancy import listed
-from gpuaff.claims.devices.probe import Looker, process_info
+from gpuaff.claims.devices.probe import Probe, process_info
 from gpuaff.claims.locking import leases, queue, registry
 from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry, living, stopped
@@ -109,17 +109,17 @@ def _devices(
     entries: Sequence[Entry],
 ) -> tuple[tuple[Usage, ...], tuple[DeviceReading, ...], tuple[Notice, ...]]:
     try:
-        with usage_session() as session:
+        with open_session() as session:
             devices = session.devices()
-            looker = Looker(session, devices, own_is_free=False, utilization=True)
-            looker.look()
+            probe = Probe(session, devices, own_is_free=False, utilization=True)
+            probe.look()
             notices = [Notice("nvml", note) for note in session.notes]
             notices += [
                 Notice("unclaimable", f"{why}, so it cannot be claimed")
                 for why in unclaimable(devices)
             ]
-            looker.judged(entries)
-            return looker.in_words(entries), looker.readings, tuple(notices)
+            probe.evaluated(entries)
+            return probe.described(entries), probe.readings, tuple(notices)
     except NoDriverError as error:
         return (), (), (Notice("no-driver", str(error)),)
 

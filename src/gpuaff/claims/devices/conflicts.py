@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpuaff._system import cuda, descriptors, kernel, lock_files
+from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.attempts import STEP, Settling
 from gpuaff.claims.devices.occupancy import (
     EXCLUSIVE,
@@ -24,7 +25,7 @@ from gpuaff.claims.devices.occupancy import (
     memory_of_listed,
     same_memory,
 )
-from gpuaff.claims.devices.probe import Looker, process_info
+from gpuaff.claims.devices.probe import Probe, process_info
 from gpuaff.claims.locking import lockdir
 from gpuaff.claims.model import Device, DeviceReading
 from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
@@ -154,16 +155,16 @@ class _Stranger:
 class Strangers:
     """Looks for strangers on the devices that are about to be claimed."""
 
-    def __init__(self, looker: Looker, devices: Collection[Device]) -> None:
+    def __init__(self, probe: Probe, devices: Collection[Device]) -> None:
         """Remember how it was.
 
         Args:
-            looker: has looked when they were leased, and looks again.
+            probe: has looked when they were leased, and looks again.
             devices: the claimed ones.
         """
-        self._looker, self._devices = looker, devices
-        self._before = {one.device.uuid: one for one in looker.readings}
-        self._rests = unlisted(looker.readings, devices)
+        self._probe, self._devices = probe, devices
+        self._before = {one.device.uuid: one for one in probe.readings}
+        self._rests = unlisted(probe.readings, devices)
         self._taken: Mapping[Device, int] = {}
         self._are_there = False
 
@@ -178,7 +179,7 @@ class Strangers:
             PlaceholderError: a device was lost meanwhile.
         """
         before = [one for one in self._before.values() if one.device in self._devices]
-        first = process_info(self._looker.readings).first_namespace
+        first = process_info(self._probe.readings).first_namespace
         if first and all(one.compute is not None for one in before):
             return
         self._taken = self._rests
@@ -214,7 +215,8 @@ class Strangers:
         # What one of ours allocates it has by now; a function may have started what goes on.
         self._taken = rests if isinstance(kind, Placeholder) else {}
         if any(views[one] is View.OURS for one in rests) or blind & self._taken.keys():
-            time.sleep(_COMES)
+            with interruptible():
+                time.sleep(_COMES)
             self._steady()
 
     def _make_sure(self, occupied: Occupied, ordinals: Sequence[int]) -> None:
@@ -228,14 +230,15 @@ class Strangers:
         """What the driver tells when no stranger is there, or none any more."""
         settling = Settling(_SETTLES)
         while True:
-            readings = self._looker.look()
+            readings = self._probe.look()
             found = self._found(readings)
             if not found:
                 return readings
             exiting = all(one.leaving for one in found) and any(one.exiting for one in found)
             if not settling.goes_on(time.monotonic(), leaving=True, exiting=exiting):
                 raise _lost(found)
-            time.sleep(STEP)
+            with interruptible():
+                time.sleep(STEP)
 
     def _found(self, readings: Sequence[DeviceReading]) -> list[_Stranger]:
         """Who is on which claimed device and was not there before."""
@@ -338,7 +341,8 @@ def stand_back() -> None:
             if not (then and 0 <= kernel.uptime() - then < _FRESH):
                 return
             lock_files.write_at(handle, 0, _TIME.pack(0.0))
-        time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
+        with interruptible():
+            time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
 
 
 @contextmanager

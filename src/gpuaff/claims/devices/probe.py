@@ -17,7 +17,7 @@ from gpuaff.formatting import person
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuaff._system.nvml_usage import UsageSession
+    from gpuaff._system.nvml import Session
 
 _CUDA_OPENS = "/dev/nvidia-uvm"
 """The device file that each process with a CUDA context has open; NVML does not open it."""
@@ -132,7 +132,7 @@ def describe_waiter(entry: Entry) -> str:
     return f"{describe_writer(entry)}, who waits for {wanted} of them"
 
 
-class Looker:
+class Probe:
     """Finds out how devices are used, as often as needed.
 
     Attributes:
@@ -142,7 +142,7 @@ class Looker:
 
     def __init__(
         self,
-        session: UsageSession,
+        session: Session,
         devices: Sequence[Device],
         *,
         demand: Demand | None = None,
@@ -186,11 +186,11 @@ class Looker:
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """Look, and evaluate how the devices are used now, with the names of processes."""
         self.prepare(entries)
-        self.judged(entries)
-        return self.in_words(entries)
+        self.evaluated(entries)
+        return self.described(entries)
 
     def prepare(self, entries: Sequence[Entry]) -> None:
-        """Look for :meth:`judged`, unless the registry shows a lease of each device.
+        """Look for :meth:`evaluated`, unless the registry shows a lease of each device.
 
         The driver answers slowly while other processes start CUDA.
         """
@@ -199,7 +199,7 @@ class Looker:
         if not self._all_leased:
             self.look()
 
-    def judged(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+    def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
 
         A lease that is not in the registry is found when the lease is tried: /proc/locks has it as
@@ -210,7 +210,7 @@ class Looker:
             self._holders, self._exiting = _holders(entries), ending(entries)
         return self._judge(self._holders, {})
 
-    def in_words(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+    def described(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """The last usages, with the names of processes, and with leases outside the registry."""
         by_kernel = _holders_by_kernel(self._devices, entries)
         known = {uuid: name for uuid, name in by_kernel.items() if name}

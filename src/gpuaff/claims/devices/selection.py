@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from gpuaff._system.nvml_usage import UsageSession
+    from gpuaff._system.nvml import Session
     from gpuaff.cpuset import CpuSet
 
     Place: TypeAlias = tuple[str | None, int | CpuSet | None, CpuSet | frozenset[int] | None]
@@ -287,7 +287,7 @@ def _node_cpus(topology: Topology, number: int | None) -> CpuSet | None:
 # The CPUs and masks that planning needs are not read: that would take longer than the claim.
 
 
-def observe_connections(session: UsageSession) -> Topology:
+def observe_connections(session: Session) -> Topology:
     """The GPUs, their NUMA nodes by sysfs, and the links between them by the driver."""
     indices, links = session.links()
     addresses = {device.index: device.pci_bus_id for device in session.devices()}

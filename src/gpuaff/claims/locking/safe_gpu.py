@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from gpuaff._system import descriptors, env, kernel, lock_files, lockf, locks
+from gpuaff._system.interrupts import interruptible
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.notices import Notice, printable
 
@@ -213,7 +214,8 @@ def _lock(handle: int, where: str, wanted: int, started: float, limit: float | N
                 raise _too_late(handle, where, wanted, waited)
             if waited >= _TELL:
                 _tell(where, _who(lockf.exclusive_holder(handle)))
-            line.sleep(_TELL if limit is None else min(_TELL, limit - waited))
+            with interruptible():
+                line.sleep(_TELL if limit is None else min(_TELL, limit - waited))
     finally:
         line.leave()
     line.check()
@@ -236,7 +238,8 @@ def _stand_back(handle: int, where: str, limit: float) -> None:
             return
         if waited >= _TELL:
             _tell(where, f"{_who(min(ahead))}, which waits for other claims,")
-        time.sleep(_STEP)
+        with interruptible():
+            time.sleep(_STEP)
         missing = 0 if ahead & lockf.exclusive_waiters(handle) else missing + 1
 
 

@@ -162,7 +162,7 @@ def _of_function(function: Callable[[int], object]) -> Occupant:
 
 def _ours(kind: Placeholder, claimed: Mapping[int, str], is_alone: bool) -> Occupant:
     name = str(kind)
-    occupant = _contexts(1 + max(claimed)) if kind is Placeholder.CONTEXT else load(name)
+    occupant = _contexts() if kind is Placeholder.CONTEXT else load(name)
     _start_cuda(name)
     _check_visible(claimed, is_alone, name)
 
@@ -179,9 +179,9 @@ def _ours(kind: Placeholder, claimed: Mapping[int, str], is_alone: bool) -> Occu
     return replace(occupant, make=make)
 
 
-def _contexts(count: int) -> Occupant:
+def _contexts() -> Occupant:
     """Primary contexts, which frameworks use as well: so they cost nothing once one does."""
-    held = Contexts(count)
+    held = Contexts()
 
     def finish() -> None:
         # It fails after an error of the job's own, which the job has seen, and at exit.

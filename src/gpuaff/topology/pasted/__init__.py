@@ -195,7 +195,7 @@ class _Placer:
 
     def _near(self, index: int, cell: str, named: CpuSet) -> CpuSet | None:
         """The CPUs near it that the machine has; of a list that looks cut, its node's."""
-        if looks_cut(cell) and not self._are_all_named:
+        if _looks_cut(cell) and not self._are_all_named:
             holders = [node for node in self._nodes.values() if named <= node]
             if not holders:
                 self._doubt("affinity-cut", index)
@@ -205,7 +205,7 @@ class _Placer:
         return named & self._cpus or None
 
 
-def looks_cut(cell: str) -> bool:
+def _looks_cut(cell: str) -> bool:
     """Whether a list may have been cut: six entries of one length at one distance.
 
     Whole lists of that form are rare (a socket of six single-threaded cores, numbered by turns);

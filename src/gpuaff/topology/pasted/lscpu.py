@@ -17,7 +17,7 @@ _LIST = re.compile(
 """A list of CPUs, of all that are online or of a node, which may be wrapped at its commas."""
 
 _NUMBERS = {
-    "cpu_count": "CPU(s)",
+    "cpu_count": "CPU(s)",  # offline ones included
     "threads": "Thread(s) per core",
     "cores_per_socket": "Core(s) per socket",
     "sockets": "Socket(s)",
@@ -39,22 +39,15 @@ _TRANSLATED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lscpu:
-    """What ``lscpu`` printed.
+    """What ``lscpu`` printed; ``numbers`` has the names of :data:`_NUMBERS`.
 
-    Attributes:
-        online: the "On-line CPU(s) list".
-        nodes: each "NUMA nodeN CPU(s)" list; empty for a node without CPUs.
-        numbers: ``cpu_count`` (offline CPUs included), ``node_count``, ``threads`` per core,
-            ``cores_per_socket`` and ``sockets``, as far as printed.
-        cores: how many cores with online CPUs there may be, by sockets and cores per socket,
-            which lscpu rounds down; empty when unknown, or when there are such numbers for each
-            of several kinds of cores.
-        is_power: whether it is a POWER machine.
-        is_virtual: whether a hypervisor is named.
+    ``cores`` is how many cores with online CPUs there may be, by sockets and cores per socket,
+    which lscpu rounds down; empty when unknown, or when there are such numbers for each of
+    several kinds of cores.
     """
 
     online: CpuSet | None = None
-    nodes: Mapping[int, CpuSet] = field(default_factory=dict)
+    nodes: Mapping[int, CpuSet] = field(default_factory=dict)  # empty sets for nodes without CPUs
     numbers: Mapping[str, int] = field(default_factory=dict)
     cores: range = range(0)
     is_power: bool = False
@@ -226,17 +219,11 @@ _ITSELF = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numactl:
-    """What ``numactl -H`` printed.
-
-    Attributes:
-        nodes: the CPUs of each node; empty for one without.
-        has_memory: whether each node has memory.
-        distances: for each node, its distance to every node of the matrix.
-    """
+    """What ``numactl -H`` printed about each node."""
 
     nodes: Mapping[int, CpuSet]
     has_memory: Mapping[int, bool]
-    distances: Mapping[int, Mapping[int, int]]
+    distances: Mapping[int, Mapping[int, int]]  # to every node of the matrix
 
 
 def read_numactl(paste: Paste) -> Numactl:

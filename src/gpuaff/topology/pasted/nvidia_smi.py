@@ -38,16 +38,9 @@ _GLUED_LINKS = re.compile(rf"({_WORD})(?={_WORD})|(X|SYS|SOC|NODE|PHB|PXB|PIX)(?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The row of one GPU; an empty text is an empty or missing cell, or N/A.
+    """The row of one GPU: its cells of affinity, each empty when it is missing or N/A."""
 
-    Attributes:
-        links: how it is connected, by device; empty when the row is not whole.
-        cpu: the cell "CPU Affinity".
-        numa: the cell "NUMA Affinity".
-        gpu_numa: the cell "GPU NUMA ID".
-    """
-
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)  # by device; none in a cut row
     cpu: str = ""
     numa: str = ""
     gpu_numa: str = ""
@@ -60,12 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The tables of a text.
-
-    Attributes:
-        gpus: the indices of all GPUs that a header or a row names.
-        rows: the rows, by GPU.
-    """
+    """The tables of a text: the GPUs that a header or a row names, and the rows by GPU."""
 
     gpus: frozenset[int]
     rows: Mapping[int, Row]
@@ -373,13 +361,7 @@ _UNKNOWN_INSTANCE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """One GPU of the list.
-
-    Attributes:
-        name: the product name; None when the line was cut before it.
-        uuid: the UUID; None when it is cut, hidden or unreadable.
-        mig: its MIG instances; None when none are listed.
-    """
+    """One GPU of the list; None is what is cut, hidden or not listed."""
 
     name: str | None
     uuid: str | None

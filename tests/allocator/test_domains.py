@@ -1,4 +1,4 @@
-"""The border rule, step by step, and what holds on any machine."""
+"""The domain rule, step by step, and what holds on any machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.domains import BORDER_RULE, borders
+from gpuaff.allocator.domains import DOMAIN_RULE, gpu_domains
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Accelerator, Gpu, NumaNode, Package, Source, Topology
@@ -51,12 +51,12 @@ def machine(
 
 
 def lists(topology: Topology) -> list[str]:
-    return [format_cpulist(found) for _, found in sorted(borders(topology).items())]
+    return [format_cpulist(found) for _, found in sorted(gpu_domains(topology).items())]
 
 
 def test_the_version() -> None:
-    """Whoever changes a border of any machine must make it 2, and say so in the changelog."""
-    assert BORDER_RULE == 1
+    """Whoever changes a domain of any machine must make it 2, and say so in the changelog."""
+    assert DOMAIN_RULE == 1
 
 
 class TestHome:
@@ -173,7 +173,7 @@ class TestInNobodysHome:
 
     def test_nobody_swaps_its_home_for_it(self) -> None:
         """Both GPUs of a DGX A100's node keep half of it, though the free nodes are as large."""
-        found = borders(dgx_a100_on_the_bus())
+        found = gpu_domains(dgx_a100_on_the_bus())
         assert all(len(found[gpu] & cpus("48-63,176-191")) == 16 for gpu in (0, 1))
 
 
@@ -190,11 +190,11 @@ class TestWhoCounts:
             Gpu(index=1, pci_bus_id="0000:99:00.0"),
             Gpu(index=2),
         )
-        assert set(borders(replace(machine(device(0, "0-7")), gpus=gpus))) == {0}
+        assert set(gpu_domains(replace(machine(device(0, "0-7")), gpus=gpus))) == {0}
 
-    def test_no_accelerator_no_border(self) -> None:
-        assert borders(replace(machine(), gpus=(Gpu(index=0, node_cpus=cpus("0-3")),))) == {}
-        assert borders(Topology()) == {}
+    def test_no_accelerator_no_domain(self) -> None:
+        assert gpu_domains(replace(machine(), gpus=(Gpu(index=0, node_cpus=cpus("0-3")),))) == {}
+        assert gpu_domains(Topology()) == {}
 
     def test_where_they_are_not_told_the_gpus_count(self) -> None:
         gpus = (
@@ -213,7 +213,7 @@ class TestWhoCounts:
 
     def test_no_cpu_is_known(self) -> None:
         gpus = (Gpu(index=0, node_cpus=cpus("0-3")),)
-        assert borders(Topology(gpus=gpus, visible=(0,))) == {0: frozenset()}
+        assert gpu_domains(Topology(gpus=gpus, visible=(0,))) == {0: frozenset()}
 
 
 # --- on any machine ------------------------------------------------------------------------
@@ -268,29 +268,29 @@ def as_strangers_see_it(draw: st.DrawFn, topology: Topology) -> Topology:
 
 @pytest.mark.case("B13", "B14")
 @given(st.data())
-def test_two_strangers_find_the_same_borders(data: st.DataObject) -> None:
+def test_two_strangers_find_the_same_domains(data: st.DataObject) -> None:
     topology = data.draw(with_devices())
-    found = borders(topology)
+    found = gpu_domains(topology)
     one, other = (data.draw(as_strangers_see_it(topology)) for _ in range(2))
     for seen in (one, other):
-        assert borders(seen) == {gpu.index: found[gpu.index] for gpu in seen.gpus}
-    for mine, mine_cpus in borders(one).items():
-        for theirs, their_cpus in borders(other).items():
+        assert gpu_domains(seen) == {gpu.index: found[gpu.index] for gpu in seen.gpus}
+    for mine, mine_cpus in gpu_domains(one).items():
+        for theirs, their_cpus in gpu_domains(other).items():
             assert mine == theirs or mine_cpus.isdisjoint(their_cpus)
 
 
 @given(st.one_of(with_devices(), any_machine()))
-def test_each_online_cpu_is_in_one_border(topology: Topology) -> None:
-    found = list(borders(topology).values())
+def test_each_online_cpu_is_in_one_domain(topology: Topology) -> None:
+    found = list(gpu_domains(topology).values())
     assert frozenset().union(*found) == topology.cpus
     assert sum(map(len, found)) == len(topology.cpus)
 
 
 @given(with_devices())
 def test_cores_stay_whole(topology: Topology) -> None:
-    for border in borders(topology).values():
+    for domain in gpu_domains(topology).values():
         for core in topology.cores or ():
-            assert core <= border or core.isdisjoint(border)
+            assert core <= domain or core.isdisjoint(domain)
 
 
 @st.composite
@@ -315,8 +315,8 @@ def test_who_is_at_home_goes_first_and_who_is_nearest_then(
     topology, homes = drawn
     nodes = topology.numa_nodes or ()
     known = {cpu: core for core in topology.cores or () for cpu in core}
-    for index, border in borders(topology).items():
-        for cpu in border:
+    for index, domain in gpu_domains(topology).items():
+        for cpu in domain:
             core = known.get(cpu, frozenset((cpu,)))
             hosts = {n for n, home in enumerate(homes) if not core.isdisjoint(home)}
             assert index in (hosts or nearest(min(core), nodes, homes))
@@ -336,8 +336,8 @@ def nearest(cpu: int, nodes: Sequence[NumaNode], homes: Sequence[CpuSet]) -> set
 def test_no_share_could_grow_at_the_cost_of_a_larger_one(topology: Topology) -> None:
     """Where all are at home everywhere, sizes differ by one core at most."""
     devices = [replace(one, local_cpus=topology.cpus) for one in topology.accelerators or ()]
-    found = borders(replace(topology, accelerators=tuple(devices)))
+    found = gpu_domains(replace(topology, accelerators=tuple(devices)))
     cores = topology.cores or [frozenset((cpu,)) for cpu in topology.cpus]
-    sizes = [sum(1 for core in cores if core & border) for border in found.values()]
+    sizes = [sum(1 for core in cores if core & domain) for domain in found.values()]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True) or topology.efficiency_cpus

@@ -1,6 +1,6 @@
 """How long it takes to list the accelerators of a large machine, and to cut it among them.
 
-python benchmarks/border.py
+python benchmarks/domains.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from gpuaff._system.kernel import Tree
-from gpuaff.allocator.domains import borders
+from gpuaff.allocator.domains import gpu_domains
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Gpu, Topology
 from gpuaff.topology.pci import on_the_bus
@@ -76,9 +76,9 @@ def main() -> None:
         gpus=gpus,
         accelerators=devices,
     )
-    cutting = median(lambda: borders(topology), args.times)
+    cutting = median(lambda: gpu_domains(topology), args.times)
     print(f"{GPUS} accelerators among {args.devices} PCI devices: median {listing:.1f} ms")
-    print(f"borders of {args.cpus} CPUs: median {cutting:.1f} ms")
+    print(f"domains of {args.cpus} CPUs: median {cutting:.1f} ms")
 
 
 if __name__ == "__main__":
