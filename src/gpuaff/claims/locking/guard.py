@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from filelock import lock_descriptor, unlock_descriptor
 
-from gpuaff._system import descriptors, kernel, lock_files, locks
+from gpuaff._system import descriptors, kernel, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking import lockdir
 from gpuaff.errors import LockDirectoryError
@@ -91,7 +91,7 @@ def _lock(handle: int, end: float, limit: float) -> bool:
 
 
 def _stuck(handle: int, limit: float) -> LockDirectoryError:
-    file = lock_files.locked_name(handle)
+    file = locks.locked_name(handle)
     pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]
     pid = next((pid for pid in pids if pid > 0), None)
     holder = "a process that is not visible here"

@@ -1,12 +1,12 @@
-"""safe_gpu's lock: while we look and occupy, no script that uses safe_gpu does.
+"""safe_gpu's lock: while a claim looks and occupies, no script that uses safe_gpu does.
 
-safe_gpu holds its lock file exclusively, by ``fcntl.lockf``, from its look until its placeholder is
-there. We hold it *shared*, so that our own claimers do not wait for each other, and by an open file
-description lock: a classic one would be lost as soon as anyone in the process closes that file.
+safe_gpu locks its file exclusively, by ``fcntl.lockf``, from its look until its placeholder is
+there. A claim locks it *shared*, so that claims do not wait for each other, and by an open file
+description lock: a classic one would be lost when anything in the process closes that file.
 
-Nobody starves. The kernel gives a shared lock whenever only shared ones are there, so claimers that
-keep coming would keep a safe_gpu user out for ever: who comes while one waits stands back until it
-has had its turn. And where one safe_gpu user follows the other, we stand in the kernel's line.
+The kernel grants a shared lock beside other shared ones, so claims that keep coming would starve a
+safe_gpu user: a claim that comes while one waits stands back until it has had its turn. Where
+safe_gpu users follow each other, the claim waits in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gpuaff._system import descriptors, env, kernel, lock_files, lockf, locks
+from gpuaff._system import descriptors, env, kernel, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.notices import Notice, printable
@@ -26,22 +26,22 @@ DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across
 """The one that is built into safe_gpu."""
 
 LIMIT = 60.0
-"""For how long a claim that need not be waited for waits for safe_gpu users to choose, in seconds.
-They do so while they import torch, 4 s each on a real machine, and each waits for those before."""
+"""How long a claim waits at least for safe_gpu users to choose, in seconds. They do so while they
+import torch, 4 s each on a real machine, and each waits for those before."""
 
 STAND_BACK = 20.0
-"""For how long we let waiting ones go first, in seconds. Claimers that have the lock meanwhile need
-a second, or the time that importing torch takes; whoever has it for longer is stopped, and to keep
-others from sharing it then helps nobody."""
+"""How long a claim lets waiting safe_gpu users go first, in seconds. Claims that hold the lock
+meanwhile need a second, or the time that importing torch takes; one that holds it for longer is
+stopped, and standing back does not help then."""
 
 _STEP = 0.005
 """Seconds between two looks at who waits."""
 
 _TELL = 1.0
-"""After how many seconds of waiting it is said for whom."""
+"""Seconds of waiting after which the log names the process that the claim waits for."""
 
 _PATIENCE = 20
-"""How often the file is looked for again, 5 ms apart, where somebody may be making it."""
+"""How often the file is looked for again, 5 ms apart, while safe_gpu may be making it."""
 
 _open: set[int] = set()
 """The descriptors by which this process holds, or waits for, the lock."""
@@ -59,7 +59,7 @@ kernel.in_forked_child(_forget_in_child)
 
 
 def path() -> str | None:
-    """Where the lock file is; None when ``GPUAFF_SAFE_GPU`` says that nobody uses safe_gpu.
+    """The lock file's path; None when ``GPUAFF_SAFE_GPU`` is off.
 
     Raises:
         InvalidOptionError: the variable is neither ``off`` nor a path.
@@ -77,11 +77,11 @@ def path() -> str | None:
 
 
 def patience(wait: float | None) -> float | None:
-    """For how long a claim waits for safe_gpu users who are choosing, in seconds.
+    """How long a claim waits for safe_gpu users that are choosing, in seconds.
 
     Args:
-        wait: for how long it waits for GPUs. Even one that does not wait has to let them choose:
-            they are about to take GPUs, and nobody knows yet which.
+        wait: how long it waits for GPUs. Even one that does not wait lets them choose: they are
+            about to take GPUs, and it is not known yet which.
     """
     return None if wait is None else max(LIMIT, wait)
 
@@ -92,80 +92,65 @@ def holding(
     *,
     limit: float | None = LIMIT,
     where: str | None = None,
-    mine: list[int] | None = None,
 ) -> Iterator[tuple[Notice, ...]]:
     """Keep safe_gpu's users from choosing GPUs.
 
     Args:
-        wanted: how many GPUs are asked for; only an error says it.
-        limit: for how long to wait for those who are choosing, in seconds; None is without limit.
+        wanted: how many GPUs were requested, for the error.
+        limit: how long to wait for those that are choosing, in seconds; None is without limit.
         where: the lock file; None is :func:`path`.
-        mine: gets the descriptors, for :func:`give_back`, as Ctrl-C may come when this is about to.
 
     Yields:
-        ``safe-gpu-unlocked`` where the lock cannot be had, which is logged too.
+        ``safe-gpu-unlocked`` where the file cannot be locked, which is logged too.
 
     Raises:
         ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
-        InvalidOptionError: ``GPUAFF_SAFE_GPU`` cannot be meant.
+        InvalidOptionError: ``GPUAFF_SAFE_GPU`` is invalid.
     """
     where = where or path()
     if where is None:
         yield ()
         return
-    mine = [] if mine is None else mine
+    handle = -1
+    warnings: tuple[Notice, ...] = ()
     try:
-        yield _locked_or_said(where, wanted, limit, mine)
-    finally:
-        give_back(mine)
-
-
-def give_back(mine: list[int]) -> None:
-    """Give back what is still held, by its descriptors; may be called again."""
-    while mine:
-        handle = mine[-1]
-        # Not in a child that was forked meanwhile, and not what a thread waits for.
-        is_ours = handle in _open
-        if is_ours:
-            _unlock(handle)
-            _open.discard(handle)
-        mine.pop()
-        if is_ours:
-            descriptors.close(handle)
-
-
-def _locked_or_said(
-    where: str, wanted: int, limit: float | None, mine: list[int]
-) -> tuple[Notice, ...]:
-    """Nothing, when the file is locked; or why it is not."""
-    try:
-        _make_locked(where, wanted, limit, mine)
-    except ClaimTimeoutError:  # it is an OSError, too
+        handle = _lock_current(where, wanted, limit)
+    except ClaimTimeoutError:  # which is an OSError, too
         raise
-    except (OSError, lock_files.UnusableError) as error:
-        return (_unlocked(where, error),)
-    return ()
+    except (OSError, locks.UnusableError) as error:
+        warnings = (_unlocked(where, error),)
+    try:
+        yield warnings
+    finally:
+        _close(handle)
 
 
-def _make_locked(where: str, wanted: int, limit: float | None, mine: list[int]) -> None:
-    """Open the file and lock it; once more where it has been replaced meanwhile.
+def _lock_current(where: str, wanted: int, limit: float | None) -> int:
+    """Open and lock the file; once more where it has been replaced meanwhile.
 
     Whatever cleans /tmp may remove it, and the next safe_gpu user makes another one.
     """
     started = time.monotonic()
     while True:
-        handle = _opened(where, mine)
+        handle = _opened(where)
         try:
             _lock(handle, where, wanted, started, limit)
-            if lock_files.identity(where) == lock_files.identity_of(handle):
-                return
+            if locks.identity(where) == locks.identity_of(handle):
+                return handle
         except BaseException:
-            give_back(mine)
+            _close(handle)
             raise
-        give_back(mine)
+        _close(handle)
 
 
-def _opened(where: str, mine: list[int]) -> int:
+def _close(handle: int) -> None:
+    if handle in _open:  # not in a forked child, and not what a thread waits for
+        _open.discard(handle)
+        _unlock(handle)
+        descriptors.close(handle)
+
+
+def _opened(where: str) -> int:
     """The open file, made if there is none.
 
     safe_gpu makes a folder that only its maker may write to (the usual umask), and then the file:
@@ -181,12 +166,11 @@ def _opened(where: str, mine: list[int]) -> int:
             problem: OSError = error
             # Not found though it is there: the folder was a new one of safe_gpu's, still empty, and
             # somebody else's was put in its place meanwhile.
-            there = lock_files.identity(where) is not None and isinstance(error, PermissionError)
-            if there or lock_files.identity(folder) is None:
+            there = locks.identity(where) is not None and isinstance(error, PermissionError)
+            if there or locks.identity(folder) is None:
                 raise
             continue
         _open.add(handle)
-        mine.append(handle)
         return handle
     raise problem
 
@@ -194,17 +178,17 @@ def _opened(where: str, mine: list[int]) -> int:
 def _open_or_make(folder: str, name: str) -> int:
     # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
     # O_CREAT by which safe_gpu opens files that are another user's.
-    lock_files.make_folder(folder, mode=0o777, name=name)
-    opened = lock_files.open_folder(folder)
+    locks.make_folder(folder, mode=0o777, name=name)
+    opened = locks.open_folder(folder)
     try:
-        return lock_files.open_lock_file(opened, name)
+        return locks.open_lock_file(opened, name)
     finally:
         descriptors.close(opened)
 
 
 def _lock(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:
     _stand_back(handle, where, STAND_BACK if limit is None else min(STAND_BACK, limit))
-    if lockf.try_shared(handle):
+    if locks.try_shared(handle):
         return
     line = _Line(handle)
     try:
@@ -213,7 +197,7 @@ def _lock(handle: int, where: str, wanted: int, started: float, limit: float | N
             if limit is not None and waited >= limit:
                 raise _too_late(handle, where, wanted, waited)
             if waited >= _TELL:
-                _tell(where, _who(lockf.exclusive_holder(handle)))
+                _tell(where, _who(locks.exclusive_holder(handle)))
             with interruptible():
                 line.sleep(_TELL if limit is None else min(_TELL, limit - waited))
     finally:
@@ -229,10 +213,10 @@ def _stand_back(handle: int, where: str, limit: float) -> None:
     """
     if _open - {handle}:  # what they wait for is this process
         return
-    ahead = lockf.exclusive_waiters(handle)
+    ahead = locks.exclusive_waiters(handle)
     started = time.monotonic()
     missing = 0
-    while ahead and missing < 2 and lockf.exclusive_holder(handle) is None:
+    while ahead and missing < 2 and locks.exclusive_holder(handle) is None:
         waited = time.monotonic() - started
         if waited >= limit:
             return
@@ -240,7 +224,7 @@ def _stand_back(handle: int, where: str, limit: float) -> None:
             _tell(where, f"{_who(min(ahead))}, which waits for other claims,")
         with interruptible():
             time.sleep(_STEP)
-        missing = 0 if ahead & lockf.exclusive_waiters(handle) else missing + 1
+        missing = 0 if ahead & locks.exclusive_waiters(handle) else missing + 1
 
 
 class _Line:
@@ -272,7 +256,7 @@ class _Line:
         """Sleep until then, but no longer."""
         if self._stands:
             self._thread.join(seconds)
-        elif lockf.try_shared(self._handle):
+        elif locks.try_shared(self._handle):
             self._done = True
         else:
             time.sleep(_STEP)
@@ -299,7 +283,7 @@ class _Line:
 
     def _stand(self) -> None:
         try:
-            lockf.wait_for_shared(self._handle)
+            locks.wait_for_shared(self._handle)
         except OSError as error:
             self._problem = error
         with self._mutex:
@@ -311,12 +295,11 @@ class _Line:
 
 def _unlock(handle: int) -> None:
     with suppress(OSError):
-        lockf.unlock(handle)  # closing is not enough: a forked child may have a copy
-        locks.unlock(handle)  # the one by which it was found in /proc/locks
+        locks.free_shared(handle)  # closing is not enough: a forked child may have a copy
 
 
 def _too_late(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:
-    holder = _who(lockf.exclusive_holder(handle))
+    holder = _who(locks.exclusive_holder(handle))
     why = (
         f"{holder} is choosing GPUs with safe_gpu, and holds its lock {where}: see whether it is "
         "stopped or hangs, or set GPUAFF_SAFE_GPU=off where nobody uses safe_gpu"
@@ -343,7 +326,7 @@ _REASONS = {
 
 
 def _why(error: OSError) -> str:
-    told = lock_files.in_the_way(error) or _REASONS.get(error.errno or 0)
+    told = locks.in_the_way(error) or _REASONS.get(error.errno or 0)
     return told or error.strerror or str(error)
 
 
