@@ -256,8 +256,8 @@ def test_siblings_in_two_nodes_stay_one_core(topology: Topology) -> None:
     assert [share.cores for share in made.shares] == [32, 32]
     (notice,) = (one for one in made.warnings if one.code == "cores-across-nodes")
     assert notice.message == (
-        "64 of the 64 cores near GPUs 0-1 lie in several NUMA nodes (0-1; the first core: CPUs "
-        "0, 64); each core stays whole, so shares reach into these nodes: on a virtual machine "
+        "64 of the 64 cores near GPUs 0-1 have CPUs in several NUMA nodes (0-1; the first core: "
+        "CPUs 0,64); cores stay whole, so shares reach into these nodes. On a virtual machine, "
         "correct its CPU topology"
     )
 
