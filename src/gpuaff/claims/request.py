@@ -78,7 +78,7 @@ def parse_request(
     if exactly is not None and some is not None:
         raise InvalidOptionError("candidates", candidates, "nothing, as gpus= names them all")
     count = (
-        None if n == "auto" and isinstance(n, str) else _number("n", n, 1, MOST, _EXPECTED_COUNT)
+        None if isinstance(n, str) and n == "auto" else _number("n", n, 1, MOST, _EXPECTED_COUNT)
     )
     if exactly is not None:
         if count not in (None, 1, len(exactly)):
