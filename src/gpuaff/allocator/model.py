@@ -176,13 +176,6 @@ def _optional(check: Callable[[str, object], object]) -> Callable[[str, object],
     return lambda name, value: None if value is None else check(name, value)
 
 
-check_count = options.count
-check_word = options.word
-check_cpus = options.cpus
-check_reserve = partial(
-    options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
-)
-
 _CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "mode": partial(options.word, words=Mode),
     "scope": partial(options.word, words=Scope),
@@ -192,7 +185,9 @@ _CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "max_physical_cores": _optional(options.count),
     "partition": partial(options.word, words=Partition),
     "cpus": _optional(options.cpus),
-    "reserve": check_reserve,
+    "reserve": partial(
+        options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
+    ),
 }
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff.allocator.model import Options, Partition, Plan, Share, check_count, check_rank
+from gpuaff.allocator.model import Options, Partition, Plan, Share, check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import allocation, inherited
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
 from gpuaff.launch.masks import Masks, observe_ancestry, observe_consistency, observe_masks
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
+from gpuaff.options import count as check_count
 from gpuaff.pinning.effective import EffectiveMasks, effective_masks
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share

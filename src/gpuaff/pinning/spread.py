@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gpuaff import options
 from gpuaff._system import kernel
 from gpuaff.allocator.cores import allowed_cores
-from gpuaff.allocator.model import check_count, check_rank
+from gpuaff.allocator.model import check_rank
 from gpuaff.allocator.workers import workers_parts
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
@@ -62,7 +63,7 @@ def spread(worker: int, workers: int) -> Affinity:
 
 def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinity:
     """:func:`spread`, with the share set in the parent process; None when that is unknown."""
-    count = check_count("workers", workers)
+    count = options.count("workers", workers)
     number = check_rank(worker, count, name="worker")
     why = unsupported_reason()
     if why is not None:
