@@ -31,15 +31,15 @@ ERRORS: list[tuple[GpuaffError, str, dict[str, object]]] = [
     (NoDriverError("none", "install it"), "none; install it", {"remedy": "install it"}),
     (InvalidOptionError("n", 0, "1 or more"), "n=0: expected 1 or more", {"value": 0}),
     (TopologyError("a.json", "is empty"), "a.json: is empty", {"source": "a.json"}),
-    (NotEnoughGpusError(2, 1, "1 is here"), "asked for 2 GPUs, but 1 is here", {"found": 1}),
+    (NotEnoughGpusError(2, 1, "1 is here"), "requested 2 GPUs; 1 is here", {"found": 1}),
     (
         GpusBusyError(1, 0, ("GPU 0: leased",)),
-        "asked for 1 GPU, but none can be had now; GPU 0: leased",
+        "requested 1 GPU; none is free; GPU 0: leased",
         {"reasons": ("GPU 0: leased",)},
     ),
     (
         ClaimTimeoutError(1.5, GpusBusyError(1, 0, ())),
-        "waited 1.5 s: asked for 1 GPU, but none can be had now",
+        "waited 1.5 s: requested 1 GPU; none is free",
         {"waited": 1.5},
     ),
     (CudaInitializedError("too late"), "too late", {"gpus": ()}),

@@ -1,8 +1,8 @@
 """Sets of logical CPU ids, and the two ways in which Linux writes them.
 
 A *cpulist* is ``0-3,8`` (``Documentation/admin-guide/cputopology.rst``); a *mask* is
-comma-separated 32-bit hexadecimal words, the highest first (``00000001,0000000f``). Ids are
-never kept in a machine word: there are machines with thousands (cases G1, G2).
+comma-separated 32-bit hexadecimal words, the highest first (``00000001,0000000f``). A set has no
+fixed size: some machines have thousands of CPUs (cases G1, G2).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ CpuSet: TypeAlias = frozenset[int]
 """Logical CPUs by their OS ids."""
 
 MAX_CPU_ID = 65_535
-"""The highest id taken from text. Linux' own limit (NR_CPUS) is 8192 on x86-64 and arm64; the
-rest is room. It keeps a typing error such as ``0-99999999`` from eating the memory."""
+"""The highest id accepted. Linux' own limit (NR_CPUS) is 8192 on x86-64 and arm64. Without a limit
+a typing error such as ``0-99999999`` would exhaust the memory."""
 
 _ELEMENT = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9})/(\d{1,9}))?)?", re.ASCII)
 _MASK = re.compile(r"(?:0x)?[0-9a-fA-F]+(?:,[0-9a-fA-F]{1,8})*", re.ASCII)
@@ -37,13 +37,13 @@ def parse_cpulist(text: str) -> CpuSet:
         ValueError: anything else, or an id above :data:`MAX_CPU_ID`.
     """
     cpus: set[int] = set()
-    named = 0
     if not text.strip():
         return frozenset()
+    named = 0
     for element in text.split(","):
         ids = _element(element.strip())
         named += len(ids)
-        if named > 4 * MAX_CPU_ID:  # a megabyte of "0-65535," would keep us busy for minutes
+        if named > 4 * MAX_CPU_ID:  # a megabyte of "0-65535," would take minutes
             raise ValueError("the list names the same CPUs again and again")
         cpus.update(ids)
     return frozenset(cpus)
@@ -65,7 +65,7 @@ def _element(text: str) -> Sequence[int]:
 def _strided(text: str, start: int, end: int, used: str, group: str) -> Sequence[int]:
     taken, every = int(used), int(group)
     if not 0 < taken <= every:
-        raise ValueError(f"{text!r}: the stride {used}/{group} makes no sense")
+        raise ValueError(f"{text!r}: the stride {used}/{group} is invalid")
     return [cpu for cpu in range(start, end + 1) if (cpu - start) % every < taken]
 
 
@@ -117,5 +117,5 @@ def format_mask(cpus: Iterable[int]) -> str:
 
 def from_bits(bits: int, *, base: int = 0) -> CpuSet:
     """The positions of the set bits of a number of any size, counted from ``base``."""
-    lowest_first = bin(bits)[:1:-1]  # a large number takes as long for each step as it is large
+    lowest_first = bin(bits)[:1:-1]  # shifting a large number bit by bit takes quadratic time
     return frozenset(base + place for place, bit in enumerate(lowest_first) if bit == "1")

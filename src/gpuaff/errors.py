@@ -1,55 +1,82 @@
 """Every error that gpuaff raises.
 
-All derive from :class:`GpuaffError`; each also derives from the built-in that fits, so that
-code which knows nothing of gpuaff can still catch it. They pickle, so that they cross
-process borders (a pool, torchrun's error files) whole.
+Each derives from :class:`GpuaffError` and from the built-in that fits, so that code which does not
+know gpuaff can catch it. Errors carry data and pickle, so they cross process borders (a pool,
+torchrun's error files) complete.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
+
+_LONGEST = 80
+"""The most characters that a message shows of a value."""
+
 
 class GpuaffError(Exception):
-    """The root of all errors of this package."""
+    """The base of all errors of this package."""
+
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+    """The names of the fields; dataclasses set it."""
+
+    _message: ClassVar[str] = ""
+    """The sentence that the fields make; empty: the first argument is the message."""
+
+    def __str__(self) -> str:
+        if self._message:
+            return self._message.format_map(vars(self))
+        return str(self.args[0]) if self.args else ""
+
+    def __post_init__(self) -> None:
+        self.args = self._fields()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self._fields() or self.args, vars(self)
+
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__match_args__)
 
 
 class GPUAffinityError(GpuaffError, RuntimeError):
-    """A process could not be pinned, or not as was demanded.
+    """A process could not be pinned, or not as ``strict`` requires.
 
-    The name is the one that NVIDIA's gpu_affinity raised.
+    NVIDIA's gpu_affinity raised an error of this name.
     """
 
 
+@dataclass(eq=False, repr=False)
 class NoDriverError(GpuaffError, RuntimeError):
-    """NVML cannot be used here.
+    """NVML cannot be used.
 
     Attributes:
         reason: what was found, and why, in one line.
         remedy: what to try, in one line; may be empty.
     """
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason, remedy)
-        self.reason = reason
-        self.remedy = remedy
+    reason: str
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
+        return _joined(self.reason, self.remedy)
 
 
+@dataclass(eq=False, repr=False)
 class InvalidOptionError(GpuaffError, ValueError):
-    """An argument, an option or a variable has a value that cannot be meant.
+    """An argument, an option or a variable has an invalid value.
 
     Attributes:
-        option: its name, as its user spells it.
-        value: what was given; of what does not pickle only its words cross process borders.
-        expected: what would have been right, in words.
+        option: its name, as the user wrote it.
+        value: what was given; a value that does not pickle arrives in another process as text.
+        expected: which values are valid.
     """
 
-    def __init__(self, option: str, value: object, expected: str) -> None:
-        super().__init__(option, value, expected)
-        self.option = option
-        self.value = value
-        self.expected = expected
+    option: str
+    value: object
+    expected: str
 
     def __reduce__(self) -> tuple[object, ...]:
         import pickle
@@ -57,160 +84,134 @@ class InvalidOptionError(GpuaffError, ValueError):
         value = self.value
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - a lock, a lambda: whatever its class raises
-            value = _Words(_shown(value))
+        except Exception:  # noqa: BLE001 - a lock, a lambda: its class may raise anything
+            value = _Shown(_shown(value))
         return type(self), (self.option, value, self.expected), {**vars(self), "value": value}
 
     def __str__(self) -> str:
         return f"{self.option}={_shown(self.value)}: expected {self.expected}"
 
 
+@dataclass(eq=False, repr=False)
 class TopologyError(GpuaffError, ValueError):
-    """A topology could not be read: what was given is not one, or contradicts itself.
+    """A topology could not be read: the input is something else, or contradicts itself.
 
     Attributes:
         source: where it came from (a path, ``pasted text``, a machine's name).
         problem: what was found there, and what to try.
     """
 
-    def __init__(self, source: str, problem: str) -> None:
-        super().__init__(source, problem)
-        self.source = source
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.source}: {self.problem}"
+    source: str
+    problem: str
+    _message = "{source}: {problem}"
 
 
 class ClaimError(GpuaffError, RuntimeError):
-    """GPUs could not be claimed. Everything is then as it was before."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""  # the rest is data
+    """GPUs could not be claimed. Everything is as it was before."""
 
 
+@dataclass(eq=False, repr=False)
 class NotEnoughGpusError(ClaimError):
-    """More GPUs were asked for than there are, or than may be had here; waiting would not help.
+    """More GPUs were requested than exist, or than may be used here; waiting does not help.
 
     Attributes:
-        wanted: how many were asked for.
-        found: how many there are that fit what was asked.
+        wanted: how many were requested.
+        found: how many match the request.
         reason: what was found, and why, in one line.
     """
 
-    def __init__(self, wanted: int, found: int, reason: str) -> None:
-        super().__init__(wanted, found, reason)
-        self.wanted = wanted
-        self.found = found
-        self.reason = reason
+    wanted: int
+    found: int
+    reason: str
 
     def __str__(self) -> str:
-        return f"asked for {_gpus(self.wanted)}, but {self.reason}"
+        return f"requested {_gpus(self.wanted)}; {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class GpusBusyError(ClaimError):
     """Too few GPUs are free now.
 
     Attributes:
-        wanted: how many were asked for.
-        free: how many of those that fit are free, and kept for no earlier waiter.
-        reasons: one line for each GPU that is not, or that is kept for an earlier waiter.
-        narrowed: why not all GPUs of the machine came into question; empty when they did.
+        wanted: how many were requested.
+        free: how many that match are free, and not kept for an earlier waiter.
+        reasons: one line for each GPU that is busy or kept for an earlier waiter.
+        narrowed: why only some of the machine's GPUs were considered; empty when all were.
         remedy: what to try; empty where it has been tried.
     """
 
-    def __init__(
-        self,
-        wanted: int,
-        free: int,
-        reasons: tuple[str, ...],
-        narrowed: str = "",
-        remedy: str = "",
-    ) -> None:
-        super().__init__(wanted, free, reasons, narrowed, remedy)
-        self.wanted = wanted
-        self.free = free
-        self.reasons = reasons
-        self.narrowed = narrowed
-        self.remedy = remedy
+    wanted: int
+    free: int
+    reasons: tuple[str, ...]
+    narrowed: str = ""
+    remedy: str = ""
 
     def __str__(self) -> str:
-        had = f"asked for {_gpus(self.wanted)}, but {self.free or 'none'} can be had now"
-        return "; ".join(filter(None, (had, *self.reasons, self.narrowed, self.remedy)))
+        count = f"only {self.free}" if self.free else "none"
+        found = f"requested {_gpus(self.wanted)}; {count} {'is' if self.free < 2 else 'are'} free"
+        return _joined(found, *self.reasons, self.narrowed, self.remedy)
 
 
+@dataclass(eq=False, repr=False)
 class ClaimTimeoutError(ClaimError, TimeoutError):
     """The GPUs did not become free in time.
 
     Attributes:
-        waited: how long was waited, in seconds.
-        busy: who has them.
+        waited: how long the claim waited, in seconds.
+        busy: which GPUs were busy, and why.
     """
 
-    def __init__(self, waited: float, busy: GpusBusyError) -> None:
-        super().__init__(waited, busy)
-        self.waited = waited
-        self.busy = busy
+    waited: float
+    busy: GpusBusyError
 
     def __str__(self) -> str:
         return f"waited {self.waited:.1f} s: {self.busy}"
 
 
-class CudaInitializedError(ClaimError):
-    """CUDA has been started in this process already: which GPUs it sees is settled (case D9).
+@dataclass(eq=False, repr=False)
+class _ProblemError(ClaimError):
+    problem: str
+    gpus: tuple[str, ...] = ()
+    _message = "{problem}"
+
+
+class CudaInitializedError(_ProblemError):
+    """CUDA is initialized in this process already, so its visible GPUs are fixed (case D9).
 
     Attributes:
         problem: what was found, and what to try, in one line.
-        gpus: the UUIDs of those that an earlier claim of this process has settled, which can be
-            claimed again, all of them; empty where CUDA was started without a claim.
+        gpus: the UUIDs that an earlier claim of this process fixed, which can be claimed again, all
+            of them; empty where CUDA was initialized without a claim.
     """
 
-    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
-        super().__init__(problem, gpus)
-        self.problem = problem
-        self.gpus = gpus
 
+@dataclass(eq=False, repr=False)
+class ClaimLostError(_ProblemError):
+    """A foreign process took a GPU between the probe and the claim; the claim was undone.
 
-class ClaimLostError(ClaimError):
-    """A stranger has come onto a GPU between the look and the claim; the claim was undone.
-
-    CUDA is mostly initialised by then, so this process can claim no other GPUs: start it again.
+    CUDA is usually initialized by then, so this process can claim no other GPUs: restart it.
 
     Attributes:
         problem: what was found, and what to try, in one line.
-        gpus: the UUIDs of the claimed GPUs on which a stranger is.
-        pids: the strangers, as the driver calls them; empty where it does not list them.
-        cuda_started: whether CUDA is initialised in this process; if not, it may claim again.
+        gpus: the UUIDs of the claimed GPUs that the foreign process uses.
+        pids: the foreign processes, as the driver numbers them; empty where it lists none.
+        cuda_started: whether CUDA is initialized in this process; if not, it may claim again.
     """
 
-    def __init__(
-        self,
-        problem: str,
-        gpus: tuple[str, ...] = (),
-        pids: tuple[int, ...] = (),
-        cuda_started: bool = True,
-    ) -> None:
-        super().__init__(problem, gpus, pids, cuda_started)
-        self.problem = problem
-        self.gpus = gpus
-        self.pids = pids
-        self.cuda_started = cuda_started
+    pids: tuple[int, ...] = ()
+    cuda_started: bool = True
 
 
-class AlreadyClaimedError(ClaimError):
-    """This process holds a claim already, and one process can have only one.
+class AlreadyClaimedError(_ProblemError):
+    """This process holds a claim already; a process can hold one.
 
     Attributes:
         problem: what was found, and what to try, in one line.
         gpus: the UUIDs of the GPUs of the first claim; empty while that is being made.
     """
 
-    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
-        super().__init__(problem, gpus)
-        self.problem = problem
-        self.gpus = gpus
 
-
+@dataclass(eq=False, repr=False)
 class PlaceholderError(ClaimError):
     """A claimed GPU could not be occupied.
 
@@ -218,48 +219,38 @@ class PlaceholderError(ClaimError):
         problem: what was found, and what to try, in one line.
         placeholder: what was to occupy it (``context``, ``torch``); None for a function, and where
             it does not matter.
-        gpus: the UUIDs of those that this is about; empty where it is about none, as when CUDA
-            does not start.
-        code: CUDA's error (``CUresult``); None when it was none of CUDA's.
+        gpus: the UUIDs of the GPUs concerned; empty when none is, as when CUDA does not start.
+        code: CUDA's error (``CUresult``); None for other errors.
     """
 
-    def __init__(
-        self,
-        problem: str,
-        placeholder: str | None = None,
-        gpus: tuple[str, ...] = (),
-        code: int | None = None,
-    ) -> None:
-        super().__init__(problem, placeholder, gpus, code)
-        self.problem = problem
-        self.placeholder = placeholder
-        self.gpus = gpus
-        self.code = code
+    problem: str
+    placeholder: str | None = None
+    gpus: tuple[str, ...] = ()
+    code: int | None = None
+    _message = "{problem}"
 
 
 class LockDirectoryError(GpuaffError, OSError):
-    """A file that claims are coordinated by cannot be used.
+    """A file that coordinates claims cannot be used.
 
     Attributes:
         path: which one.
         problem: what was found there, and what to try.
-        errno: the kernel's error; None when it has refused nothing.
+        errno: the kernel's error; None when the kernel refused nothing.
     """
+
+    __match_args__ = ("path", "problem", "errno")
+    _message = "{path}: {problem}"
 
     def __init__(self, path: str, problem: str, errno: int | None = None) -> None:
         super().__init__(errno, problem, path)  # as OSError reads them: errno, strerror, filename
         self.path = path
         self.problem = problem
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path, self.problem, self.errno), self.__dict__
 
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
-
-
+@dataclass(eq=False, repr=False)
 class CommandError(GpuaffError):
-    """The command that was to be run cannot be.
+    """The command cannot be run.
 
     Attributes:
         command: its name, as it was given.
@@ -267,18 +258,14 @@ class CommandError(GpuaffError):
         problem: what was found, and what to try.
     """
 
-    def __init__(self, command: str, found: bool, problem: str) -> None:
-        super().__init__(command, found, problem)
-        self.command = command
-        self.found = found
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.command}: {self.problem}"
+    command: str
+    found: bool
+    problem: str
+    _message = "{command}: {problem}"
 
 
-class _Words(str):
-    """What is left of a value that does not pickle: it is shown as the value was."""
+class _Shown(str):
+    """The text of a value that does not pickle; messages show it as they showed the value."""
 
     __slots__ = ()
 
@@ -287,14 +274,17 @@ class _Words(str):
 
 
 def _shown(value: object) -> str:
-    """What was given, on one line, cut when it is long; it may be anything."""
-    from gpuaff.notices import printable
+    """A value of any type in one line, cut when it is long."""
+    from gpuaff.formatting import one_line
 
     try:
-        shown = printable(repr(value))
-    except Exception:  # noqa: BLE001 - it has no words: its repr fails, or it has 4300 digits
-        shown = f"<{type(value).__name__}>"
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+        return one_line(repr(value), _LONGEST, end="...")
+    except Exception:  # noqa: BLE001 - its repr fails, or it is an int of more than 4300 digits
+        return f"<{type(value).__name__}>"
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def _gpus(count: int) -> str:

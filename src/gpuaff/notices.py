@@ -1,17 +1,19 @@
-"""A remark that travels with a result: what was not as hoped, and what was done about it."""
+"""Notices: what was not as hoped, and what was done about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpuaff.formatting import printable as printable
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One remark, for people (``message``) and for programs (``code``).
+    """One notice, for users (``message``) and for programs (``code``).
 
     Attributes:
-        code: a stable word, e.g. ``near-unknown``; ``docs/warnings.md`` lists them all.
+        code: a stable word, e.g. ``near-unknown``: one of ``KINDS``.
         message: one line: what was found, why, what to try.
         rank: the local rank that it concerns; None when it concerns all.
     """
@@ -21,18 +23,55 @@ class Notice:
     rank: int | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, str]:
-        """The remark as JSON has it."""
+        """The notice as JSON has it."""
         return {"code": self.code, "message": self.message}
 
 
-def printable(text: str) -> str:
-    """Text on one line without what a terminal would obey: it may quote what somebody wrote."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What holds for every notice of a code.
+
+    Attributes:
+        level: the level at which it is logged, ``warning`` or ``info``.
+        strict: whether ``strict=True`` makes it an error.
+        once_per_job: whether all ranks of a job have the same, so that only rank 0 logs it.
+    """
+
+    level: str = "warning"
+    strict: bool = False
+    once_per_job: bool = False
+
+
+_CODES = {
+    Kind(strict=True): """
+        bad-rank border-unused cpus-unknown gpus-unknown grant-unpinned mask-cut memory-cut
+        memory-none memory-refused near-not-allowed near-unknown no-driver no-gpu no-rank not-linux
+        other-machine pin-failed share-inherited threads-refused threads-unseen threads-unsettled
+        too-few-cores visible-error visible-none""",
+    Kind(strict=True, once_per_job=True): "complex-unknown",
+    Kind(once_per_job=True): "cores-across-nodes one-gpu ranks-gpus scope-hint",
+    Kind("info"): "mask-narrow nvml off omp-kept omp-quota",
+    Kind("info", once_per_job=True): "cores-unknown",
+    Kind(): """
+        affinity-cut affinity-unknown allowed-absent board-unread border-shared cell-glued
+        cell-unreadable claim-unreadable contradiction cores-inferred cpus-partial cpuset
+        distances-unknown header-missing ids-dropped imported-again l3-unknown line-unreadable
+        links-unknown lscpu-cut lscpu-translated mask-shrunk masks-unknown memory-first
+        memory-not-restored near-foreign no-gpus no-sysfs node-dropped nodes-missing numa-ambiguous
+        numa-unknown omp-binding omp-late packages-inferred packages-unknown pids-foreign
+        pinned-far rank-differs rank-inherited ranks-beside ranks-contradict ranks-stale
+        rocm-ignored row-cut rows-missing safe-gpu-unlocked saved-allowed saved-visible
+        size-assumed unclaimable uuids-unknown visible-ends visible-lost visible-mig visible-order
+        world-unknown""",
+}
+
+KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
+"""Every code; each is the anchor of its row in ``docs/warnings.md``."""
 
 
 def one_reason(notices: Iterable[Notice]) -> list[Notice]:
-    """Without ``no-gpu`` where another remark says why there is none."""
-    said = list(notices)
+    """The notices without ``no-gpu`` where another one says why there is no GPU."""
+    found = list(notices)
     causes = {"no-driver", "visible-none", "visible-error"}
-    told = any(notice.code in causes for notice in said)
-    return [notice for notice in said if not (told and notice.code == "no-gpu")]
+    explained = any(notice.code in causes for notice in found)
+    return [notice for notice in found if not (explained and notice.code == "no-gpu")]

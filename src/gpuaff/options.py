@@ -1,15 +1,47 @@
-"""Numbers in variables and arguments."""
+"""One reader per kind of option, for arguments, ``GPUAFF_*`` variables and the command line.
+
+A reader takes the option's name, as the user wrote it, and the value; it raises
+:class:`~gpuaff.errors.InvalidOptionError`, which names both. Readers of numbers and flags take
+``text=True`` for values of variables and of the command line, where ``3`` is the text ``"3"``.
+"""
 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
+
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
+from gpuaff.errors import InvalidOptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enum import Enum
+    from typing import TypeVar
+
+    _Word = TypeVar("_Word", bound=Enum)
+
+MOST_GPUS = 1024
+"""More GPUs than any machine has."""
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+_NUMBER = r"([0-9]{1,15})(?:\.([0-9]{1,9}))?"
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in _SECONDS), re.IGNORECASE)
+
+_UNITS = "kmgtp"
+_SIZE = re.compile(rf"{_NUMBER}\s*(?:([{_UNITS}])(i?b?)|b)?", re.IGNORECASE)
+
+_PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7]", re.IGNORECASE)
 
 
 def natural(text: str | None) -> int | None:
-    """Decimal digits and nothing else, of a size that can be meant; None for anything else.
+    """At most nine decimal digits and nothing else, as a number; None for anything else.
 
-    ``int`` alone would also take signs, blanks, underscores and other scripts' digits.
+    ``int`` would also take signs, blanks, underscores and other scripts' digits.
     """
     if text is None or len(text) > 9 or not (text.isascii() and text.isdecimal()):
         return None
@@ -17,11 +49,7 @@ def natural(text: str | None) -> int | None:
 
 
 def whole(value: object) -> int | None:
-    """A whole number of any integer type (NumPy's too); a bool is not meant as one.
-
-    Returns:
-        None for anything else.
-    """
+    """A whole number of any integer type (NumPy's too), but no bool; None for anything else."""
     if isinstance(value, bool):
         return None
     try:
@@ -30,13 +58,134 @@ def whole(value: object) -> int | None:
         return None
 
 
-# What a mistyped word was probably meant to be.
-
-
 def suggestion(text: str, words: Iterable[str]) -> str:
     """``; did you mean X?`` when one of the words is near, else nothing."""
-    from difflib import get_close_matches  # costs a millisecond, and few ever need it
+    from difflib import get_close_matches  # costs a millisecond, and is rarely needed
 
     by_key = {word.replace("-", "_").lower(): word for word in words}
     near = get_close_matches(text[:80].replace("-", "_").lower(), by_key, n=1)
     return f"; did you mean {by_key[near[0]]}?" if near else ""
+
+
+def word(name: str, value: object, words: type[_Word]) -> _Word:
+    """A member of an enum, or its string."""
+    try:
+        return words(value)
+    except ValueError:
+        known = [str(member.value) for member in words]
+        expected = f"one of {', '.join(known)}{suggestion(str(value), known)}"
+        raise InvalidOptionError(name, value, expected) from None
+
+
+def flag(name: str, value: object, *, text: bool = False) -> bool:
+    """True or False; as text ``1``, ``true``, ``yes``, ``on`` and their opposites."""
+    if text:
+        lowered = str(value).lower()
+        if lowered not in _TRUE + _FALSE:
+            raise InvalidOptionError(name, value, f"one of {', '.join(_TRUE + _FALSE)}")
+        return lowered in _TRUE
+    if isinstance(value, bool):
+        return value
+    raise InvalidOptionError(name, value, "True or False")
+
+
+def count(
+    name: str,
+    value: object,
+    *,
+    least: int = 1,
+    most: int = MAX_CPU_ID,
+    expected: str = "",
+    text: bool = False,
+) -> int:
+    """A whole number from ``least`` to ``most``, of ranks, cores, bytes or percent.
+
+    ``expected`` replaces the words of the error.
+    """
+    number = natural(str(value)) if text else whole(value)
+    if number is None or not least <= number <= most:
+        words = expected or f"a whole number from {least} to {most}"
+        raise InvalidOptionError(name, value, words)
+    return number
+
+
+def percent(name: str, text: str) -> int:
+    """A percentage: ``10``, ``10%``."""
+    number = natural(text.removesuffix("%"))
+    value: object = text if number is None else number
+    try:
+        return count(name, value, least=0, most=100)
+    except InvalidOptionError:
+        raise InvalidOptionError(name, text, "a percentage from 0 to 100") from None
+
+
+def cpus(name: str, value: object) -> CpuSet:
+    """At least one CPU, as a cpulist (``"0-3,8"``) or as ids."""
+    expected = "a list of CPUs such as 0-3,8, with at least one in it"
+    try:
+        found = parse_cpulist(value) if isinstance(value, str) else _ids(value)
+    except ValueError as error:
+        raise InvalidOptionError(name, value, f"{expected} ({error})") from None
+    if not found:
+        raise InvalidOptionError(name, value, expected)
+    return found
+
+
+def _ids(value: object) -> CpuSet:
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, memoryview)):
+        raise ValueError("it is no list")  # noqa: TRY004 - one error for all that is no CPU set
+    given = tuple(value)
+    only_ints = set(map(type, given)) <= {int}  # asked once for all: there may be thousands
+    found = frozenset(given if only_ints else map(whole, given))
+    if None in found or (found and not 0 <= min(found) <= max(found) <= MAX_CPU_ID):
+        raise ValueError(f"an id is a whole number from 0 to {MAX_CPU_ID}")
+    return found
+
+
+def duration(name: str, text: str) -> float:
+    """A duration in seconds: ``90``, ``0.5``, ``10m``, ``1h30m``."""
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    parts = _DURATION.fullmatch(text)
+    if not text or not parts:
+        raise InvalidOptionError(name, text, "a duration such as 90 (seconds), 10m or 1h30m")
+    found = parts.groups()
+    pairs = zip(found[::2], found[1::2], _SECONDS.values(), strict=True)
+    return sum(float(f"{whole}.{part or 0}") * unit for whole, part, unit in pairs if whole)
+
+
+def size(name: str, text: str) -> int:
+    """A size in bytes: ``500000000``, ``512M``, ``40G``, ``40GiB``, ``1.5T``.
+
+    As in coreutils ``G`` and ``GiB`` are 2³⁰ bytes, and ``GB`` is 10⁹.
+    """
+    parts = _SIZE.fullmatch(text)
+    if not parts or (parts[2] and not parts[3]):  # there are no parts of a byte
+        raise InvalidOptionError(name, text, "a size such as 40G, 40GiB, 512M, or bytes")
+    digits, part, unit, suffix = parts.groups()
+    if not unit:
+        return int(digits)
+    base = 1000 if suffix.lower() == "b" else 1024
+    factor: int = base ** (_UNITS.index(unit.lower()) + 1)
+    below: int = 10 ** len(part or "")
+    return int(digits) * factor + int(part or 0) * factor // below
+
+
+def gpus(name: str, text: str) -> tuple[int | str, ...]:
+    """GPUs: ``0,2``, ``4-7``, ``GPU-3f…``, ``0000:07:00.0``, in any mix, each once."""
+    found = [gpu for part in text.split(",") for gpu in _gpus(name, text, part.strip())]
+    twice = sorted({str(gpu) for gpu in found if found.count(gpu) > 1})
+    if twice:
+        raise InvalidOptionError(name, text, f"each GPU once, not {', '.join(twice)} twice")
+    return tuple(found)
+
+
+def _gpus(name: str, text: str, part: str) -> Iterable[int | str]:
+    ends = [natural(end) for end in part.split("-")]
+    first, last = ends[0], ends[-1]
+    if len(ends) <= 2 and first is not None and last is not None and first <= last < MOST_GPUS:
+        return range(first, last + 1)
+    if part.startswith(("GPU-", "MIG-")) or _PCI_ADDRESS.fullmatch(part):
+        return [part]
+    expected = "GPUs by index (0,2 or 4-7), by UUID (GPU-…, MIG-…) or by PCI address (0000:07:00.0)"
+    raise InvalidOptionError(name, text, expected)

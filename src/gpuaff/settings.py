@@ -1,143 +1,86 @@
-"""Options: argument > ``GPUAFF_<OPTION>`` > default; so a job can be steered from outside."""
+"""Options by precedence: argument, ``GPUAFF_<OPTION>``, default."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from gpuaff import options
 from gpuaff._system import env
-from gpuaff.allocator.model import (
-    Mode,
-    Multithreading,
-    Options,
-    Partition,
-    Scope,
-    check_count,
-    check_cpus,
-    check_reserve,
-    check_word,
-)
-from gpuaff.errors import InvalidOptionError
-from gpuaff.options import natural
+from gpuaff.allocator.model import Mode, Multithreading, Options, Partition, Scope
+from gpuaff.cpuset import MAX_CPU_ID
 
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
+NUMBER = partial(options.count, text=True)
+RESERVE = partial(NUMBER, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}")
+
+READERS: Mapping[str, Callable[[str, str], object]] = {
+    "mode": partial(options.word, words=Mode),
+    "scope": partial(options.word, words=Scope),
+    "multithreading": partial(options.word, words=Multithreading),
+    "balanced": partial(options.flag, text=True),
+    "min_physical_cores": NUMBER,
+    "max_physical_cores": NUMBER,
+    "partition": partial(options.word, words=Partition),
+    "cpus": options.cpus,
+    "reserve": RESERVE,
+}
+"""The planner's options, and the reader of each one's text, from a variable or the command line."""
 
 
 def plan_options(nproc: int, arguments: Mapping[str, object]) -> Options:
-    """The options of a plan, each from where it was said.
+    """The options of a plan.
 
     Args:
         nproc: how many ranks.
-        arguments: :func:`gpuaff.plan`'s options by name; None where a caller said nothing.
+        arguments: :func:`gpuaff.plan`'s options by name; None where a caller gave none.
 
     Raises:
-        InvalidOptionError: an argument or a variable cannot be meant.
+        InvalidOptionError: an argument or a variable has an invalid value.
     """
     return Options.of(nproc, **with_environment(arguments))
 
 
-def is_strict(argument: object) -> bool:
-    """Whether best effort is not enough: the argument, else ``GPUAFF_STRICT``.
+def with_environment(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The options that were given: as an argument, else as ``GPUAFF_<OPTION>``.
 
     Raises:
-        InvalidOptionError: it is neither a yes nor a no.
+        InvalidOptionError: a variable that counts has an invalid value.
     """
-    return yes_or_no("strict", argument)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name in READERS.keys() - given.keys():
+        text = env.option(name)
+        if text is not None:
+            given[name] = READERS[name](f"GPUAFF_{name.upper()}", text)
+    return given
 
 
-def yes_or_no(option: str, argument: object) -> bool:
-    """An option that is off by default: the argument, else ``GPUAFF_<OPTION>``.
-
-    Raises:
-        InvalidOptionError: it is neither a yes nor a no.
-    """
-    name, value = said(option, argument)
-    if argument is None:
-        return value is not None and flag(name, str(value))
-    if isinstance(argument, bool):
-        return argument
-    raise InvalidOptionError(option, argument, "True or False")
-
-
-def said(option: str, argument: object) -> tuple[str, object]:
-    """What was said for an option: by the argument, else by ``GPUAFF_<OPTION>``.
-
-    Returns:
-        What it is called where it was said, and the value; None when nobody said anything.
-    """
+def value_of(option: str, argument: object) -> tuple[str, object]:
+    """An option's name, as the user wrote it, and its value; None where it was not given."""
     if argument is not None:
         return option, argument
     return f"GPUAFF_{option.upper()}", env.option(option)
+
+
+def flag(option: str, argument: object) -> bool:
+    """A flag that is off by default: the argument, else ``GPUAFF_<OPTION>``.
+
+    Raises:
+        InvalidOptionError: it is neither true nor false.
+    """
+    name, value = value_of(option, argument)
+    return value is not None and options.flag(name, value, text=argument is None)
 
 
 def pinning_is_off() -> bool:
     """Whether ``GPUAFF=off`` turns pinning off.
 
     Raises:
-        InvalidOptionError: the variable is neither a yes nor a no.
+        InvalidOptionError: the variable is neither true nor false.
     """
     text = (env.get("GPUAFF") or "").strip()
-    return bool(text) and not flag("GPUAFF", text)
+    return bool(text) and not options.flag("GPUAFF", text, text=True)
 
 
-def flag(name: str, text: str) -> bool:
-    """Read a yes or no.
-
-    Raises:
-        InvalidOptionError: it is neither.
-    """
-    word = text.lower()
-    if word not in _TRUE + _FALSE:
-        raise InvalidOptionError(name, text, f"one of {', '.join(_TRUE + _FALSE)}")
-    return word in _TRUE
-
-
-def whole_number(name: str, text: str) -> int:
-    """Read a number of ranks or cores.
-
-    Raises:
-        InvalidOptionError: it is none.
-    """
-    number = natural(text)
-    return check_count(name, text if number is None else number)
-
-
-def reserve(name: str, text: str) -> int:
-    """Read a number of cores, which may be 0.
-
-    Raises:
-        InvalidOptionError: it is none.
-    """
-    number = natural(text)
-    return check_reserve(name, text if number is None else number)
-
-
-READERS: Mapping[str, Callable[[str, str], object]] = {
-    "mode": lambda name, text: check_word(name, text, Mode),
-    "scope": lambda name, text: check_word(name, text, Scope),
-    "multithreading": lambda name, text: check_word(name, text, Multithreading),
-    "balanced": flag,
-    "min_physical_cores": whole_number,
-    "max_physical_cores": whole_number,
-    "partition": lambda name, text: check_word(name, text, Partition),
-    "cpus": check_cpus,
-    "reserve": reserve,
-}
-"""The planner's options, and how the text of each is read, from a variable or an argument. A
-reader takes what the text is called and the text, and raises InvalidOptionError."""
-
-
-def with_environment(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The options that were said: by an argument or, where that is None, by ``GPUAFF_<OPTION>``.
-
-    Raises:
-        InvalidOptionError: the value of a variable that counts cannot be meant.
-    """
-    given = {name: value for name, value in arguments.items() if value is not None}
-    texts = {name: env.option(name) for name in READERS if name not in given}
-    read = {
-        name: READERS[name](f"GPUAFF_{name.upper()}", text)
-        for name, text in texts.items()
-        if text is not None
-    }
-    return {**read, **given}
+is_strict = partial(flag, "strict")
+yes_or_no = flag
+said = value_of

@@ -72,7 +72,7 @@ def claimer(kind: str, report: int, gate: int, rng: random.Random) -> None:
         said = str(KINDS[kind](rng))
     except RuntimeError as error:
         said = "-"
-        if not str(error).startswith(("Required 1 GPUs", "asked for 1 GPU, but none")):
+        if not str(error).startswith(("Required 1 GPUs", "requested 1 GPU; none")):
             said = f"! {type(error).__name__}: {error}"
     except BaseException as error:  # noqa: BLE001 - told to the parent
         said = f"! {type(error).__name__}: {error}"

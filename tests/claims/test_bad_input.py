@@ -161,9 +161,9 @@ class TestOnAMachine:
             ("gpus='0000:7f:00.0'", "InvalidOptionError gpus='0000:7f:00.0': expected the index,"),
             (
                 "3, candidates=[0, 1]",
-                "NotEnoughGpusError asked for 3 GPUs, but candidates= names 2",
+                "NotEnoughGpusError requested 3 GPUs; candidates= names 2",
             ),
-            ("5, wait=None", "NotEnoughGpusError asked for 5 GPUs, but this machine has 4 GPUs"),
+            ("5, wait=None", "NotEnoughGpusError requested 5 GPUs; this machine has 4 GPUs"),
             (
                 "1, placeholder='pytorch'",
                 "InvalidOptionError placeholder='pytorch': expected one of",

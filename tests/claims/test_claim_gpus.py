@@ -75,14 +75,14 @@ class TestWhich:
             lab.driver.set_memory_total(gpu, size << 30)
         assert shown(lab, "2, min_free_memory=40 << 30")[1] == "(1, 0) (3, 1)"
         said = refused(lab, "3, min_free_memory=40 << 30")
-        assert said.startswith("NotEnoughGpusError asked for 3 GPUs, but 2 can be used: GPU 0: has")
+        assert said.startswith("NotEnoughGpusError requested 3 GPUs; 2 can be used: GPU 0: has")
 
     def test_not_too_busy(self, lab: Lab) -> None:
         for gpu, load in enumerate((90, 10, 90, 11)):
             lab.driver.set_utilization(gpu, load)
         assert shown(lab, "1, max_utilization=10")[1] == "(1, 0)"
         said = refused(lab, "2, max_utilization=10")
-        assert "GpusBusyError asked for 2 GPUs, but 1 can be had now; GPU 0: it works at 90" in said
+        assert "GpusBusyError requested 2 GPUs; only 1 is free; GPU 0: it works at 90" in said
 
     def test_the_best_connected(self, make_lab: Callable[[Topology], Lab]) -> None:
         """In a DGX-1 two NVLinks join 1 and 5, one 4 and 5, none 1 and 4; as CUDA counts them."""
@@ -166,14 +166,14 @@ class TestWhatWasInherited:
     def test_only_visible_ones_are_taken(self, lab: Lab, text: str, gpus: str) -> None:
         assert shown(lab, "2", CUDA_VISIBLE_DEVICES=text)[1] == gpus
         said = refused(lab, "3, wait=None", CUDA_VISIBLE_DEVICES=text)
-        assert said.startswith("NotEnoughGpusError asked for 3 GPUs, but CUDA_VISIBLE_DEVICES=")
+        assert said.startswith("NotEnoughGpusError requested 3 GPUs; CUDA_VISIBLE_DEVICES=")
         assert said.endswith("shows 2 GPUs of the 4 here")
 
     @pytest.mark.parametrize("text", ["", "NoDevFiles", "all", "7", "0,0"])
     def test_all_are_hidden(self, lab: Lab, text: str) -> None:
         for call in ("1, wait=None", "'auto'"):
             said = refused(lab, call, CUDA_VISIBLE_DEVICES=text)
-            assert said.startswith("NotEnoughGpusError asked for 1 GPU, but CUDA_VISIBLE_DEVICES=")
+            assert said.startswith("NotEnoughGpusError requested 1 GPU; CUDA_VISIBLE_DEVICES=")
 
     def test_an_order_that_is_none(self, lab: Lab) -> None:
         said = refused(lab, "1", CUDA_DEVICE_ORDER="pci")
@@ -186,7 +186,7 @@ class TestWhatWasInherited:
 
     def test_a_hidden_candidate_is_no_gpu_more(self, lab: Lab) -> None:
         said = refused(lab, "candidates=[0, 1]", CUDA_VISIBLE_DEVICES="1,2")
-        assert "asked for 1 GPU, but this process may not use GPU 0" in said
+        assert "requested 1 GPU; this process may not use GPU 0" in said
 
     @pytest.mark.parametrize(
         ("env", "gpus"),
@@ -208,9 +208,7 @@ class TestWhatWasInherited:
     def test_auto_where_none_was_granted(self, lab: Lab, visible: str | None) -> None:
         env = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": visible}
         said = lab.one("told(refused('auto', wait=None))", **env)
-        assert said == (
-            "NotEnoughGpusError asked for 1 GPU, but SLURM_GPUS_ON_NODE=0 grants no GPUs"
-        )
+        assert said == ("NotEnoughGpusError requested 1 GPU; SLURM_GPUS_ON_NODE=0 grants no GPUs")
 
     def test_auto_where_nobody_tells(self, lab: Lab) -> None:
         said = refused(lab, "'auto'")
@@ -258,7 +256,7 @@ class TestMig:
         """CUDA shows a process no more than one."""
         both = f"gpus=['{MIG.format(10)}', '{MIG.format(11)}']"
         said = refused(cut, both)
-        assert said.startswith("NotEnoughGpusError asked for 2 GPUs, but CUDA shows a process no ")
+        assert said.startswith("NotEnoughGpusError requested 2 GPUs; CUDA shows a process no ")
 
     def test_neighbours_do_not_meet(self, cut: Lab) -> None:
         """The second one gets the other instance, the third is told who has both."""
@@ -267,7 +265,7 @@ class TestMig:
             code = f"claim = gpuaff.claim_gpus({ask}); say(claim.gpus[0].uuid); go_on()"
             assert cut.start(code).heard() == uuid
         said = refused(cut, ask)
-        assert f"none can be had now; MIG instance {MIG.format(10)}: leased by " in said
+        assert f"none is free; MIG instance {MIG.format(10)}: leased by " in said
         assert cut.driver.double_holdings() == []
 
 
@@ -280,16 +278,16 @@ class TestUuids:
         same = f"GPU 0 and GPU 2 have the same UUID, '{UUID.format(0)}', by which claims know a GPU"
         said = refused(lab, "3, wait=None")
         assert said.startswith(
-            "NotEnoughGpusError asked for 3 GPUs, but this machine has 4 GPUs, of which 2 can be "
+            "NotEnoughGpusError requested 3 GPUs; this machine has 4 GPUs, of which 2 can be "
             f"claimed: {same} (see nvidia-smi -L"
         )
         said = refused(lab, "gpus=[2], wait=None")
         assert said.startswith(
-            "NotEnoughGpusError asked for 1 GPU, but gpus= names 1, of which none can be claimed: "
+            "NotEnoughGpusError requested 1 GPU; gpus= names 1, of which none can be claimed: "
             f"{same} ("
         )
         said = refused(lab, "2, candidates=[0, 3]")
-        assert f"2 GPUs, but candidates= names 2, of which 1 can be claimed: {same} (" in said
+        assert f"2 GPUs; candidates= names 2, of which 1 can be claimed: {same} (" in said
         assert shown(lab, "2") == ["1,3 PCI_BUS_ID", "(1, 0) (3, 1)"]
 
     @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
@@ -304,14 +302,14 @@ class TestUuids:
 class TestBusy:
     def reasons(self, lab: Lab, call: str = "4") -> str:
         said = refused(lab, call)
-        assert said.startswith("GpusBusyError asked for 4 GPUs, but "), said
+        assert said.startswith("GpusBusyError requested 4 GPUs; "), said
         return said
 
     def test_a_lease(self, lab: Lab) -> None:
         """Those who hold no context as well (case E1)."""
         holder = lab.holder("claim_gpus(gpus=[2], placeholder=None)")
         said = self.reasons(lab)
-        assert "3 can be had now; GPU 2: leased by " in said
+        assert "only 3 are free; GPU 2: leased by " in said
         assert f"pid {holder.pid}" in said
 
     @pytest.mark.parametrize(
@@ -332,8 +330,8 @@ class TestBusy:
         """Asked, found, who has it, what has narrowed the choice, and that one can wait."""
         lab.holder("claim_gpus(gpus=0)")
         said = refused(lab, call, **env)
-        asked, found, rest = said.partition(" can be had now; GPU 0: leased by ")
-        assert asked.startswith("GpusBusyError asked for ")
+        asked, found, rest = said.partition(" free; GPU 0: leased by ")
+        assert asked.startswith("GpusBusyError requested ")
         assert found
         assert f"; {narrowed}" in rest
         assert said.endswith(
@@ -352,7 +350,7 @@ class TestBusy:
         assert (
             str(again)
             == str(busy)
-            == ("asked for 2 GPUs, but 1 can be had now; GPU 0: leased; few are visible; wait")
+            == ("requested 2 GPUs; only 1 is free; GPU 0: leased; few are visible; wait")
         )
         assert (again.narrowed, again.remedy) == ("few are visible", "wait")
 
@@ -378,7 +376,7 @@ class TestBusy:
         assert "GPU 0: its compute mode (exclusive process) lets one " in self.reasons(lab)
         lab.driver.set_compute_mode(1, 2)
         said = refused(lab, "4, wait=None")
-        assert said.startswith("NotEnoughGpusError asked for 4 GPUs, but 3 can be used: GPU 1: its")
+        assert said.startswith("NotEnoughGpusError requested 4 GPUs; 3 can be used: GPU 1: its")
 
     def test_a_single_gpu_with_a_display(self, make_lab: Callable[[Topology], Lab]) -> None:
         lab = make_lab(this_machine(1))

@@ -94,7 +94,7 @@ def test_two_containers_that_share_nothing_but_sysfs(host: Host) -> None:
     one, other = (host.claimer(locks=Path("/tmp/own"), prefix=prefix) for _ in range(2))
     assert said(one) == "0"
     told = said(other)
-    assert told.startswith("asked for 1 GPU, but none can be had now; GPU 0: leased by"), told
+    assert told.startswith("requested 1 GPU; none is free; GPU 0: leased by"), told
     assert not Path("/tmp/own").exists()
 
 

@@ -65,7 +65,7 @@ class TestWhatIsRaised:
         """
         program = lab.start(code)
         assert int(program.heard()) > 2
-        assert "2 can be had now; GPU 0: leased by" in lab.one("told(refused(3))")
+        assert "only 2 are free; GPU 0: leased by" in lab.one("told(refused(3))")
 
     @pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])
     def test_on_wait_raises(self, lab: Lab, error: str) -> None:
@@ -80,7 +80,7 @@ class TestWhatIsRaised:
     def test_in_time_or_not(self, lab: Lab) -> None:
         holder = lab.holder("claim_gpus(3)")
         said = lab.one("told(refused(2, wait=0.1))")
-        wanted = r"ClaimTimeoutError waited [0-9.]+ s: asked for 2 GPUs, but 1 can be had"
+        wanted = r"ClaimTimeoutError waited [0-9.]+ s: requested 2 GPUs; only 1 is free"
         assert re.match(wanted, said)
         assert f"pid {holder.pid}" in said
 

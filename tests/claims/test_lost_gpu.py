@@ -111,7 +111,7 @@ class TestWhatWasInherited:
     def test_only_the_lost_one(self, lost: Lab) -> None:
         said = refused(lost, "1, wait=None", CUDA_VISIBLE_DEVICES="1")
         assert said == (
-            "NotEnoughGpusError asked for 1 GPU, but CUDA_VISIBLE_DEVICES='1' shows no GPUs of the "
+            "NotEnoughGpusError requested 1 GPU; CUDA_VISIBLE_DEVICES='1' shows no GPUs of the "
             f"3 here; {WHY}"
         )
 
@@ -130,7 +130,7 @@ class TestByName:
     @pytest.mark.parametrize("option", ["gpus", "candidates"])
     def test_the_lost_one_by_its_index(self, lost: Lab, option: str) -> None:
         said = refused(lost, f"1, {option}=[1], wait=None")
-        assert said == f"NotEnoughGpusError asked for 1 GPU, but {WHY}"
+        assert said == f"NotEnoughGpusError requested 1 GPU; {WHY}"
 
     def test_by_a_name_that_nothing_here_has(self, lost: Lab) -> None:
         """It may be the lost one's: NVML does not say."""
@@ -140,7 +140,7 @@ class TestByName:
 
     def test_more_than_are_left(self, lost: Lab) -> None:
         assert refused(lost, "4, wait=None") == (
-            f"NotEnoughGpusError asked for 4 GPUs, but this machine has 3 GPUs; {WHY}"
+            f"NotEnoughGpusError requested 4 GPUs; this machine has 3 GPUs; {WHY}"
         )
 
 

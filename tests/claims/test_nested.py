@@ -34,7 +34,7 @@ def test_each_rank_gets_another_one(lab: Lab) -> None:
     assert sorted(rank.heard() for rank in ranks) == ["1", "3"]
     assert lab.used() == [1, 3]
     said = lab.one("told(refused(1))", **env)
-    assert said.startswith("GpusBusyError asked for 1 GPU, but none can be had now; GPU 3: claimed")
+    assert said.startswith("GpusBusyError requested 1 GPU; none is free; GPU 3: claimed")
     assert f"pid {ranks[0].pid}" in said
     assert f"pid {ranks[1].pid}" in said
     assert lab.one("say(gpuaff.claim_gpus(2))") == "<Claim of GPU 0, GPU 2>"
@@ -54,14 +54,14 @@ def test_it_cannot_have_more_than_the_claim(lab: Lab) -> None:
     _, env = parent(lab, "gpus=[2, 3], placeholder=None")
     said = lab.one("told(refused(3, wait=None))", **env)
     assert said == (
-        "NotEnoughGpusError asked for 3 GPUs, but the claim in which this process runs has 2 GPUs"
+        "NotEnoughGpusError requested 3 GPUs; the claim in which this process runs has 2 GPUs"
     )
     narrowed = {**env, "CUDA_VISIBLE_DEVICES": "2"}
     said = lab.one("told(refused(2))", **narrowed)
-    assert said.startswith("NotEnoughGpusError asked for 2 GPUs, but the claim in which this proc")
+    assert said.startswith("NotEnoughGpusError requested 2 GPUs; the claim in which this proc")
     assert "of which it may use 1: CUDA_VISIBLE_DEVICES='2' shows 1 GPU of the 4 here" in said
     said = lab.one("told(refused(gpus=[0]))", **env)
-    assert said.startswith("NotEnoughGpusError asked for 1 GPU, but this process may not use GPU 0")
+    assert said.startswith("NotEnoughGpusError requested 1 GPU; this process may not use GPU 0")
 
 
 def test_by_name_and_as_many_as_there_are(lab: Lab) -> None:

@@ -92,7 +92,7 @@ class TestRanks:
         env = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
         said = lab.one("told(refused('auto', wait=None))", **env)
         assert said.startswith(
-            "NotEnoughGpusError asked for 3 GPUs, but 2 were granted to the 3 ranks of this node"
+            "NotEnoughGpusError requested 3 GPUs; 2 were granted to the 3 ranks of this node"
         )
 
     def test_candidates(self, lab: Lab) -> None:

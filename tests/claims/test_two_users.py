@@ -113,7 +113,7 @@ def test_the_second_user_sees_what_the_first_one_has(shared_driver: MakeDriver) 
     with machine(shared_driver, this_machine(2)) as here:
         ann, bob = here.user(ANN), here.user(BOB)
         assert ann.says("claim()") == "0"
-        assert bob.says("claim(gpus=0)").startswith("GpusBusyError: asked for 1 GPU, but none")
+        assert bob.says("claim(gpus=0)").startswith("GpusBusyError: requested 1 GPU; none")
         told = bob.says("claim(2)")
         assert re.search(rf"GPU 0: leased by python.*\(pid {ann.pid}\) of {ANN}", told), told
         assert bob.says("claim()") == "1"

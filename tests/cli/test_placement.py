@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuaff._system import kernel
 from gpuaff._system.kernel import Tree
-from gpuaff.cli.check import Placement
+from gpuaff.cli.check import GpuUsage
 from gpuaff.cpuset import CpuSet
 from gpuaff.pinning.check import Check
 from gpuaff.topology.model import Topology
@@ -41,22 +41,22 @@ def check(usual: CpuSet) -> Check:
 
 def test_who_is_on_which_gpu(box: Topology) -> None:
     """GPU 1 is near the left socket, GPU 0 near the right one, GPU 2 anywhere."""
-    placement = Placement(topology=box, users={1: {7, 8}, 0: {9}}, minors={0: 0, 1: 1, 2: 2})
+    usage = GpuUsage(topology=box, users={1: {7, 8}, 0: {9}}, minors={0: 0, 1: 1, 2: 2})
     every = [f"/dev/nvidia{minor}" for minor in range(3)]
-    told = placement.of(check(LEFT), every)
+    told = usage.complete(check(LEFT), every)
     assert (told.gpus, told.near, told.far, told.ok) == ((1,), LEFT, frozenset(), True)
-    far = placement.of(check(LEFT | {4}), [])
+    far = usage.complete(check(LEFT | {4}), [])
     assert (far.gpus, far.far, far.ok) == ((1,), frozenset({4}), False)
 
 
 def test_open_files_count_where_the_driver_is_silent(box: Topology) -> None:
-    placement = Placement(topology=box, users={}, minors={5: 0, 1: 1, 2: 2})
-    one = placement.of(check(LEFT), ["/dev/nvidia5"])
+    usage = GpuUsage(topology=box, users={}, minors={5: 0, 1: 1, 2: 2})
+    one = usage.complete(check(LEFT), ["/dev/nvidia5"])
     assert (one.gpus, one.far) == ((0,), LEFT)
-    every = placement.of(check(LEFT), ["/dev/nvidia5", "/dev/nvidia1", "/dev/nvidia2"])
+    every = usage.complete(check(LEFT), ["/dev/nvidia5", "/dev/nvidia1", "/dev/nvidia2"])
     assert every.gpus == (0, 1, 2)
     assert (every.near, every.far) == (None, frozenset()), "of GPU 2 nothing is known"
-    none = placement.of(check(LEFT), ["/dev/null", "/dev/nvidia9"])
+    none = usage.complete(check(LEFT), ["/dev/null", "/dev/nvidia9"])
     assert (none.gpus, none.near, none.ok) == ((), None, True)
 
 

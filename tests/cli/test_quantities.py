@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuaff.cli import options
+from gpuaff import options
+from gpuaff.cli.run import gpu_count, wait_time
 from gpuaff.errors import InvalidOptionError
 
 
@@ -22,14 +23,14 @@ def refused(read: Callable[[str, str], object], text: str) -> InvalidOptionError
 class TestGpuCount:
     @pytest.mark.parametrize(("text", "count"), [("1", 1), ("16", 16), ("007", 7)])
     def test_a_number(self, text: str, count: int) -> None:
-        assert options.gpu_count("-n", text) == count
+        assert gpu_count("-n", text) == count
 
     def test_as_many_as_granted(self) -> None:
-        assert options.gpu_count("-n", "auto") == "auto"
+        assert gpu_count("-n", "auto") == "auto"
 
     @pytest.mark.parametrize("text", ["0", "", "-1", "1.5", "two", "AUTO", "1,2", "²", "1_0", " 1"])
     def test_no_number(self, text: str) -> None:
-        refused(options.gpu_count, text)
+        refused(gpu_count, text)
 
 
 class TestDuration:
@@ -51,19 +52,19 @@ class TestDuration:
         ],
     )
     def test_is_seconds(self, text: str, seconds: float) -> None:
-        assert options.duration("--wait", text) == seconds
+        assert wait_time("--wait", text) == seconds
 
     @pytest.mark.parametrize(
         "text",
         ["", "-1", "m", "1h30", "30m1h", "1m1m", "1 m", "1e3", "inf", "nan", ".5", "1.", "10min"],
     )
     def test_is_none(self, text: str) -> None:
-        assert "10m or 1h30m" in refused(options.duration, text).expected
+        assert "10m or 1h30m" in refused(wait_time, text).expected
 
     @given(*[st.integers(0, 999)] * 4)
     def test_units_add_up(self, days: int, hours: int, minutes: int, seconds: int) -> None:
         total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        assert options.duration("--wait", f"{days}d{hours}h{minutes}m{seconds}s") == total
+        assert wait_time("--wait", f"{days}d{hours}h{minutes}m{seconds}s") == total
 
 
 class TestSize:
@@ -122,18 +123,18 @@ class TestDevices:
         ],
     )
     def test_are_named(self, text: str, names: tuple[int | str, ...]) -> None:
-        assert options.devices("--gpus", text) == names
+        assert options.gpus("--gpus", text) == names
 
     @pytest.mark.parametrize(
         "text",
         ["", ",", "0,", "-1", "3-1", "0-", "0-1-2", "a", "gpu0", "07:00.8", "0-999999", "0-1024"],
     )
     def test_are_not(self, text: str) -> None:
-        assert "by UUID" in refused(options.devices, text).expected
+        assert "by UUID" in refused(options.gpus, text).expected
 
     @pytest.mark.parametrize("text", ["1,1", "0-3,2", "GPU-1,GPU-1"])
     def test_each_once(self, text: str) -> None:
-        assert "each GPU once" in refused(options.devices, text).expected
+        assert "each GPU once" in refused(options.gpus, text).expected
 
 
 @given(st.text(max_size=12))
@@ -142,11 +143,11 @@ class TestDevices:
 @example("1" * 15 + "d")
 def test_any_text_is_read_or_refused(text: str) -> None:
     readers: list[Callable[[str, str], object]] = [
-        options.gpu_count,
-        options.duration,
+        gpu_count,
+        wait_time,
         options.size,
         options.percent,
-        options.devices,
+        options.gpus,
     ]
     for read in readers:
         try:

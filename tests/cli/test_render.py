@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuaff import formatting
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
-from gpuaff.cli import output, richtext, views
+from gpuaff.cli import output, views
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Package, Source, Topology
 
@@ -54,12 +54,12 @@ THREE = (
 class TestTree:
     def test_says_who_sits_where(self, box: Topology) -> None:
         assert shown(views.topology_lines(box, "box")) == (
-            "box: 16 CPUs, 8 cores of 2 CPUs, 2 packages, 2 NUMA nodes, 3 GPUs\n"
+            "box: 2 sockets, 8 cores, 16 CPUs (2 threads per core), 2 NUMA nodes, 3 GPUs\n"
             "allowed: 0-6,8-14 (14 of 16 CPUs)\n"
-            "package 0  4 cores                          0-3,8-11\n"
+            "socket 0   4 cores                          0-3,8-11\n"
             "  node 0   4 cores, 2 L3, memory            0-3,8-11\n"
             "    GPU 1  Alpha, cuda:0                    0000:02:00.0\n"
-            "package 1  4 cores                          4-7,12-15\n"
+            "socket 1   4 cores                          4-7,12-15\n"
             "  node 1   4 cores, 2 L3, no memory         4-7,12-15\n"
             "    GPU 0  Alpha, cuda:1                    0000:01:00.0\n"
             "elsewhere\n"
@@ -76,12 +76,12 @@ class TestTree:
         bare = Topology(cpus=four, allowed=four)
         assert shown(views.topology_lines(bare, "it")) == (
             "it: 4 CPUs, no GPU\n"
-            "not told: cores, packages, L3 caches, NUMA nodes\n"
+            "unknown: cores, sockets, L3 caches, NUMA nodes\n"
             "CPUs  0-3"
         )  # fmt: skip
 
     def test_knows_nothing_at_all(self) -> None:
-        assert "CPUs unknown, no GPU" in shown(views.topology_lines(Topology(), "it"))
+        assert "no CPU known, no GPU" in shown(views.topology_lines(Topology(), "it"))
 
     @pytest.mark.case("A9", "A10")
     def test_nodes_without_cpus_take_one_line(self) -> None:
@@ -102,7 +102,7 @@ class TestTree:
         lines = shown(
             views.topology_lines(replace(box, numa_nodes=(one,), gpus=gpus), "box")
         ).splitlines()
-        assert [line.split("  ")[0] for line in lines[2:5]] == ["package 0", "package 1", "node 0"]
+        assert [line.split("  ")[0] for line in lines[2:5]] == ["socket 0", "socket 1", "node 0"]
         assert lines[5].strip().startswith("GPU 0")
         assert "near 4-7,12-15" in lines[5]
 
@@ -110,10 +110,10 @@ class TestTree:
         gpu = Gpu(index=0, node_cpus=box.cpus - {0, 1, 2, 3, 8, 9, 10, 11})
         packages = replace(box, numa_nodes=None, gpus=(gpu,), links=None)
         lines = shown(views.topology_lines(packages, "box")).splitlines()
-        assert lines[-1] == "  GPU 0    cuda:1"
+        assert lines[-1] == "  GPU 0   cuda:1"
         some = replace(gpu, node_cpus=frozenset({4, 5}))
         lines = shown(views.topology_lines(replace(packages, gpus=(some,)), "box")).splitlines()
-        assert lines[-1] == "  GPU 0    cuda:1, near 4-5"
+        assert lines[-1] == "  GPU 0   cuda:1, near 4-5"
 
     def test_tells_slow_cores_and_mig(self) -> None:
         cpus = frozenset(range(6))
@@ -127,8 +127,8 @@ class TestTree:
             visible=(0,),
         )
         lines = shown(views.topology_lines(seen, "hybrid"))
-        assert "5 cores of 1-2 CPUs" in lines
-        assert "slow cores: 2-5" in lines
+        assert "5 cores, 6 CPUs (1-2 threads per core)" in lines
+        assert "efficiency cores: 2-5" in lines
         assert "GPU 0  cuda:0, near CPUs unknown, node 3, MIG: 1 instance" in lines
 
     def test_one_gpu_has_no_links(self, box: Topology) -> None:
@@ -227,7 +227,7 @@ class TestPicture:
         part = replace(box, numa_nodes=None, packages=box.packages and box.packages[:1])
         lines = shown(views.plan_lines(part, plan(*THREE), "box")).splitlines()
         assert lines[-2:] == [
-            "package 0  GPU 1  0* 2.  0-3,8-11",
+            "socket 0   GPU 1  0* 2.  0-3,8-11",
             "elsewhere         11 .-  4-7,12-15",
         ]
 
@@ -293,7 +293,7 @@ class TestSeats:
     def test_each_gpu_has_one_seat(self, box: Topology) -> None:
         seated = [views.at_node(box, node) for node in box.numa_nodes or ()]
         seated += [views.at_package(box, package) for package in box.packages or ()]
-        seated.append(views.elsewhere(box))
+        seated.append(views.at_package(box, None))
         assert sorted(gpu.index for gpus in seated for gpu in gpus) == [0, 1, 2]
 
     def test_regions_cover_every_cpu(self, box: Topology) -> None:
@@ -354,19 +354,19 @@ class TestRich:
     def test_colours_change_no_character(self, box: Topology) -> None:
         lines = [*views.topology_lines(box, "box"), *views.plan_lines(box, plan(*THREE), "box")]
         stream = io.StringIO()
-        richtext.write(lines, stream, force=True)
+        output.write_coloured(lines, stream, force=True)
         assert "\x1b[" in stream.getvalue()
         assert ESCAPES.sub("", stream.getvalue()) == shown(lines) + "\n"
 
     def test_ranks_have_unlike_colours(self) -> None:
         stream = io.StringIO()
         spans = [formatting.Span("x", f"rank:{rank}") for rank in range(12)]
-        richtext.write([(span,) for span in spans], stream, force=True)
+        output.write_coloured([(span,) for span in spans], stream, force=True)
         assert len(set(stream.getvalue().splitlines())) == 12
 
     def test_brackets_are_no_markup(self) -> None:
         stream = io.StringIO()
-        richtext.write([formatting.line("[red]a[/] :smile:")], stream)
+        output.write_coloured([formatting.line("[red]a[/] :smile:")], stream)
         assert stream.getvalue() == "[red]a[/] :smile:\n"
 
 

@@ -196,10 +196,13 @@ class TestFailures:
 
     def test_not_enough_is_told_as_it_was_spelled(self, machine: Machine) -> None:
         done = machine.run("--candidates", "0", "-n", "2", "--", "true")
-        assert told(done) == "gpuaff: asked for 2 GPUs, but --candidates names 1"
+        assert told(done) == "gpuaff: requested 2 GPUs; --candidates names 1"
         machine.driver.state.gpus[0].uuid = b"x"
         done = machine.run("--gpus", "0", "--dry-run", "--", "true")
-        assert "but --gpus names 1, of which none can be claimed: GPU 0 has a UUID" in told(done)
+        assert (
+            "; --gpus names 1, of which none can be claimed: GPU 0 reports an invalid UUID"
+            in told(done)
+        )
 
     @pytest.mark.parametrize(
         ("words", "option"),
@@ -226,7 +229,7 @@ class TestFailures:
         assert done.returncode == 75
         assert f"GPU 1: in use by sleep 60 (pid {stranger.pid})" in told(done)
         assert told(done).endswith(
-            "; --wait 10m waits for them in order, for so long, and --wait as long as it takes"
+            "; to queue: --wait 10m (at most ten minutes) or --wait (no limit)"
         )
 
     def test_few_candidates(self, machine: Machine) -> None:
@@ -236,7 +239,7 @@ class TestFailures:
             late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")
             stranger.kill()
         few = "; --candidates allows 1 GPU of the 2 here"
-        assert f"{few}; --wait 10m waits" in told(done)
+        assert f"{few}; to queue: --wait 10m" in told(done)
         assert late.stderr.endswith(f"{few}\n"), "what has been tried is not advised"
 
     def test_a_lock_directory_that_cannot_be(self, machine: Machine, tmp_path: Path) -> None:

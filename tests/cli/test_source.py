@@ -303,7 +303,7 @@ class TestTreeOfFiles:
 
     def test_is_called_by_its_path(self, tree: Path, gpuaff: Runner) -> None:
         done = gpuaff("topo", env={"GPUAFF_FSROOT": str(tree)})
-        assert done.stdout.startswith(f"{tree}: 4 CPUs, 2 cores of 2 CPUs")
+        assert done.stdout.startswith(f"{tree}: 1 socket, 2 cores, 4 CPUs (2 threads per core)")
 
     def test_options_of_the_environment_do_not_count(self, tree: Path, gpuaff: Runner) -> None:
         env = {"GPUAFF_FSROOT": str(tree), "GPUAFF_MODE": "nonsense"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpuaff.cli
+from gpuaff.notices import KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/warnings.md"
@@ -20,12 +21,18 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs the docs of a c
 
 def rows() -> list[str]:
     """Every code in a first cell; a row may have several."""
-    cells = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), re.MULTILINE)
+    cells = re.findall(r"^\| (<a id=[^|]+) \|", PAGE.read_text(), re.MULTILINE)
     return [code for cell in cells for code in re.findall(r"`([a-z0-9-]+)`", cell)]
 
 
 def listed() -> set[str]:
     return set(rows())
+
+
+def quoted(start: str, end: str) -> set[str]:
+    """The codes in a sentence of the page."""
+    sentence = PAGE.read_text().split(start)[1].split(end)[0]
+    return set(re.findall(r"`([a-z0-9-]+)`", sentence))
 
 
 def trees() -> Iterator[ast.Module]:
@@ -70,5 +77,24 @@ def test_each_code_has_one_row() -> None:
     assert sorted(rows()) == sorted(listed())
 
 
-def test_every_listed_code_exists() -> None:
+def test_every_listed_code_is_made() -> None:
     assert listed() - strings() == set()
+
+
+def test_the_table_has_every_code() -> None:
+    assert set(KINDS) == listed()
+
+
+def test_each_code_is_an_anchor() -> None:
+    assert re.findall(r'<a id="([a-z0-9-]+)"></a>`\1`', PAGE.read_text()) == rows()
+
+
+def test_the_strict_codes_are_marked() -> None:
+    marked = re.findall(r"`([a-z0-9-]+)` \| (?:yes|with several visible GPUs) \|", PAGE.read_text())
+    above = quoted("Of the others above", " are.\n")
+    assert {code for code, kind in KINDS.items() if kind.strict} == set(marked) | above
+
+
+def test_the_codes_that_rank_0_logs_alone_are_named() -> None:
+    named = quoted("in the log (", ", which are the same for all ranks")
+    assert {code for code, kind in KINDS.items() if kind.once_per_job} == named

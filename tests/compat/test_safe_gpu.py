@@ -207,7 +207,7 @@ print(safe_gpu.get_free_gpus())
 
 def test_more_than_there_are(env: dict[str, str]) -> None:
     done = run(BEGIN + "safe_gpu.claim_gpus(3)", env=with_source(env))
-    assert "NotEnoughGpusError: asked for 3 GPUs, but this machine has 2 GPUs" in done.stderr
+    assert "NotEnoughGpusError: requested 3 GPUs; this machine has 2 GPUs" in done.stderr
 
 
 def test_none_hides_them_all(env: dict[str, str]) -> None:
@@ -350,7 +350,7 @@ print(safe_gpu.gpu_owner.devices_taken)
 """
     lines = said({**env, **alone.env()}, script)
     assert lines[0] == "True"
-    assert "refused: asked for 2 GPUs on a machine with a single one" in lines
+    assert "refused: requested 2 GPUs on a machine with a single one" in lines
     assert lines[-2:] == ["Set CUDA_VISIBLE_DEVICES=0", "[0]"]
     assert not any("lock" in line for line in lines)
 

@@ -71,7 +71,7 @@ def test_a_safe_gpu_user_waits_for_ours(driver: FakeDriver, env: dict[str, str])
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--nb-gpus", "3"], "NotEnoughGpusError: asked for 3 GPUs"),
+        (["--nb-gpus", "3"], "NotEnoughGpusError: requested 3 GPUs"),
         pytest.param(
             ["--backend", "cupy"],
             "PlaceholderError: placeholder='cupy'",

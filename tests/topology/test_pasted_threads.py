@@ -73,6 +73,25 @@ def test_one_offline_cpu_of_a_dgx_a100() -> None:
     assert "the first core: 0, 128" in message(topology, "cores-inferred")
 
 
+@pytest.mark.parametrize("missing", ["Socket(s)", "Core(s) per socket"])
+def test_one_offline_cpu_where_no_number_of_cores_confirms_the_threads(missing: str) -> None:
+    """The nodes still show the siblings: 0-15,128-143."""
+    topology = parse(without(DGX, missing))
+    assert ranks(topology, 8) == DGX_RANKS
+    assert "the first core: 0, 128" in message(topology, "cores-inferred")
+
+
+def test_offline_cpus_where_neither_numbers_nor_nodes_show_siblings() -> None:
+    """CPUs 6 and 15 of 16 are offline: with two threads a core, 0 may belong to 1 or to 8."""
+    text = (
+        "CPU(s): 16\nOn-line CPU(s) list: 0-5,7-14\nThread(s) per core: 1\n"
+        "NUMA node(s): 1\nNUMA node0 CPU(s): 0-5,7-14\n"
+    )
+    topology = parse(text)
+    assert cores(topology) is None
+    assert "cores-unknown" in codes(topology)
+
+
 def test_the_largest_core_counts_for_a_newer_lscpu() -> None:
     topology = parse(DGX.replace("core:              1", "core:              2"))
     assert ranks(topology, 8) == DGX_RANKS
@@ -256,8 +275,8 @@ def test_siblings_in_two_nodes_stay_one_core(topology: Topology) -> None:
     assert [share.cores for share in made.shares] == [32, 32]
     (notice,) = (one for one in made.warnings if one.code == "cores-across-nodes")
     assert notice.message == (
-        "64 of the 64 cores near GPUs 0-1 lie in several NUMA nodes (0-1; the first core: CPUs "
-        "0, 64); each core stays whole, so shares reach into these nodes: on a virtual machine "
+        "64 of the 64 cores near GPUs 0-1 have CPUs in several NUMA nodes (0-1; the first core: "
+        "CPUs 0,64); cores stay whole, so shares reach into these nodes. On a virtual machine, "
         "correct its CPU topology"
     )
 

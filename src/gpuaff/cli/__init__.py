@@ -1,8 +1,8 @@
-"""The command line, one file a command."""
+"""The command line, one module a command."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what is imported here, `gpuaff run` has to wait for
+TYPE_CHECKING = False  # `gpuaff run` delays the user's program by whatever is imported here
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

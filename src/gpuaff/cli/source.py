@@ -10,32 +10,32 @@ import sys
 from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
+from gpuaff.cli.output import print_stderr
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError, TopologyError
 from gpuaff.notices import Notice
 from gpuaff.options import suggestion
-from gpuaff.topology import serialize
+from gpuaff.topology import machines, serialize
 from gpuaff.topology.model import Topology
 
-_MOST = 4 << 20
-"""The longest input read, in bytes. The JSON of a machine with 8192 CPUs needs less than a tenth
-of it."""
+_LONGEST = 4 << 20
+"""The longest input, in bytes. The JSON of a machine with 8192 CPUs takes less than a tenth."""
 
 _JSON = re.compile(r'\s*(?:\{|\[\s*[\[{"\]])')
 """How JSON begins. A paste may begin with a prompt: ``[me@node ~]$ lscpu``."""
 
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-"""What text does not have; the escapes (1b) that nvidia-smi underlines with are text."""
+"""What text does not contain; the escapes (1b) by which nvidia-smi underlines are text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """A machine to talk about.
+class Machine:
+    """The machine that a command is about.
 
     Attributes:
         topology: what it has.
-        name: what to call it.
-        live: whether it is this machine, seen with this process's mask and environment.
+        name: its name in the output.
+        live: whether it is this machine, with this process's mask and environment.
     """
 
     topology: Topology
@@ -45,19 +45,19 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What an argument allows.
+    """CPUs that an option allows.
 
     Attributes:
-        argument: the argument's name.
+        option: the option's name.
         cpus: the CPUs that it names.
     """
 
-    argument: str
+    option: str
     cpus: CpuSet
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which machine is meant."""
+    """Add the options that choose the machine."""
     parser.add_argument(
         "--from",
         dest="what",
@@ -78,27 +78,27 @@ def observe(
     visible_devices: str | None = None,
     limit: Limit | None = None,
     links: bool,
-) -> Observed:
-    """Look at the machine that is meant.
+) -> Machine:
+    """Observe or read the machine.
 
     Args:
         what: ``--from``; None is the machine we run on, or the tree of GPUAFF_FSROOT.
-        visible_devices: ``--visible-devices``, None when it was not given.
-        limit: the CPUs that an argument allows, None when none was given.
-        links: also ask how the GPUs are connected.
+        visible_devices: ``--visible-devices``; None when it was not given.
+        limit: the CPUs that an option allows; None when none was given.
+        links: also find out how the GPUs are connected.
 
     Raises:
-        TopologyError: there is no such thing, or it cannot be understood.
-        InvalidOptionError: ``limit`` names only CPUs that are not there.
+        TopologyError: there is no such file or machine, or it cannot be parsed.
+        InvalidOptionError: ``limit`` names only CPUs that the machine lacks.
         OSError: a file cannot be read.
     """
     if what is None and env.fsroot() is None:
-        seen = Observed(_live(visible_devices, links=links), "this machine", live=True)
+        machine = Machine(_live(visible_devices, links=links), "this machine", live=True)
     else:
         topology, name = _tree(links=links) if what is None else _read(what)
-        neutral = _for_nobody(topology, name, visible_devices, told=limit is not None)
-        seen = Observed(neutral, name, live=False)
-    return seen if limit is None else _limited(seen, limit)
+        neutral = _neutral(topology, name, visible_devices, limited=limit is not None)
+        machine = Machine(neutral, name, live=False)
+    return machine if limit is None else _limited(machine, limit)
 
 
 def _live(visible_devices: str | None, *, links: bool) -> Topology:
@@ -116,20 +116,20 @@ def _tree(*, links: bool) -> tuple[Topology, str]:
     return Topology.observe(links=links), tree.root
 
 
-def _for_nobody(
-    topology: Topology, name: str, visible_devices: str | None, *, told: bool
+def _neutral(
+    topology: Topology, name: str, visible_devices: str | None, *, limited: bool
 ) -> Topology:
-    """The machine as any process would have it: all its CPUs allowed, all its GPUs visible.
+    """The machine with all CPUs allowed and all GPUs visible, not as its saver saw it.
 
     Args:
-        topology: what was read, as the process that saved it saw it.
+        topology: what was read.
         name: where it came from.
-        visible_devices: ``--visible-devices``, None when it was not given.
-        told: whether an argument says which CPUs are allowed.
+        visible_devices: ``--visible-devices``; None when it was not given.
+        limited: whether an option names the allowed CPUs.
     """
     whole = topology.with_allowed(topology.cpus).with_visible_devices(None)
     notes: list[Notice] = []
-    if not told and topology.allowed != whole.allowed:
+    if not limited and topology.allowed != whole.allowed:
         notes.append(_saved_allowed(name, format_cpulist(topology.allowed)))
     if visible_devices is not None:
         whole = whole.with_visible_devices(visible_devices)
@@ -154,48 +154,42 @@ def _saved_visible(name: str, indices: str) -> Notice:
     )
 
 
-def _limited(seen: Observed, limit: Limit) -> Observed:
-    topology = seen.topology.with_allowed(limit.cpus)
+def _limited(machine: Machine, limit: Limit) -> Machine:
+    topology = machine.topology.with_allowed(limit.cpus)
     if not topology.allowed:
-        online = format_cpulist(topology.cpus)
-        raise InvalidOptionError(
-            limit.argument, format_cpulist(limit.cpus), f"some of the CPUs of {seen.name}, {online}"
-        )
+        expected = f"some of the CPUs of {machine.name}, {format_cpulist(topology.cpus)}"
+        raise InvalidOptionError(limit.option, format_cpulist(limit.cpus), expected)
     absent = format_cpulist(limit.cpus - topology.allowed)
     if absent:
-        note = Notice("allowed-absent", f"{limit.argument}: {seen.name} has no CPU {absent} online")
+        message = f"{limit.option}: {machine.name} has no CPU {absent} online"
+        note = Notice("allowed-absent", message)
         topology = replace(topology, notes=(*topology.notes, note))
-    return replace(seen, topology=topology)
+    return replace(machine, topology=topology)
 
 
 def _read(what: str) -> tuple[Topology, str]:
-    """What ``--from`` names, and what to call it: a file wins over a machine."""
-    if what == "-":
-        return _understood(_standard_input(), "standard input"), "standard input"
-    data = _file(what)
-    if data is None:
-        return _machine(what), what
-    return _understood(data, what), what
+    """What ``--from`` names, and its name in the output; a file wins over a machine."""
+    name = "standard input" if what == "-" else what
+    data = _standard_input() if what == "-" else _file(what)
+    return (_shipped(what) if data is None else _parsed(data, name)), name
 
 
 def _standard_input() -> bytes:
     if sys.stdin is None:
         raise TopologyError("standard input", "is closed")
     if sys.stdin.isatty():
-        from gpuaff.cli.output import print_stderr
-
         print_stderr("paste the text here, then press Ctrl-D")
-    return sys.stdin.buffer.read(_MOST + 1)
+    return sys.stdin.buffer.read(_LONGEST + 1)
 
 
 def _file(name: str) -> bytes | None:
-    """What a file holds; None when there is none of that name.
+    """The contents of a file; None when there is no file of that name.
 
-    Read once and from one descriptor: it may be a pipe (``--from <(nvidia-smi topo -m)``).
+    It is read once and from one descriptor: it may be a pipe (``--from <(nvidia-smi topo -m)``).
     """
     try:
         with open(name, "rb") as stream:  # noqa: PTH123 - "" is no file, Path("") is a folder
-            return stream.read(_MOST + 1)
+            return stream.read(_LONGEST + 1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None
     except OSError as error:
@@ -204,9 +198,7 @@ def _file(name: str) -> bytes | None:
         raise TopologyError(name, f"cannot be read: {error.strerror}") from None
 
 
-def _machine(name: str) -> Topology:
-    from gpuaff.topology import machines
-
+def _shipped(name: str) -> Topology:
     names = list(machines.names())
     if name in names:
         return Topology.named(name)
@@ -218,7 +210,7 @@ def _machine(name: str) -> Topology:
     )
 
 
-def _understood(data: bytes, name: str) -> Topology:
+def _parsed(data: bytes, name: str) -> Topology:
     try:
         text = _text(data)
         return _from_json(text) if _JSON.match(text) else Topology.parse(text)
@@ -232,8 +224,8 @@ def _text(data: bytes) -> str:
     Raises:
         TopologyError: they are not text, or too many, or none.
     """
-    if len(data) > _MOST:
-        raise TopologyError("", f"more than {_MOST >> 20} MiB: not a topology, nor pasted text")
+    if len(data) > _LONGEST:
+        raise TopologyError("", f"more than {_LONGEST >> 20} MiB: not a topology, nor pasted text")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > writes
         return data.decode("utf-16", "replace")
     if _BINARY.search(data):

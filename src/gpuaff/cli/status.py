@@ -1,4 +1,4 @@
-"""``gpuaff status``: who has which GPU, and who waits."""
+"""``gpuaff status``: which GPUs are free, leased or in use, and the waiters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from gpuaff._system import env
 from gpuaff.claims.model import Busy, DeviceReading
 from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, ProcessInfo, Status, Use, Waiter
 from gpuaff.cpuset import format_cpulist
-from gpuaff.formatting import Line, Span, line, size, table
-from gpuaff.formatting import person as in_words
+from gpuaff.formatting import Line, Span, line, process_in_words, size, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,26 +17,34 @@ if TYPE_CHECKING:
 
 STATUS_SCHEMA_VERSION = 1
 
+_HEAD = ("GPU", "name", "memory", "load", "state", "who")
+_WAITING_HEAD = ("waiting", "who", "for")
+
+_USES = {Kind.COMPUTE: "computes", Kind.GRAPHICS: "draws", Kind.OPEN: "has it open"}
+
+_SHOWN_BELOW = (Busy.LEASED, Busy.PROCESSES)
+"""The lines about the lease and the processes show more than the message."""
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
     parser.description = (
-        "Show each GPU: whether it is free, who has leased it, which processes are on it; and who "
-        "waits for GPUs. Nothing is changed, and no lock is taken to look."
+        "Show each GPU: whether it is free, its lease and the processes on it; then the waiters. "
+        "Nothing is changed, and no lock is taken."
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, and show what was found; returns the exit code."""
+    """Show the state of the GPUs; returns the exit code."""
     from gpuaff.claims.status import status_of, take_snapshot
     from gpuaff.cli import output
     from gpuaff.errors import GpuaffError
 
     if env.fsroot() is not None:
         raise GpuaffError(
-            "GPUAFF_FSROOT describes another machine, whose GPUs cannot be seen: unset it"
+            "GPUAFF_FSROOT describes another machine, whose GPUs cannot be examined: unset it"
         )
     status = status_of(take_snapshot())
     if args.json:
@@ -48,24 +55,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# Who has which GPU and who waits, as lines of text.
-
-
-_HEAD = ("GPU", "name", "memory", "load", "state", "who")
-_WAITING_HEAD = ("waiting", "who", "for")
-
-_DOES = {Kind.COMPUTE: "computes", Kind.GRAPHICS: "draws", Kind.OPEN: "has it open"}
-
-_TOLD_BELOW = (Busy.LEASED, Busy.PROCESSES)
-"""What the lines about the lease and the processes tell better."""
-
-
 def lines(status: Status, *, width: int | None = None) -> list[Line]:
-    """The whole text: the GPUs with who is on them, then those who wait.
+    """The GPUs with their holders, then the waiters.
 
     Args:
-        status: what was seen.
-        width: the terminal's; None when the text must not be broken.
+        status: the state of the machine.
+        width: the terminal's; None breaks no line.
     """
     rows = [row for gpu in status.gpus for row in _rows(gpu)]
     shown = table([_head(_HEAD), *rows], width=width, right=(0, 3)) if rows else []
@@ -76,30 +71,25 @@ def lines(status: Status, *, width: int | None = None) -> list[Line]:
     return [*shown, (), *below] if shown else below
 
 
-def _head(words: Sequence[str]) -> tuple[Line, ...]:
-    return tuple(line(Span(word, "head")) for word in words)
+def _head(titles: Sequence[str]) -> tuple[Line, ...]:
+    return tuple(line(Span(title, "head")) for title in titles)
 
 
 def _rows(gpu: GpuStatus) -> Iterator[tuple[Line, ...]]:
     reading = gpu.reading
     device = reading.device
     load = "" if reading.utilization is None else f"{reading.utilization} %"
+    state = "free" if gpu.busy is None else "kept" if gpu.busy is Busy.KEPT else "busy"
     cells = [
         line(Span(str(device.index), "gpu")),
         line(device.uuid if device.is_mig else device.name or ""),
         line(_memory(reading)),
         line(load),
-        line(_state(gpu)),
+        line(state),
     ]
-    for words in list(_who(gpu)) or [()]:
-        yield (*cells, words)
+    for holder in list(_holders(gpu)) or [()]:
+        yield (*cells, holder)
         cells = [()] * len(cells)
-
-
-def _state(gpu: GpuStatus) -> str:
-    if gpu.busy is None:
-        return "free"
-    return "kept" if gpu.busy is Busy.KEPT else "busy"
 
 
 def _memory(reading: DeviceReading) -> str:
@@ -107,10 +97,10 @@ def _memory(reading: DeviceReading) -> str:
     return "/".join(parts) if reading.used is not None else ""
 
 
-def _who(gpu: GpuStatus) -> Iterator[Line]:
+def _holders(gpu: GpuStatus) -> Iterator[Line]:
     if gpu.lease is not None:
         yield from _lease(gpu.lease)
-    if gpu.busy is not None and gpu.busy not in _TOLD_BELOW:
+    if gpu.busy is not None and gpu.busy not in _SHOWN_BELOW:
         yield line(Span(gpu.message, "" if gpu.busy is Busy.KEPT else "bad"))
     for use in gpu.uses:
         yield _use(use, gpu.lease)
@@ -119,43 +109,42 @@ def _who(gpu: GpuStatus) -> Iterator[Line]:
 def _lease(lease: LeaseStatus) -> Iterator[Line]:
     claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
     ended = Span(", which has ended", "bad") if lease.gone else ""
-    yield line(f"leased by {_person(claimer)}", ended or _exiting(claimer))
+    yield line(f"leased by {_process(claimer)}", ended or _exiting(claimer))
     if lease.gone is not False:
-        for person in lease.sharers:
-            yield line(f"held by {_person(person)}")
-    for person in lease.inside:
-        yield line(f"claimed inside by {_person(person)}")
+        for sharer in lease.sharers:
+            yield line(f"held by {_process(sharer)}")
+    for nested in lease.inside:
+        yield line(f"claimed inside by {_process(nested)}")
 
 
 def _use(use: Use, lease: LeaseStatus | None) -> Line:
-    person = use.process
-    if lease is not None and person.pid == lease.claimer.pid:  # told just above
-        person = replace(person, user=None, since=None)
+    process = use.process
+    if lease is not None and process.pid == lease.claimer.pid:  # shown just above
+        process = replace(process, user=None, since=None)
     memory = "" if use.memory is None else f", {size(use.memory)}"
-    return line(f"{_DOES[use.kind]}: {_person(person)}{memory}", _exiting(person))
+    return line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
 
 
-def _exiting(person: ProcessInfo) -> str | Span:
-    return Span(", which is exiting", "bad") if person.exiting else ""
+def _exiting(process: ProcessInfo) -> str | Span:
+    return Span(", which is exiting", "bad") if process.exiting else ""
 
 
-def _person(person: ProcessInfo) -> str:
-    """Somebody in words."""
-    if person.command is None and person.pid is None:
+def _process(process: ProcessInfo) -> str:
+    if process.command is None and process.pid is None:
         return "a process that is not visible here"
-    if person.command is None:
-        return f"pid {person.pid}" + (f" of {person.user}" if person.user else "")
-    return in_words(person.command, person.pid, user=person.user, since=person.since)
+    if process.command is None:
+        return f"pid {process.pid}" + (f" of {process.user}" if process.user else "")
+    return process_in_words(process.command, process.pid, user=process.user, since=process.since)
 
 
 def _waiting(place: int, waiter: Waiter, status: Status) -> tuple[Line, ...]:
-    lame = "" if waiter.well else Span(" (stopped or stuck: others pass)", "bad")
-    return line(f"{place}."), line(_person(waiter.process)), line(_wish(waiter, status), lame)
+    stuck = "" if waiter.well else Span(" (stopped or stuck: others pass)", "bad")
+    return line(f"{place}."), line(_process(waiter.process)), line(_wanted(waiter, status), stuck)
 
 
-def _wish(waiter: Waiter, status: Status) -> str:
-    """What somebody waits for: ``2 of GPU 0-3``."""
-    places = {gpu.reading.device.uuid: gpu.reading.device.index for gpu in status.gpus}
-    wanted = "some" if waiter.wanted is None else str(waiter.wanted)
-    indices = {places[uuid] for uuid in waiter.gpus if uuid in places}
-    return f"{wanted} of GPU {format_cpulist(indices)}" if indices else f"{wanted} of any"
+def _wanted(waiter: Waiter, status: Status) -> str:
+    """What it waits for: ``2 of GPU 0-3``."""
+    indices = {gpu.reading.device.uuid: gpu.reading.device.index for gpu in status.gpus}
+    count = "some" if waiter.wanted is None else str(waiter.wanted)
+    named = {indices[uuid] for uuid in waiter.gpus if uuid in indices}
+    return f"{count} of GPU {format_cpulist(named)}" if named else f"{count} of any"

@@ -1,6 +1,6 @@
 """torch's DataLoader: each worker on its part of the rank's cores.
 
-torch is not imported here, but by whoever has made a DataLoader.
+torch is imported when a worker calls this, not here.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class WorkerInit:
-    """What ``worker_init_fn`` is: a function that takes the rank's share along.
+    """The type of ``worker_init_fn``: a function that is pickled with the rank's share.
 
-    A worker that is spawned, or that comes from a fork server, knows nothing of its maker but what
-    is pickled for it. So the share that is in force is pickled with this.
+    A worker that is spawned, or comes from a fork server, knows of its parent only what is pickled
+    for it.
     """
 
     def __init__(self, share: CpuSet | None = None) -> None:
         self._share = share
 
     def __call__(self, worker_id: int) -> None:
-        """Put this worker on its part: see :func:`gpuaff.spread`.
+        """Pin this worker to its part: see :func:`gpuaff.spread`.
 
         Args:
             worker_id: the worker's number, as the DataLoader passes it.
 
         Raises:
-            GPUAffinityError: this process is no DataLoader's worker.
+            GPUAffinityError: this process is no worker of a DataLoader.
         """
         from torch.utils.data import get_worker_info
 
@@ -39,9 +39,9 @@ class WorkerInit:
         info = get_worker_info()
         if info is None:
             raise GPUAffinityError(
-                "worker_init_fn was called outside of a DataLoader's worker, where nobody tells "
-                "how many workers there are: pass it to the DataLoader, call it in a function that "
-                "is passed, or call gpuaff.spread(worker, workers)"
+                "worker_init_fn was called outside of a DataLoader's worker, where the number of "
+                "workers is unknown: pass it to the DataLoader, call it in a function that is "
+                "passed, or call gpuaff.spread(worker, workers)"
             )
         spread_within(worker_id, info.num_workers, share=self._share)
 
@@ -53,4 +53,4 @@ class WorkerInit:
 
 
 worker_init_fn = WorkerInit()
-"""For ``DataLoader(worker_init_fn=…)``: puts each worker on its part of the rank's cores."""
+"""For ``DataLoader(worker_init_fn=…)``: pins each worker to its part of the rank's cores."""

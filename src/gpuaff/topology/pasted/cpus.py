@@ -297,7 +297,7 @@ class _Numbering:
         if threads == 1 and not self._is_doubtful and self._has_one_thread():
             return tuple(frozenset([cpu]) for cpu in sorted(self._cpus))
         found = self._by_threads() if threads else None
-        if found is None and (self._is_doubtful or threads in (0, 2)):
+        if found is None and (self._is_doubtful or threads in (0, 1, 2)):
             found = self._two_runs()
         self._add_notes(paste, found)
         return found
@@ -306,10 +306,13 @@ class _Numbering:
         """Whether no core can have two CPUs online, if lscpu prints one thread for each.
 
         There are no more CPUs than cores, as far as lscpu's rounding shows, or, offline ones
-        included, too few for two threads.
+        included, too few for two threads. Where the text lacks the number of cores, nothing
+        confirms it: then all CPUs must be online.
         """
         least = min(self._summary.cores, default=0)
-        return not least or self._count <= least or self._all < 2 * least
+        if not least:
+            return self._all == len(self._cpus)
+        return self._count <= least or self._all < 2 * least
 
     def _by_threads(self) -> tuple[CpuSet, ...] | None:
         """The cores of which lscpu would print these numbers, or None.
@@ -372,19 +375,25 @@ class _Numbering:
         Each list is two runs of CPUs, such as 0-15 and 128-143, at one distance d, and no id
         reaches 2 d. On x86-64 Linux numbers the first threads of all cores before any second one,
         so with one thread per core a node has no such gap. POWER numbers siblings side by side,
-        and so do many virtual machines, where one list of that form is not enough.
+        and so do many virtual machines, where one list of that form is not enough. A list may
+        lack the siblings of as many CPUs as are offline.
         """
         summary, lists = self._summary, self._lists
-        distances = {_distance(ids) for ids in lists}
+        distances = {_distance(ids) for ids in lists} - {None}
         distance = distances.pop() if len(distances) == 1 else None
         if distance is None or summary.is_power or (summary.is_virtual and len(lists) < 2):
+            return None
+        if sum(_unpaired(ids, distance) for ids in lists) > self._all - len(self._cpus):
             return None
         if frozenset().union(*lists) != self._cpus or max(self._cpus) >= 2 * distance:
             return None
         # The second threads are numbered from the number of cores on.
         if summary.cores and distance not in summary.cores:
             return None
-        return tuple(frozenset((c, c + distance)) for c in sorted(self._cpus) if c < distance)
+        found: dict[int, set[int]] = {}
+        for cpu in sorted(self._cpus):
+            found.setdefault(cpu % distance, set()).add(cpu)
+        return tuple(map(frozenset, found.values()))
 
     def _add_notes(self, paste: Paste, cores: Sequence[CpuSet] | None) -> None:
         threads, expected = self._threads, self._summary.cores
@@ -409,6 +418,11 @@ class _Numbering:
             f"{known if is_known else 'which CPUs share a core is unknown'}, and the numbering "
             f"does not show it, so each counts as a core of its own: {_ADD}",
         )
+
+
+def _unpaired(cpus: CpuSet, distance: int) -> int:
+    """How many of these CPUs have no sibling among them that is so far apart."""
+    return sum(not {cpu - distance, cpu + distance} & cpus for cpu in cpus)
 
 
 def _distance(cpus: CpuSet) -> int | None:
