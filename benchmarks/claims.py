@@ -43,7 +43,8 @@ def main() -> None:
     args = parser.parse_args()
     print(f"{'':62}{'measured':>10}{'allowed':>10}{'ratio':>8}")
     _look_and_lease()
-    _wake_ups(args.turns)
+    _hand_overs(args.turns)
+    _eight_at_once(args.turns)
     _idle(args.seconds)
     _two_hundred()
     _race(args.rounds)
@@ -93,23 +94,41 @@ def _look_and_lease() -> None:
         _tell(name, found[what] - asking, 3, "ms")
 
 
-# ---- being woken -----------------------------------------------------------------------------
+# ---- from one claim to the next ----------------------------------------------------------------
 
 
-def _wake_ups(turns: int) -> None:
-    for name, way in (
-        ("release()", _released),
-        ("SIGKILL of the holder", _killed),
-        ("the end of a child that shares the lease", _child_ended),
-        ("the end of a process without a lease", _stranger_ended),
-        ("release(), and no inotify instance is left", _released_unseen),
-        ("SIGKILL of the first in line, and a GPU is free", _first_killed),
+def _hand_overs(turns: int) -> None:
+    for name, way, allowed in (
+        ("release()", _released, 250),
+        ("SIGKILL of the holder", _killed, 250),
+        ("the end of a child that shares the lease", _child_ended, 250),
+        ("the end of a process without a lease", _stranger_ended, 250),
+        ("SIGKILL of the first in line, and a GPU is free", _first_killed, 250),
+        ("SIGSTOP of the first in line, and a GPU is free", _first_stopped, 1000),
     ):
-        if way is _released_unseen and len(USERS) == 1:
-            continue
         times = sorted(_times(way, turns))
-        _tell(f"woken by {name}, median", median(times), 100, "ms")
-        _tell(f"{'':9}the slowest of {len(times)}", times[-1], 100, "ms")
+        _tell(f"served after {name}, median", median(times), allowed, "ms")
+        _tell(f"{'':9}the slowest of {len(times)}", times[-1], allowed, "ms")
+
+
+def _eight_at_once(turns: int) -> None:
+    """All GPUs are freed at the same time to eight waiters that want any: the last one's wait."""
+    with open_to_all(Topology.named("dgx-a100")) as of:
+        times = []
+        for turn in range(turns):
+            of.start(f"a{turn}", 8, wait=None)
+            of.until(f"a{turn}", "has")
+            waiters = [f"b{turn}-{place}" for place in range(8)]
+            for who in waiters:
+                of.waits(who)
+            time.sleep(1.3)
+            started = time.monotonic()
+            of.tell(f"a{turn}", "release")
+            times.append(1000 * max(of.until(who, "has")["at"] - started for who in waiters))
+            for who in waiters:
+                of.kill(who)
+    _tell("the last of eight GPUs freed at once is had, median", median(times), 500, "ms")
+    _tell(f"{'':9}the slowest of {len(times)}", max(times), 500, "ms")
 
 
 def _times(way: Callable[[Crowd, int], float], turns: int) -> Iterator[float]:
@@ -121,7 +140,7 @@ def _times(way: Callable[[Crowd, int], float], turns: int) -> Iterator[float]:
 
 
 def _ready(of: Crowd, turn: int) -> None:
-    """Somebody holds the GPU, and somebody sleeps until it is free."""
+    """One holds the GPU, and another waits for it."""
     of.start(f"a{turn}", wait=None)  # who was killed before may be dying still
     of.until(f"a{turn}", "has")
     of.waits(f"b{turn}")
@@ -164,16 +183,6 @@ def _stranger_ended(of: Crowd, turn: int) -> float:
     return started
 
 
-def _released_unseen(of: Crowd, turn: int) -> float:
-    of.start(f"a{turn}", wait=None)
-    of.until(f"a{turn}", "has")
-    of.waits(f"b{turn}", user=USERS[1], instances=True)
-    time.sleep(1.3)
-    started = time.monotonic()
-    of.tell(f"a{turn}", "release")
-    return started
-
-
 def _first_killed(of: Crowd, turn: int) -> float:
     """The first waits for what the GPU does not do; the next would take it as it is."""
     of.driver.set_utilization(0, 90)
@@ -182,6 +191,19 @@ def _first_killed(of: Crowd, turn: int) -> float:
     time.sleep(0.3)
     started = time.monotonic()
     of.kill(f"a{turn}")
+    return started
+
+
+def _first_stopped(of: Crowd, turn: int) -> float:
+    """Likewise, but the first is stopped, and killed in the next turn."""
+    if turn:
+        of.kill(f"a{turn - 1}")
+    of.driver.set_utilization(0, 90)
+    of.waits(f"a{turn}", max_utilization=10)
+    of.waits(f"b{turn}")
+    time.sleep(0.3)
+    started = time.monotonic()
+    of.kill(f"a{turn}", signal.SIGSTOP)
     return started
 
 
@@ -208,15 +230,14 @@ def _idle(seconds: float) -> None:
         for name, pid in whom.items():
             _tell(f"CPU, {name}", 100 * (_cpu(pid) - before[name]) / seconds, 1, "%")
         one.kill()
-    if len(USERS) > 1:
-        with open_to_all(Topology.named("dgx-a100")) as of:
-            of.holds("holder", 8)
-            pid = of.waits("a", 8, user=USERS[1], instances=True)["pid"]
-            time.sleep(3)
-            start = _cpu(pid)
-            time.sleep(seconds)
-            name = "CPU, the first in line, no inotify instance is left"
-            _tell(name, 100 * (_cpu(pid) - start) / seconds, 1, "%")
+    with open_to_all(Topology.named("dgx-a100")) as of:
+        of.holds("holder", 8)
+        pids = [of.waits(f"w{place}")["pid"] for place in range(200)]
+        time.sleep(6)
+        start = sum(map(_cpu, pids))
+        time.sleep(max(seconds, 30))
+        share = 100 * (sum(map(_cpu, pids)) - start) / max(seconds, 30)
+        _tell("CPU, 200 waiters together", share, 2, "%")
 
 
 def _cpu(pid: int) -> float:

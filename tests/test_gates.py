@@ -20,7 +20,6 @@ GATES = {
     "_system/descriptors.py",
     "_system/locks.py",
     "_system/lock_files.py",
-    "_system/watch.py",
 }
 OPENS = {
     "cli/dispatch.py",  # the null device, when a reader has gone

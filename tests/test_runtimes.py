@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuaff.pinning.check import culprits
-from gpuaff.pinning.openmp import OPENMP, loaded, spares_the_main_thread, that_bind
+from gpuaff.pinning.check import possible_causes
+from gpuaff.pinning.openmp import OPENMP, binding_variables, is_main_thread_free, loaded
 
 pytestmark = pytest.mark.case("C4", "C5")
 
@@ -33,16 +33,18 @@ pytestmark = pytest.mark.case("C4", "C5")
     ],
 )
 def test_what_binds(variables: dict[str, str], binding: list[str]) -> None:
-    assert that_bind(variables.get) == binding
-    accused = culprits({"libiomp5.so"}, variables)
+    assert binding_variables(variables.get) == binding
+    accused = possible_causes({"libiomp5.so"}, variables)
     assert bool(accused) == bool(binding)
     assert all(name in accused[0].reason for name in binding)
 
 
 def test_what_gnus_runtime_heeds() -> None:
-    assert not culprits({"libgomp.so.1"}, {"KMP_AFFINITY": "compact"})
-    assert not culprits({"libgomp.so.1"}, {"GOMP_CPU_AFFINITY": "0", "OMP_PROC_BIND": "FALSE"})
-    assert culprits({"libgomp-a34b3233.so.1.0.0"}, {"GOMP_CPU_AFFINITY": "0"})
+    assert not possible_causes({"libgomp.so.1"}, {"KMP_AFFINITY": "compact"})
+    assert not possible_causes(
+        {"libgomp.so.1"}, {"GOMP_CPU_AFFINITY": "0", "OMP_PROC_BIND": "FALSE"}
+    )
+    assert possible_causes({"libgomp-a34b3233.so.1.0.0"}, {"GOMP_CPU_AFFINITY": "0"})
 
 
 @pytest.mark.case("C7")
@@ -58,8 +60,8 @@ def test_what_gnus_runtime_heeds() -> None:
     ],
 )
 def test_openblas(variables: dict[str, str], spared: bool) -> None:
-    assert spares_the_main_thread(variables.get) == spared
-    assert bool(culprits({"libscipy_openblas64_-ff651d7f.so"}, variables)) != spared
+    assert is_main_thread_free(variables.get) == spared
+    assert bool(possible_causes({"libscipy_openblas64_-ff651d7f.so"}, variables)) != spared
 
 
 def test_other_libraries_of_like_names() -> None:

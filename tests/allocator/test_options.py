@@ -149,7 +149,7 @@ def test_what_is_no_set_of_cpus(value: object) -> None:
 
 
 AN_ID = "an id is a whole number from 0 to 65535"
-CPUS = 'CPUs, as a list such as "0-3,8" or as their ids, at least one'
+CPUS = "a list of CPUs such as 0-3,8, with at least one in it"
 COUNT = "a whole number from 1 to 65535"
 MASKS = "a list of CPU sets, one for each of the 2 ranks"
 MODES = "all, single, single_unique, unique_interleaved, unique_contiguous, core_complex"

@@ -60,7 +60,6 @@ class Crowd:
         *,
         raises: bool = False,
         user: int = 0,
-        instances: bool = False,
         **claim: Any,
     ) -> int:
         """Let somebody claim; returns the process id."""
@@ -68,7 +67,6 @@ class Crowd:
             start=who,
             raises=raises,
             user=user,
-            instances=instances,
             claim={"n": n, "placeholder": None, **claim},
         )
         self.pids[who] = int(self.until(who, "begins")["pid"])

@@ -3,13 +3,12 @@
 Reads commands, a JSON object a line: ``{"start": NAME, "claim": {...}}`` forks a claimer, whose
 words are told to it by ``{"tell": NAME, "do": WORD}``: release, fork (a child that shares all) or
 end.
-``"user"`` makes it another user, ``"instances"`` takes all of that user's inotify instances first.
+``"user"`` makes it another user.
 Claimers print what happens to them, a JSON object a line. :class:`claims.crowd.Crowd` talks so.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -32,10 +31,6 @@ def member(order: Mapping[str, Any], words: int) -> None:
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
-    if order.get("instances"):
-        libc = ctypes.CDLL(None)
-        while libc.inotify_init1(0) >= 0:
-            pass
     before = descriptors()
     import gpuaff
 
@@ -84,7 +79,7 @@ def member(order: Mapping[str, Any], words: int) -> None:
 
 
 def descriptors() -> set[str]:
-    """What is open, but for the files through which threads sleep who stand behind others."""
+    """What is open."""
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         try:

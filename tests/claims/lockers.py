@@ -7,11 +7,9 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from gpuaff._system.watch import Watch
 from gpuaff.claims.model import Device
 
 from processes import Stopped, run, stopped
@@ -19,10 +17,9 @@ from processes import Stopped, run, stopped
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
-from gpuaff.claims.locking import registry, registry, guard, leases, queue, lockdir, queue
+from gpuaff.claims.locking import guard, leases, lockdir, queue, registry
 from gpuaff.claims.locking.leases import Holder, Lease
 from gpuaff.claims.model import Device
-from gpuaff._system.watch import Watch
 from gpuaff.errors import LockDirectoryError
 from gpuaff._system import lock_files, locks
 
@@ -98,14 +95,6 @@ def locker(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -
 def can_lease(device: str = "gpu(0)", *, prefix: Sequence[str] = ()) -> bool:
     """Whether another process could have a device now."""
     return said(f"print(isinstance(leased({device}), Lease))", prefix=prefix) == "True"
-
-
-@contextmanager
-def watching(*paths: str | Path) -> Iterator[Watch]:
-    """Files whose being closed wakes."""
-    with Watch() as watch:
-        watch.begin([str(path) for path in paths])
-        yield watch
 
 
 def until(happened: Callable[[], bool], *, within: float = 20) -> float:

@@ -46,7 +46,6 @@ TRACED = (
     "gpuaff/_system/lock_files.py",
     "gpuaff/_system/descriptors.py",
     "gpuaff/_system/cuda.py",
-    "gpuaff/_system/watch.py",
     "gpuaff/_system/lockf.py",
     "gpuaff/_system/env.py",
     "gpuaff/_system/nvml_prewarm.py",

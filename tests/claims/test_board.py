@@ -1,4 +1,4 @@
-"""The board, by real processes: who stands there, and what may stand there."""
+"""The registry, by real processes: who stands there, and what may stand there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.probe import describe_waiter
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.registry import (
+    BEATS,
     HOLDS,
     MOST,
     PART_COUNT,
     PARTS,
+    RECORDS,
     SLOT_SIZE,
     SLOTS,
+    TICKETS,
     WAITS,
     Entry,
 )
@@ -32,7 +35,8 @@ from claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
 
 STAND = """
 slot = registry.take()
-slot.write({**registry.about_me(), "ticket": 1, "gpus": ["GPU-0"]})
+slot.beat(ticket=1)
+slot.write({**registry.about_me(), "gpus": ["GPU-0"]})
 if %r:
     slot.hold_begins()
 print(slot.number)
@@ -50,8 +54,9 @@ def stand(*, holds: bool = False) -> str:
 def test_the_layout_is_what_the_page_says() -> None:
     """Other languages have it from docs/lease-protocol.md."""
     assert (SLOTS, SLOT_SIZE) == (512, 4096)
-    assert (WAITS, HOLDS, PARTS, PART_COUNT) == (2097152, 2097664, 2098176, 64)
-    assert registry.VERSION == 1
+    assert (TICKETS.size, BEATS.size, RECORDS) == (4096, 4096, 8192)
+    assert (WAITS, HOLDS, PARTS, PART_COUNT) == (2105344, 2105856, 2106368, 64)
+    assert registry.VERSION == 2
 
 
 @pytest.mark.parametrize("holds", [False, True])
@@ -64,7 +69,7 @@ def test_a_record_is_there_for_as_long_as_its_writer(
         number = int(one.heard())
         (entry,) = registry.entries()
         assert (entry.slot, entry.waits, entry.pid) == (number, not holds, one.pid)
-        assert (entry.ticket, entry.gpus) == (1, ("GPU-0",))
+        assert (entry.ticket, entry.gpus) == (0 if holds else 1, ("GPU-0",))
         assert entry.record["uid"] == os.geteuid()
         stat = Path(f"/proc/{one.pid}/stat").read_text()
         assert entry.start == int(stat.rpartition(")")[2].split()[19])
@@ -157,7 +162,8 @@ def test_a_record_of_a_hundred_instances_still_has_its_place(lock_folder: Path) 
     """It is too long for a slot; then it wants any."""
     slot, other = registry.take(), registry.take()
     uuids = [f"MIG-00000000-0000-4000-8000-{number:012}" for number in range(112)]
-    record = {**registry.about_me(), "ticket": 5, "wanted": 2, "gpus": uuids}
+    record = {**registry.about_me(), "wanted": 2, "gpus": uuids}
+    slot.beat(ticket=5)
     slot.write(record)
     (entry,) = registry.read(other.handle)
     assert (entry.ticket, entry.gpus, entry.pid) == (5, (), os.getpid())
@@ -172,7 +178,7 @@ def test_a_record_of_a_hundred_instances_still_has_its_place(lock_folder: Path) 
 def test_whether_others_see_it(lock_folder: Path) -> None:
     slot = registry.take()
     seen = [slot.is_current]
-    (lock_folder / "board").unlink()
+    (lock_folder / "registry").unlink()
     seen.append(slot.is_current)
     second = registry.take()
     seen += [second.is_current, slot.is_current]
@@ -189,7 +195,6 @@ def test_a_descriptor_that_is_somebody_elses_by_now_is_left_alone(
     number = slot.handle
     os.dup2(log, number)
     slot.release()
-    registry.leave()
     assert os.write(number, b"x") == 1
     os.close(number)
     os.close(log)
@@ -208,10 +213,8 @@ NUMBERS = st.one_of(
     st.sampled_from([10**4000, -(10**4000), MOST, MOST + 1, float("inf"), True]),
 )
 VALUES = st.one_of(NUMBERS, st.text(), st.none(), st.lists(st.one_of(st.text(), NUMBERS)))
-RECORDS = st.dictionaries(
-    st.sampled_from(
-        ["pid", "start", "uid", "ticket", "beat", "since", "gpus", "name", "wanted", "v"]
-    ),
+WRITTEN = st.dictionaries(
+    st.sampled_from(["pid", "start", "uid", "since", "gpus", "name", "wanted", "v"]),
     VALUES,
 )
 
@@ -220,7 +223,7 @@ RECORDS = st.dictionaries(
 @given(
     data=st.one_of(
         st.binary(max_size=300),
-        RECORDS.map(lambda record: json.dumps(record).encode()),
+        WRITTEN.map(lambda record: json.dumps(record).encode()),
         st.sampled_from(
             [b"[" * SLOT_SIZE, b'{"a":' * 800, b"\0" * SLOT_SIZE, b'{"name": "\\ud800\\u001b[2J"}']
         ),
@@ -229,7 +232,10 @@ RECORDS = st.dictionaries(
 def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
     bad, mine = registry.take(), registry.take()
     try:
-        lock_files.write_at(bad.handle, bad.number * SLOT_SIZE, data[:SLOT_SIZE].ljust(SLOT_SIZE))
+        record = data[:SLOT_SIZE].ljust(SLOT_SIZE)
+        lock_files.write_at(bad.handle, RECORDS + bad.number * SLOT_SIZE, record)
+        for at in 8 * bad.number, TICKETS.size + 8 * bad.number:
+            lock_files.write_at(bad.handle, at, data[:8])
         (entry,) = registry.read(mine.handle)
         assert all(isinstance(uuid, str) for uuid in entry.gpus)
         ticket = queue.next_ticket([entry])
@@ -237,10 +243,10 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
         found = queue.ahead([entry], wants=frozenset(["GPU-0"]), now=5.0, stopped=(), ticket=ticket)
         assert found in ((), (entry,))
         assert describe_waiter(entry).isprintable()
-        for number in (entry.since, entry.beat, entry.wanted, entry.uid):
+        for number in (entry.since, entry.ticket, entry.wanted, entry.uid):
             assert number is None or 0 <= number <= MOST
         registry.stopped([entry])
-        mine.write({"ticket": ticket})
+        mine.beat(ticket=ticket)
         assert mine.is_current
     finally:
         bad.release()
@@ -249,7 +255,7 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
 
 @given(st.binary(max_size=64))
 def test_a_file_of_any_length_is_a_board(data: bytes) -> None:
-    handle = os.memfd_create("board")
+    handle = os.memfd_create("registry")
     os.write(handle, data)
     other = os.open(f"/proc/self/fd/{handle}", os.O_RDWR)
     locks.try_range(other, HOLDS + 1)

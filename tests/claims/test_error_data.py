@@ -79,5 +79,5 @@ def test_what_the_kernel_has_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = tmp_path / "missing/locks"
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(folder))
     with pytest.raises(LockDirectoryError) as caught:
-        lockdir.open_file("board")
+        lockdir.open_file("registry")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(folder))

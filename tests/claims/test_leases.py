@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from claims.lockers import (
     said,
     two_users,
     until,
-    watching,
 )
 
 GPU = "gpu(0, '0000:01:00.0')"
@@ -246,31 +244,6 @@ def test_a_descriptor_that_is_somebody_elses_by_now_is_left_alone(
     assert free(gpu(1))
     os.close(second)
     os.close(log)
-
-
-def test_releasing_wakes_those_who_watch_though_a_child_has_it_open(lock_folder: Path) -> None:
-    lease = Lease()
-    assert lease.take([gpu(0)]) is None
-    with subprocess.Popen(["sleep", "60"], pass_fds=lease.fds) as child:
-        with watching(leases.locks_of(gpu(0))[0].path) as watch:
-            assert not watch.wait(0.01)
-            lease.release()
-            assert watch.wait(10)
-        child.kill()
-
-
-def test_releasing_opens_nothing_that_was_put_in_the_files_place(lock_folder: Path) -> None:
-    """Its owner may replace it by a link to a device that does something when it is opened."""
-    lease = Lease()
-    assert lease.take([gpu(0)]) is None
-    victim = lock_folder / "victim"
-    victim.touch()
-    path = lock_folder / "gpu-GPU-0"
-    path.unlink()
-    path.symlink_to(victim)
-    with watching(victim) as watch:
-        lease.release()
-        assert not watch.wait(0.05)
 
 
 # ---- directories in sysfs --------------------------------------------------------------------

@@ -44,27 +44,27 @@ FLOCK = {"x86_64": 73, "aarch64": 32}.get(platform.machine(), 0)
 def test_what_is_made_is_for_everyone_whatever_the_umask(lock_folder: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        for name, size in ("guard", 0), ("board", 4096), ("gpu-1", 0):
+        for name, size in ("guard", 0), ("registry", 4096), ("gpu-1", 0):
             os.close(lockdir.open_file(name, size=size))
     finally:
         os.umask(before)
     assert stat.S_IMODE(lock_folder.stat().st_mode) == 0o1777
     made = {path.name: stat.S_IMODE(path.stat().st_mode) for path in lock_folder.iterdir()}
-    assert made == dict.fromkeys(("guard", "board", "gpu-1", "README"), 0o1666)
+    assert made == dict.fromkeys(("guard", "registry", "gpu-1", "README"), 0o1666)
     assert [path.name for path in lock_folder.parent.iterdir()] == ["gpuaff"]
 
 
 @pytest.mark.case("E9")
 @pytest.mark.needs("systemd-tmpfiles")
 def test_what_cleans_tmp_leaves_it_alone(lock_folder: Path, tmp_path: Path) -> None:
-    os.close(lockdir.open_file("board", size=4096))
+    os.close(lockdir.open_file("registry", size=4096))
     (lock_folder / "somebodys").touch()
     for path in lock_folder.iterdir():
         os.utime(path, (0, 0))
     rule = tmp_path / "rule.conf"
     rule.write_text(f"d {lock_folder.parent} 1777 - - 1us\n")
     subprocess.run(["systemd-tmpfiles", "--clean", rule], check=True)
-    assert {path.name for path in lock_folder.iterdir()} == {"board", "README"}
+    assert {path.name for path in lock_folder.iterdir()} == {"registry", "README"}
 
 
 def test_a_path_that_hangs_on_the_working_directory_is_refused(
@@ -92,10 +92,10 @@ def test_without_files_that_have_no_name_it_is_made_by_name(lock_folder: Path) -
     os.close(lockdir.open_file("guard"))
     folder = locks.open_folder(str(lock_folder))
     for _ in range(2):  # where somebody else is first, theirs stays
-        locks._make_by_name(folder, "board", 4096, mode=0o666)
+        locks._make_by_name(folder, "registry", 4096, mode=0o666)
     os.close(folder)
-    assert (lock_folder / "board").stat().st_size == 4096
-    assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "board", "guard"]
+    assert (lock_folder / "registry").stat().st_size == 4096
+    assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "guard", "registry"]
 
 
 # ---- several users ---------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_what_is_planted_is_named_and_not_touched(
 ) -> None:
     lock_folder.mkdir()
     lock_folder.chmod(0o1777)
-    for name in "guard", "board", "gpu-GPU-0":
+    for name in "guard", "registry", "gpu-GPU-0":
         path = lock_folder / name
         plant(path)
         for made in lock_folder.parent.rglob("*"):
@@ -248,8 +248,8 @@ def test_a_file_that_others_may_only_read_can_be_locked_and_not_written(lock_fol
     for name in "guard", "gpu-GPU-0":
         (lock_folder / name).touch(0o644)
     assert said(USE, uid=A_USER) == "not refused"
-    (lock_folder / "board").chmod(0o644)
-    assert "board: Permission denied (this user may not use it)" in said(USE, uid=ANOTHER)
+    (lock_folder / "registry").chmod(0o644)
+    assert "registry: Permission denied (this user may not use it)" in said(USE, uid=ANOTHER)
 
 
 FOLDERS: dict[Callable[[Path], object], str] = {
@@ -324,7 +324,7 @@ def test_a_disk_that_is_full_before_the_boards_own_room_is_written(lock_folder: 
         {USE.strip().replace(chr(10), chr(10) + "        ")}
     """
     error = said(script, prefix=powers.mounted("size=64k,mode=1777", lock_folder.parent))
-    assert "board: No space left on device (no room is left)" in error
+    assert "registry: No space left on device (no room is left)" in error
 
 
 @pytest.mark.case("E9")
@@ -370,7 +370,7 @@ if not {nameless}:  # a file system without O_TMPFILE
     locks._nameless = lambda folder: None
 
 def make():
-    os.close(lockdir.open_file("board", size=4096))
+    os.close(lockdir.open_file("registry", size=4096))
     os.close(lockdir.open_file("guard"))
 
 def maker(deadly):

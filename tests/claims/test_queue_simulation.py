@@ -84,8 +84,8 @@ class Machine:
 
 
 def entry(number: int, job: Job) -> Entry:
-    record = {"ticket": number, "beat": 0.0, "gpus": sorted(job.wants), "wanted": job.count}
-    return Entry(slot=number, waits=True, record=record)
+    record = {"gpus": sorted(job.wants), "wanted": job.count}
+    return Entry(slot=number, waits=True, record=record, ticket=number)
 
 
 @st.composite

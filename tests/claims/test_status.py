@@ -20,9 +20,9 @@ ALICE, BOB = 1000, 1001
 NAMES = {ALICE: "ann", BOB: "bob"}
 
 
-def entry(slot: int, *gpus: str, waits: bool = False, **record: Any) -> Entry:
+def entry(slot: int, *gpus: str, waits: bool = False, ticket: int = 0, **record: Any) -> Entry:
     told = {"pid": 100 + slot, "uid": ALICE, "name": "python", "since": 50.0, "gpus": list(gpus)}
-    return Entry(slot=slot, waits=waits, record={**told, **record})
+    return Entry(slot=slot, waits=waits, ticket=ticket, record={**told, **record})
 
 
 def process(pid: int, command: str = "train.py", user: str = "ann") -> Process:

@@ -158,9 +158,9 @@ def test_a_user_cannot_end_or_spoil_the_other_ones_claim(shared_driver: MakeDriv
         assert "not permitted" in bob.says(f"tried(lambda: os.rename({str(lease)!r}, '/tmp/x'))")
         unlock = f"fcntl.flock(os.open({str(lease)!r}, os.O_RDONLY), fcntl.LOCK_UN)"
         assert bob.says(unlock) == "None"
-        board = here.locks / "board"
-        forge = f"os.pwrite(os.open({str(board)!r}, os.O_RDWR), b'[' * 4096 * 512, 0)"
-        assert bob.says(forge) == str(4096 * 512)
+        file = here.locks / "registry"
+        forge = f"os.pwrite(os.open({str(file)!r}, os.O_RDWR), b'[' * 4096 * 514, 0)"
+        assert bob.says(forge) == str(4096 * 514)
         told = bob.says("claim()")
         assert re.search(rf"GpusBusyError.*\(pid {ann.pid}\) of {ANN}", told), told
 
@@ -182,7 +182,7 @@ def test_a_planted_loss_holds_up_nobody(mode: int, shared_driver: MakeDriver) ->
         bob.says("release()")
         planted = here.locks / f"lost-{ANN}"
         lost = "import gpuaff.claims.devices.conflicts as lost, struct; "
-        now = "struct.pack('<d', conflicts.kernel.uptime())"
+        now = "struct.pack('<d', lost.kernel.uptime())"
         write = (
             f"f = os.open({str(planted)!r}, os.O_CREAT | os.O_RDWR, 0o600); "
             f"os.fchmod(f, {mode}); os.pwrite(f, {now}, 0)"

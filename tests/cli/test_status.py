@@ -68,7 +68,7 @@ class Machine:
 
     def _entries(self) -> Sequence[Entry]:
         try:
-            handle = os.open(self.locks / "board", os.O_RDONLY)
+            handle = os.open(self.locks / "registry", os.O_RDONLY)
         except FileNotFoundError:
             return ()
         try:
@@ -97,8 +97,8 @@ class Machine:
         """Let the record of a holder say that it has held its GPUs since another time."""
         (entry,) = (one for one in self._entries() if one.pid == pid)
         record = json.dumps({**entry.record, "since": time}).encode()
-        with (self.locks / "board").open("r+b") as file:
-            file.seek(entry.slot * registry.SLOT_SIZE)
+        with (self.locks / "registry").open("r+b") as file:
+            file.seek(registry.RECORDS + entry.slot * registry.SLOT_SIZE)
             file.write(record.ljust(registry.SLOT_SIZE))
 
     @contextmanager
@@ -179,9 +179,9 @@ def test_a_record_that_somebody_has_forged(machine: Machine, since: str) -> None
         assert one.stdout is not None
         _, slot, _, _, uuid = one.stdout.readline().strip().split(":")
         record = f'{{"since": {since}, "wanted": {wanted}, "gpus": ["{uuid}"]}}'
-        with (machine.locks / "board").open("r+b") as board:
-            board.seek(int(slot) * 4096)
-            board.write(record.encode().ljust(4096))
+        with (machine.locks / "registry").open("r+b") as file:
+            file.seek(registry.RECORDS + int(slot) * registry.SLOT_SIZE)
+            file.write(record.encode().ljust(4096))
         held = machine.status()["gpus"][1]
         assert (held["lease"]["pid"], held["lease"]["since"]) == (None, None)
         assert machine.told().returncode == 0
@@ -454,7 +454,7 @@ def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
 
 def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
     machine.locks.mkdir()
-    (machine.locks / "board").mkdir()
+    (machine.locks / "registry").mkdir()
     done = machine.told()
     assert done.returncode == 0
     assert done.stdout.count("free") == 2

@@ -97,14 +97,14 @@ BETWEEN = """
     import gpuaff
     from gpuaff.pinning import pin
 
-    def observe(*, observed=apply.observe, **asked):
+    def observe(*, observed=pin.observe, **asked):
         seen = observed(**asked)
         if changes:
             with open(sys.argv[1] + "/cpuset.cpus", "w") as file:
                 file.write(changes.pop())
         return seen
 
-    apply.observe = observe
+    pin.observe = observe
     changes = sys.argv[2].split(";")
     affinity = gpuaff.set_affinity(0, 2)
     codes = [warning.code for warning in affinity.warnings]
@@ -165,10 +165,10 @@ SWAPPED = """
 """
 
 FAILS = [
-    "apply.move = lambda *_: os.sched_setaffinity(0, [5000]); gpuaff.set_affinity(0, 2)",
+    "pin.move = lambda *_: os.sched_setaffinity(0, [5000]); gpuaff.set_affinity(0, 2)",
     "gpuaff.set_affinity(0, 2, min_physical_cores=5000)",
     "gpuaff.set_affinity(0, 2, memory='bind:900')",
-    "apply.decide = lambda *_: 1 / 0; gpuaff.set_affinity(0, 2, strict=True)",
+    "pin.plan_for_rank = lambda *_: 1 / 0; gpuaff.set_affinity(0, 2, strict=True)",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuaff import GPUAffinityError, Share, Topology, plan
-from gpuaff.pinning.memory import asked_for, granted, read, remarks
+from gpuaff.pinning.memory import node_notices, parse_memory, requested_nodes, usable_nodes
 from gpuaff.topology.model import Gpu, NumaNode
 
 ALL = frozenset(range(64))
@@ -53,10 +53,10 @@ def usable(
     normal: frozenset[int] | None = NORMAL,
 ) -> tuple[list[int], list[str]]:
     """The nodes, and the codes of what is said."""
-    wanted = read("memory", text)
-    asked = asked_for(wanted, share_of(topology, rank), topology)
-    found = granted(asked, topology, named=wanted.named, allowed=allowed, normal=normal)
-    return sorted(found), [notice.code for notice in remarks(wanted, asked, found, allowed)]
+    option = parse_memory("memory", text)
+    asked = requested_nodes(option, share_of(topology, rank), topology)
+    found = usable_nodes(asked, topology, named=option.named, allowed=allowed, normal=normal)
+    return sorted(found), [notice.code for notice in node_notices(option, asked, found, allowed)]
 
 
 @pytest.mark.parametrize("word", ["bind", "preferred", "interleave"])
@@ -72,7 +72,7 @@ def test_a_share_on_two_nodes_has_both() -> None:
     both = Share(
         rank=0, gpu=0, cpus=TWO_SOCKETS.cpus, cores=16, numa_nodes=(0, 1), source=one.source
     )
-    assert asked_for(read("memory", "bind"), both, TWO_SOCKETS) == {0, 1}
+    assert requested_nodes(parse_memory("memory", "bind"), both, TWO_SOCKETS) == {0, 1}
 
 
 @pytest.mark.case("A16", "G10")
@@ -86,8 +86,8 @@ def test_only_nodes_that_the_cpuset_grants() -> None:
 
 @pytest.mark.case("A16", "G10")
 def test_the_message_says_what_is_allowed() -> None:
-    wanted = read("memory", "bind:0-1")
-    (notice,) = remarks(wanted, frozenset({0, 1}), frozenset({1}), frozenset({1, 5}))
+    option = parse_memory("memory", "bind:0-1")
+    (notice,) = node_notices(option, frozenset({0, 1}), frozenset({1}), frozenset({1, 5}))
     for part in ("memory='bind:0-1'", "NUMA node 0", "1,5", "--cpuset-mems", "node 1 only"):
         assert part in notice.message
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff import InvalidOptionError
-from gpuaff.pinning.memory import Wanted, read
+from gpuaff.pinning.memory import MemoryOption, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from gpuaff.pinning.memory import Wanted, read
     ],
 )
 def test_it_is_read(text: str, word: str, nodes: set[int], own: bool) -> None:
-    found = read("memory", text)
+    found = parse_memory("memory", text)
     assert (found.word, set(found.nodes), found.own) == (word, nodes, own)
     assert found.named is (":" in text)
 
@@ -40,21 +40,21 @@ def test_it_is_read(text: str, word: str, nodes: set[int], own: bool) -> None:
 )  # fmt: skip
 def test_what_cannot_be_meant_raises(value: object) -> None:
     with pytest.raises(InvalidOptionError, match="preferred, bind, interleave") as caught:
-        read("GPUAFF_MEMORY", value)
+        parse_memory("GPUAFF_MEMORY", value)
     assert caught.value.option == "GPUAFF_MEMORY"
 
 
 def test_a_typing_error_gets_a_hint() -> None:
     with pytest.raises(InvalidOptionError, match="did you mean interleave"):
-        read("memory", "interleaved")
+        parse_memory("memory", "interleaved")
 
 
 @given(st.text(max_size=20) | st.from_regex(r"(bind|preferred):[0-9gpu,:-]{0,9}", fullmatch=True))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        found = read("memory", text)
+        found = parse_memory("memory", text)
     except InvalidOptionError:
         return
-    assert isinstance(found, Wanted)
+    assert isinstance(found, MemoryOption)
     assert found.named is (":" in text)
     assert all(0 <= node <= 1023 for node in found.nodes)

@@ -321,7 +321,7 @@ def test_after_a_library_that_has_narrowed_the_main_thread(
 STORM = (
     START
     + """
-from gpuaff.pinning.restore import put_into_force
+from gpuaff.pinning.restore import reapply_share
 share = frozenset({min(before)})
 affinity = gpuaff.set_affinity(0, 1)
 ending = False
@@ -338,7 +338,7 @@ for _ in range(20):
     for _ in range(3):
         threading.Thread(target=link).start()
     time.sleep(0.002)
-    put_into_force(share, reserved=frozenset(), rank=0)
+    reapply_share(share, reserved=frozenset(), rank=0)
     for tid in os.listdir("/proc/self/task"):
         try:
             lost += os.sched_getaffinity(int(tid)) == before

@@ -637,9 +637,9 @@ def test_a_thread_bound_just_where_the_share_is_stays(driver: FakeDriver, how: s
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
         if {how!r} == "strict":  # what it refuses here comes up after the threads were moved
-            def unsettled(cpus, *, move=apply.move_all, **how):
+            def unsettled(cpus, *, move=pin.move_all, **how):
                 return replace(move(cpus, **how), settled=False)
-            apply.move_all = unsettled
+            pin.move_all = unsettled
             try:
                 gpuaff.set_affinity(0, len(before), strict=True)
             except gpuaff.GPUAffinityError as error:
@@ -777,7 +777,7 @@ def test_the_first_of_several_threads_takes_the_border_down(driver: FakeDriver) 
             return read(tid)
         kernel.get_affinity = late
         def second():
-            print(sorted(state.this_process().original) == everything)
+            print(sorted(state.this_process().state.original) == everything)
         everything = sorted(read())
         thread = threading.Thread(target=second, name="late")
         thread.start()

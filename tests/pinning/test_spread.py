@@ -6,12 +6,13 @@ import json
 import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import gpuaff
-from gpuaff.pinning.state import Before, Process
+from gpuaff.pinning.state import Process, State
 
 import seccomp
 from fakedriver.driver import FakeDriver
@@ -216,16 +217,15 @@ with gpuaff.set_affinity(0, 1, cpus=[max(CPUS)]):
 def test_what_is_cut() -> None:
     """By hand, as it shows only where a rank has three cores or more."""
     everything, share, part = (frozenset(range(size)) for size in (8, 4, 2))
-    process = Process(pid=1, original=everything)
-    assert process.uncut == everything
-    process.share = share
-    assert process.uncut == share
-    process.share, process.whole = part, share
-    assert process.uncut == share
-    before = Before.of(process)
-    process.share, process.whole = share, None
-    before.recall(process)
-    assert process.uncut == share
+    first = State(pid=1, original=everything)
+    assert first.undivided == everything
+    shared = replace(first, share=share)
+    assert shared.undivided == share
+    spread = replace(first, share=part, whole=share)
+    assert spread.undivided == share
+    process = Process(replace(spread, share=share, whole=None))
+    process.recall(spread)
+    assert process.state.undivided == share
 
 
 def test_what_is_cut_is_forgotten_with_the_part(driver: FakeDriver) -> None:

@@ -116,7 +116,7 @@ print(set(map(frozenset, masks().values())) == {{again}}, again.restore() == bef
     [
         ("mempolicy", "set_policy"),
         ("pin.kernel", "set_affinity"),
-        ("pin.extras.env", "put"),
+        ("pin.env", "put"),
         ("pin", "move"),
         ("pin", "move_all"),
         ("pin", "refuse_if_broken"),
@@ -133,8 +133,13 @@ def test_ctrl_c(driver: FakeDriver, first: str, module: str, name: str) -> None:
 @pytest.mark.parametrize("what", ["restore()", "reapply()", "__exit__(None, None, None)"])
 @pytest.mark.parametrize("after", [1, 2])
 def test_ctrl_c_on_the_way_back(driver: FakeDriver, what: str, after: int) -> None:
-    """After the first thread was moved, or the second: nothing is half done, and it works later."""
+    """After the first thread was moved, or the second: nothing is half done, and it works later.
+
+    ``reapply`` is undone. What undoes a call itself is finished before Ctrl-C is raised: a block
+    has ended, and would not be left a second time.
+    """
     script = f"""
+none_set = own()
 affinity = gpuaff.set_affinity(0, 2, memory="bind", openmp=True)
 if "reapply" in {what!r}:
     for tid in masks():
@@ -147,7 +152,10 @@ def interrupted(*arguments):
     if len(calls) == {after}:
         signal.raise_signal(signal.SIGINT)
 pin.kernel.set_affinity = interrupted
-print(raised(lambda: affinity.{what}), (masks(), own(), gpuaff.check().expected) == then)
+print(raised(lambda: affinity.{what}))
+now = masks(), own(), gpuaff.check().expected
+first = dict.fromkeys(masks(), before), none_set, None
+print(now == (then if "reapply" in {what!r} else first))
 affinity.{what}
 wanted = affinity if "reapply" in {what!r} else before
 print(all(mask == wanted for mask in masks().values()))
@@ -210,7 +218,7 @@ print(raised(lambda: gpuaff.set_affinity(0, 2, memory="bind:900", openmp=True)),
 
 
 @pytest.mark.parametrize("what", ["affinity.restore", "affinity.reapply", "call", "leave"])
-@pytest.mark.parametrize("spot", ["decide", "move", "move_all"])
+@pytest.mark.parametrize("spot", ["plan_for_rank", "move", "move_all"])
 def test_a_signal_handler_may_not_call_into_a_call(
     driver: FakeDriver, what: str, spot: str
 ) -> None:

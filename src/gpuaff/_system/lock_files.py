@@ -17,7 +17,6 @@ from gpuaff._system.locks import (
     open_lock_file,
     read_at,
     real_name,
-    touch,
     write_at,
 )
 
@@ -36,6 +35,5 @@ __all__ = [
     "open_lock_file",
     "read_at",
     "real_name",
-    "touch",
     "write_at",
 ]

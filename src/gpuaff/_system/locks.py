@@ -88,12 +88,6 @@ def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False)
     return True
 
 
-def wait_for_range(handle: int, start: int) -> None:
-    """Sleep until no other open file has a byte exclusively."""
-    _ofd(handle, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, start, 1)
-    free_range(handle, start)
-
-
 def free_range(handle: int, start: int, *, length: int = 1) -> None:
     """Release a byte range."""
     _ofd(handle, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
@@ -307,15 +301,6 @@ def open_directory(path: str) -> int:
         OSError: there is none, or it may not be read.
     """
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
-
-
-def touch(handle: int) -> None:
-    """Open and close what is locked once more, which wakes those who watch it.
-
-    By the open file and not by its path, where another user may have put something else.
-    """
-    with suppress(OSError):
-        close(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK))
 
 
 def read_at(handle: int, offset: int, size: int) -> bytes:

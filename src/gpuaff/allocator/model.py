@@ -9,17 +9,14 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 
-from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, parse_cpulist
+from gpuaff import options
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import Notice
-from gpuaff.options import suggestion, whole
 from gpuaff.topology.model import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
-    _Word = TypeVar("_Word", bound=Enum)
     from typing import Any
 
 
@@ -121,16 +118,16 @@ class Options:
         Raises:
             InvalidOptionError: one of them is invalid.
         """
-        ranks = check_count("nproc", nproc)
+        ranks = options.count("nproc", nproc)
         masks = given.pop("rank_allowed", None)
         found: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in given.items()}
         rank_allowed = None if masks is None else _check_masks(masks, ranks)
-        options = cls(nproc=ranks, rank_allowed=rank_allowed, **found)
-        least, most = options.min_physical_cores, options.max_physical_cores
+        made = cls(nproc=ranks, rank_allowed=rank_allowed, **found)
+        least, most = made.min_physical_cores, made.max_physical_cores
         if least is not None and most is not None and least > most:
             expected = f"at most max_physical_cores={most}"
             raise InvalidOptionError("min_physical_cores", least, expected)
-        return options
+        return made
 
     @property
     def least(self) -> int:
@@ -160,75 +157,7 @@ def check_rank(rank: object, nproc: int, *, name: str = "local_rank") -> int:
         InvalidOptionError: it is no whole number from 0 to ``nproc`` − 1.
     """
     expected = f"a whole number from 0 to {nproc - 1}, as there are {nproc} processes"
-    number = whole(rank)
-    if number is None or not 0 <= number < nproc:
-        raise InvalidOptionError(name, rank, expected)
-    return number
-
-
-def check_count(name: str, value: object) -> int:
-    """A number of ranks or cores.
-
-    Raises:
-        InvalidOptionError: it is no whole number from 1 to :data:`MOST`.
-    """
-    number = whole(value)
-    if number is None or not 1 <= number <= MOST:
-        raise InvalidOptionError(name, value, f"a whole number from 1 to {MOST}")
-    return number
-
-
-def check_word(name: str, value: object, words: type[_Word]) -> _Word:
-    """One of an enum's members, or its string.
-
-    Raises:
-        InvalidOptionError: it is neither; the message lists the words.
-    """
-    try:
-        return words(value)
-    except ValueError:
-        known = [str(word.value) for word in words]
-        expected = f"one of {', '.join(known)}{suggestion(str(value), known)}"
-        raise InvalidOptionError(name, value, expected) from None
-
-
-def check_cpus(name: str, value: object) -> CpuSet:
-    """CPUs, as a cpulist (``"0-3,8"``) or as their ids; at least one.
-
-    Raises:
-        InvalidOptionError: they are neither, or none.
-    """
-    expected = 'CPUs, as a list such as "0-3,8" or as their ids, at least one'
-    try:
-        cpus = parse_cpulist(value) if isinstance(value, str) else _ids(value)
-    except ValueError as error:
-        raise InvalidOptionError(name, value, f"{expected} ({error})") from None
-    if not cpus:
-        raise InvalidOptionError(name, value, expected)
-    return cpus
-
-
-def _ids(value: object) -> CpuSet:
-    if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, memoryview)):
-        raise ValueError("it is no list")  # noqa: TRY004 - one error for all that is no CPU set
-    given = tuple(value)
-    plain = set(map(type, given)) <= {int}  # asked once for all: there may be thousands
-    found = frozenset(given if plain else map(whole, given))
-    if None in found or (found and not 0 <= min(found) <= max(found) <= MAX_CPU_ID):
-        raise ValueError(f"an id is a whole number from 0 to {MAX_CPU_ID}")
-    return found
-
-
-def check_reserve(name: str, value: object) -> int:
-    """A number of cores to keep free, which may be 0.
-
-    Raises:
-        InvalidOptionError: it is no whole number from 0 to :data:`MOST`.
-    """
-    number = whole(value)
-    if number is None or not 0 <= number <= MOST:
-        raise InvalidOptionError(name, value, f"a whole number of cores from 0 to {MOST}")
-    return number
+    return options.count(name, rank, least=0, most=nproc - 1, expected=expected)
 
 
 def _check_masks(value: object, nproc: int) -> tuple[CpuSet, ...]:
@@ -240,29 +169,28 @@ def _check_masks(value: object, nproc: int) -> tuple[CpuSet, ...]:
     if len(given) != nproc:
         found = f"more than {nproc}" if len(given) > nproc else len(given)
         raise InvalidOptionError("rank_allowed", value, f"{expected}; found {found}")
-    return tuple(check_cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(given))
-
-
-def _check_flag(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise InvalidOptionError(name, value, "True or False")
+    return tuple(options.cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(given))
 
 
 def _optional(check: Callable[[str, object], object]) -> Callable[[str, object], object]:
     return lambda name, value: None if value is None else check(name, value)
 
 
-_CHECKS: Mapping[str, Callable[[str, object], object]] = {
-    "mode": partial(check_word, words=Mode),
-    "scope": partial(check_word, words=Scope),
-    "multithreading": partial(check_word, words=Multithreading),
-    "balanced": _check_flag,
-    "min_physical_cores": _optional(check_count),
-    "max_physical_cores": _optional(check_count),
-    "partition": partial(check_word, words=Partition),
-    "cpus": _optional(check_cpus),
-    "reserve": check_reserve,
+reserve = partial(
+    options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
+)
+"""The reader of ``reserve``."""
+
+_CHECKS: Mapping[str, Callable[[str, Any], object]] = {
+    "mode": partial(options.word, words=Mode),
+    "scope": partial(options.word, words=Scope),
+    "multithreading": partial(options.word, words=Multithreading),
+    "balanced": options.flag,
+    "min_physical_cores": _optional(options.count),
+    "max_physical_cores": _optional(options.count),
+    "partition": partial(options.word, words=Partition),
+    "cpus": _optional(options.cpus),
+    "reserve": reserve,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -9,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff._system.watch import Watch
 from gpuaff.claims.candidates import Candidates
 from gpuaff.claims.devices.probe import describe_waiter, describe_writer
 from gpuaff.claims.locking import queue, registry
@@ -20,93 +20,6 @@ from gpuaff.claims.model import Device, Usage, Waiting
 from gpuaff.claims.sources import AnyLease, Source
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
-
-# How a waiter sleeps between two attempts: until those in its way leave, or GPUs are free.
-
-
-_LOOKS = 1.0
-"""How often the first in the line looks, in seconds, at what the kernel does not tell: memory that
-nobody explains, processes that are out of sight."""
-
-_SOON, _SLOWER = 0.03, 4
-"""After something has happened: seconds until the next look, and how much longer each time it takes
-to the one after."""
-
-_GLANCES = 0.05
-"""How often the first in the line looks who holds GPUs, in seconds, where it cannot watch files."""
-
-_PART_OF_LOOKING = 0.05
-"""How seldom one who waits behind others sees how far it has come: not more often than once in so
-many seconds for each that is before, as looking takes longer the more there are."""
-
-
-class Sleep:
-    """Sleeps until another attempt may come to something."""
-
-    def __init__(self, watch: Watch, source: Source, devices: Sequence[Device]) -> None:
-        """Nothing is watched at first.
-
-        Args:
-            watch: wakes the first in the line; whoever made it closes it.
-            source: where the devices are claimed from.
-            devices: those whose release matters.
-        """
-        self._watch, self._source, self._devices = watch, source, devices
-        self._watches, self._pause = False, _LOOKS
-
-    def behind(self, place: Place, ahead: Sequence[Entry], left: float | None) -> None:
-        """Sleep until whoever is just before is gone, or it is time to see how far one has come.
-
-        Args:
-            place: this process's place in the line.
-            ahead: who must leave before there is anything to choose from, in their order.
-            left: seconds until the wait is over; None is without limit.
-        """
-        now = time.monotonic()
-        again = now + max(queue.BEAT, _PART_OF_LOOKING * len(ahead))
-        end = again if left is None else min(again, now + left)
-        before = ahead[-1]
-        while (limit := min(queue.BEAT, end - time.monotonic())) > 0:
-            gone = place.sleep_behind(before, limit)
-            place.beat()
-            if gone or not place.is_behind(before):
-                return
-
-    def first(self, place: Place, pids: Collection[int], left: float | None) -> None:
-        """With nobody in the way: sleep until something may have changed.
-
-        The first time, only begin to watch.
-
-        Then one looks once more, as something may have happened before it was watched. After
-        something has happened, it is looked again soon: the kernel tells that a file is closed
-        just before it gives back its locks, and a GPU's memory may go a little later.
-
-        Args:
-            place: this process's place in the line.
-            pids: the processes that have the devices.
-            left: as in :meth:`behind`.
-        """
-        if not self._watches:
-            self._watch.begin(self._source.watched(self._devices))
-            self._watches = True
-            return
-        watch = self._watch
-        watch.follow(pids)
-        limit = self._pause if left is None else min(self._pause, left)
-        woken = watch.wait(limit) if watch.sees_files else _wait_unseeing(watch, limit, place)
-        self._pause = _SOON if woken else min(self._pause * _SLOWER, _LOOKS)
-        place.beat()
-
-
-def _wait_unseeing(watch: Watch, seconds: float, place: Place) -> bool:
-    """Where no file can be watched: look often at what costs little, who holds GPUs."""
-    holding = registry.holding(place.slot.handle)
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        if watch.wait(min(left, _GLANCES)) or registry.holding(place.slot.handle) != holding:
-            return True
-    return False
-
 
 SETTLES = 1.0
 """How long GPUs are looked at again whose processes have just ended, in seconds: the driver lists
@@ -220,6 +133,16 @@ class _Refused:
         return len(self.ahead), holders, uses, self.hidden
 
     @property
+    def holding(self) -> frozenset[int]:
+        """The slots of all claims."""
+        return frozenset(entry.slot for entry in self.entries if not entry.waits)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The other processes that use the devices."""
+        return frozenset(pid for usage in self.usages for pid in usage.pids)
+
+    @property
     def free(self) -> tuple[Device, ...]:
         """The devices that this process may lease now."""
         free = [usage.device for usage in self.usages if usage.busy is None]
@@ -284,28 +207,26 @@ class Attempts:
             LockDirectoryError: the lock directory cannot be used.
         """
         settling = Settling()
-        with Watch() as watch:
-            sleep = Sleep(watch, self._source, self._candidates.devices)
-            while isinstance(got := self._attempt(may_join=wait is None or wait > 0), _Refused):
-                self._refuse_if_hopeless(got)
-                now = time.monotonic()
-                leaving = len(got.free_soon) >= self._candidates.count
-                settles = settling.goes_on(now, leaving=leaving, exiting=got.has_exiting)
-                if settles and (self._place is None or settling.is_short(now)):
-                    with interruptible():
-                        time.sleep(STEP)
-                    continue
-                # A short wait is no less patient than none.
-                limit = wait if wait is None else max(wait, EXITS if settles else 0)
-                left = None if limit is None else self._started + limit - now
-                if self._place is None or (left is not None and left <= 0):
-                    raise self._not_free(got, wait)
-                self._report(got, on_wait)
-                if got.in_the_way:
-                    sleep.behind(self._place, got.in_the_way, left)
-                else:
-                    sleep.first(self._place, {pid for u in got.usages for pid in u.pids}, left)
-            return got
+        while isinstance(got := self._attempt(may_join=wait is None or wait > 0), _Refused):
+            self._refuse_if_hopeless(got)
+            now = time.monotonic()
+            leaving = len(got.free_soon) >= self._candidates.count
+            settles = settling.goes_on(now, leaving=leaving, exiting=got.has_exiting)
+            if settles and (self._place is None or settling.is_short(now)):
+                with interruptible():
+                    time.sleep(STEP)
+                continue
+            # A short wait is no less patient than none.
+            limit = math.inf if wait is None else max(wait, EXITS if settles else 0)
+            left = self._started + limit - now
+            if self._place is None or left <= 0:
+                raise self._not_free(got, wait)
+            self._report(got, on_wait)
+            if got.in_the_way:
+                self._place.wait_behind(got.in_the_way, left)
+            else:
+                self._place.wait_for_gpus(got.holding, got.pids, left)
+        return got
 
     def preview(self) -> tuple[Device, ...]:
         """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked.
@@ -339,7 +260,7 @@ class Attempts:
 
     def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
         if self._place is not None:
-            found = self._refused(registry.entries(), ())
+            found = self._refused(self._entries(), ())
             if found.in_the_way:
                 return found
         with ExitStack() as locked:
@@ -358,7 +279,7 @@ class Attempts:
                     return got
 
     def _choose_and_lease(self) -> Obtained | _Refused:
-        entries = registry.entries()
+        entries = self._entries()
         found = self._refused(entries, self._source.usages(entries))
         while len(found.free) >= self._candidates.count:
             got = self._lease_all(self._choose(found.free))
@@ -398,28 +319,25 @@ class Attempts:
         return join(self._record, wanted=self._candidates.count, gpus=self._fit)
 
     def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
-        ahead = self._ahead(entries)
         devices, key = self._candidates.devices, self._source.key
+        ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
+        way: tuple[Entry, ...] = ()
+        passed: Collection[int] = {-1}
+        while passed:  # of those in the way the near ones decide; with none, all may keep GPUs
+            ahead = tuple(entry for entry in ahead if entry.slot not in passed)
+            way = queue.in_the_way(ahead, wants=self._fit, count=self._candidates.count)
+            passed = stopped(way[: queue.NEAR] or ahead)
         kept = {device: queue.kept_for(ahead, key(device)) for device in devices}
         return _Refused(
             usages=usages,
             ahead=ahead,
-            in_the_way=queue.in_the_way(ahead, wants=self._fit, count=self._candidates.count),
+            in_the_way=way,
             kept={device: entry for device, entry in kept.items() if entry is not None},
             entries=entries,
         )
 
-    def _ahead(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-        place = self._place
-        found = queue.ahead(
-            [entry for entry in entries if place is None or entry.slot != place.slot.number],
-            wants=self._wants,
-            now=kernel.uptime(),
-            stopped=(),
-            ticket=None if place is None else place.ticket,
-        )
-        passed = stopped(found)
-        return tuple(entry for entry in found if entry.slot not in passed)
+    def _entries(self) -> tuple[Entry, ...]:
+        return registry.entries() if self._place is None else self._place.entries()
 
     def _refuse_if_hopeless(self, got: _Refused) -> None:
         never = sum(usage.lasting for usage in got.usages)

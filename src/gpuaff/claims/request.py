@@ -8,7 +8,8 @@ from enum import Enum
 from itertools import islice
 
 from gpuaff.errors import InvalidOptionError
-from gpuaff.options import suggestion, whole
+from gpuaff.options import MOST_GPUS, suggestion, whole
+from gpuaff.options import count as number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +18,10 @@ if TYPE_CHECKING:
 Name: TypeAlias = "int | str"
 """A device: NVML's index, a UUID or the beginning of one, or a PCI address."""
 
-MOST = 1024
-"""More GPUs than any machine has."""
-
 _FOREVER = 1e9
 """Seconds (31 years): a longer wait has no limit."""
 
-_EXPECTED_COUNT = f'a number of GPUs from 1 to {MOST}, or "auto": as many as were granted'
+_EXPECTED_COUNT = f'a number of GPUs from 1 to {MOST_GPUS}, or "auto": as many as were granted'
 _EXPECTED_NAMES = "GPUs by index, UUID or PCI address, such as [0, 2] or ['GPU-8f3c…']"
 
 
@@ -77,9 +75,9 @@ def parse_request(
     exactly, some = _names("gpus", gpus), _names("candidates", candidates)
     if exactly is not None and some is not None:
         raise InvalidOptionError("candidates", candidates, "nothing, as gpus= names them all")
-    count = (
-        None if n == "auto" and isinstance(n, str) else _number("n", n, 1, MOST, _EXPECTED_COUNT)
-    )
+    count = None
+    if not (isinstance(n, str) and n == "auto"):
+        count = number("n", n, most=MOST_GPUS, expected=_EXPECTED_COUNT)
     if exactly is not None:
         if count not in (None, 1, len(exactly)):
             raise InvalidOptionError("n", n, f"{len(exactly)}, as many as gpus= names, or nothing")
@@ -96,15 +94,10 @@ def parse_request(
     )
 
 
-def _number(option: str, value: object, least: int, most: int, expected: str) -> int:
-    number = whole(value)
-    if number is None or not least <= number <= most:
-        raise InvalidOptionError(option, value, expected)
-    return number
-
-
 def _limit(option: str, value: object, most: int, expected: str) -> int | None:
-    return None if value is None else _number(option, value, 0, most, expected)
+    if value is None:
+        return None
+    return number(option, value, least=0, most=most, expected=expected)
 
 
 def _seconds(wait: object) -> float | None:
@@ -131,14 +124,16 @@ def _names(option: str, value: object) -> tuple[Name, ...] | None:
     if value is None:
         return None
     given = value
-    if (number := whole(value)) is not None:
-        given = (number,)
+    if (index := whole(value)) is not None:
+        given = (index,)
     elif isinstance(value, str):
         given = [part.strip() for part in value.split(",")]
     # Bytes would be numbers.
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | memoryview):
         raise InvalidOptionError(option, value, _EXPECTED_NAMES)
-    names = tuple(one if isinstance(one, str) else whole(one) for one in islice(given, MOST + 1))
-    if not 0 < len(names) <= MOST or None in names or "" in names:
+    names = tuple(
+        one if isinstance(one, str) else whole(one) for one in islice(given, MOST_GPUS + 1)
+    )
+    if not 0 < len(names) <= MOST_GPUS or None in names or "" in names:
         raise InvalidOptionError(option, value, _EXPECTED_NAMES)
     return tuple(name for name in names if name is not None)

@@ -30,7 +30,7 @@ class HostSource:
 
     def look(self) -> None:
         """Ask the driver, which takes a while, and may hang."""
-        self.probe.prepare(registry.entries())
+        self.probe.prepare(registry.entries(before=0))
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used: by the driver's last answer, and by the registry now."""
@@ -51,10 +51,6 @@ class HostSource:
         holders = leases.holders(devices)
         pids = {one: [holder.pid for holder in holders[one.uuid]] for one in devices}
         return frozenset(one for one in devices if pids[one] and all(map(_is_exiting, pids[one])))
-
-    def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """The files that are closed when a lease is given back."""
-        return tuple({lock.path: None for one in devices for lock in leases.locks_of(one)})
 
     def key(self, device: Device) -> str:
         """The registry's name of a device."""
@@ -191,11 +187,6 @@ class ParentClaimSource:
 
     def _byte(self, place: int) -> int:
         return registry.PARTS + self.parent.slot * registry.PART_COUNT + place
-
-    def watched(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """No file: the registry's is closed at every look."""
-        del devices
-        return ()
 
     def key(self, device: Device) -> str:
         """The registry's name of a device inside this claim."""

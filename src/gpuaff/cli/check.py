@@ -16,7 +16,7 @@ from gpuaff.cli.arguments import argument, process_id
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GpuaffError, NoDriverError
 from gpuaff.notices import Notice
-from gpuaff.pinning.check import Check, evaluate, lines, process_seen
+from gpuaff.pinning.check import Check, evaluate, observe_process, render
 from gpuaff.topology.model import Gpu, Topology
 from gpuaff.topology.pci import indices_by_minor, minors_of
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        output.show_lines(lines(checks, width=output.terminal_width()))
+        output.show_lines(render(checks, width=output.terminal_width()))
         output.show_notes(notices)
     return 0 if ok else 1
 
@@ -85,7 +85,7 @@ def _one(pid: int) -> list[Check]:
         raise GpuaffError(
             f"--pid {pid}: no such process: it has ended, or /proc does not show it to this user"
         )
-    seen = process_seen(process)
+    seen = observe_process(process)
     if seen is None:
         raise GpuaffError(f"--pid {pid}: the process has ended")
     return [evaluate(seen)]
@@ -94,7 +94,7 @@ def _one(pid: int) -> list[Check]:
 def _family() -> list[Check]:
     """The process that called this command, and its descendants except this one."""
     _require_proc()
-    found = (process_seen(pid) for pid in caller_and_descendants())
+    found = (observe_process(pid) for pid in caller_and_descendants())
     return [evaluate(seen) for seen in found if seen is not None]  # None has ended meanwhile
 
 

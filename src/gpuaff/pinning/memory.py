@@ -1,4 +1,4 @@
-"""The memory policy of the calling thread: set it, and put the earlier one back.
+"""``set_affinity(memory=…)``: the memory policy of the calling thread.
 
 The kernel keeps a policy per thread, and only the thread itself can change it.
 """
@@ -17,30 +17,31 @@ from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.errors import GPUAffinityError, InvalidOptionError
 from gpuaff.notices import Notice
 from gpuaff.options import suggestion
-from gpuaff.pinning.state import Placed
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpu_list
 
-# ``set_affinity(memory=…)``: what was asked for.
-
-
-WORDS = ("preferred", "bind", "interleave")
+_MODES = {
+    "preferred": mempolicy.PREFERRED,
+    "bind": mempolicy.BIND,
+    "interleave": mempolicy.INTERLEAVE,
+}
 
 MAX_NODE_ID = 1023
-"""The highest id of a NUMA node: the kernel can be built for no more."""
+"""The highest id of a NUMA node that the kernel can be built for."""
 
-_OWN = "gpu"
+_GPU = "gpu"
+"""The word for the memory of the rank's own GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class MemoryOption:
     """A memory policy as its user spelled it.
 
     Attributes:
-        text: how it was said, for messages: ``memory='bind:8'``.
+        text: the option and its value, for messages: ``memory='bind:8'``.
         word: ``preferred``, ``bind`` or ``interleave``.
-        nodes: the NUMA nodes that were named.
-        own: whether the memory of the rank's own GPU was named.
+        nodes: the NUMA nodes named.
+        own: whether the memory of the rank's own GPU is named.
     """
 
     text: str
@@ -50,154 +51,152 @@ class Wanted:
 
     @property
     def named(self) -> bool:
-        """Whether nodes were named; else those of the share are meant."""
+        """Whether nodes are named; else those of the share are used."""
         return self.own or bool(self.nodes)
 
 
-def read(name: str, value: object) -> Wanted:
-    """Read a policy: a word, or a word and nodes (``bind:0-1``, ``interleave:0,gpu``).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChange:
+    """A thread's memory policy: the one before gpuaff set one, and gpuaff's."""
 
-    Args:
-        name: what the option is called where it was said.
-        value: what was said.
+    first: Policy
+    ours: Policy
+
+
+def parse_memory(name: str, value: object) -> MemoryOption:
+    """Parse a word, or a word and nodes (``bind:0-1``); ``name`` is the option's, for messages.
 
     Raises:
-        InvalidOptionError: it is not that.
+        InvalidOptionError: the value is anything else.
     """
-    expected = f"one of {', '.join(WORDS)}, with or without nodes (bind:0-1, interleave:gpu)"
+    expected = f"one of {', '.join(_MODES)}, with or without nodes (bind:0-1, interleave:gpu)"
     if not isinstance(value, str):
         raise InvalidOptionError(name, value, expected)
     word, colon, listed = (part.strip() for part in value.partition(":"))
-    if word not in WORDS:
-        raise InvalidOptionError(name, value, expected + suggestion(word, WORDS))
-    text = f"{name}={value!r}"
-    if not colon:
-        return Wanted(text=text, word=word)
-    elements = [element.strip() for element in listed.split(",")]
-    own, rest = _OWN in elements, [element for element in elements if element != _OWN]
+    if word not in _MODES:
+        raise InvalidOptionError(name, value, expected + suggestion(word, _MODES))
+    elements = [element.strip() for element in listed.split(",")] if colon else []
     try:
-        return Wanted(text=text, word=word, nodes=_nodes(rest) if rest else frozenset(), own=own)
+        nodes = _nodes([element for element in elements if element != _GPU])
     except ValueError as error:
         raise InvalidOptionError(name, value, f"{expected} ({error})") from None
+    return MemoryOption(text=f"{name}={value!r}", word=word, nodes=nodes, own=_GPU in elements)
 
 
 def _nodes(elements: list[str]) -> frozenset[int]:
     if not all(elements):
         raise ValueError("a node is missing")
-    nodes = parse_cpulist(",".join(elements))  # the kernel lists nodes as it lists CPUs
-    if max(nodes) > MAX_NODE_ID:
+    nodes = parse_cpulist(",".join(elements)) if elements else frozenset()
+    if nodes and max(nodes) > MAX_NODE_ID:
         raise ValueError(f"{max(nodes)} is above the highest node id, {MAX_NODE_ID}")
     return nodes
 
 
-# On which NUMA nodes a share's memory may lie. Pure.
+# Which NUMA nodes. Pure.
 
 
-def asked_for(wanted: Wanted, share: Share, topology: Topology) -> frozenset[int]:
-    """The nodes that are meant: those that were named, or those of the share's CPUs.
+def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> frozenset[int]:
+    """The nodes named, else those of the share's CPUs.
 
     Raises:
-        GPUAffinityError: a node was named that this machine does not have. That was spelled out
-            for a machine of another kind, and something near it would not be what was meant.
+        GPUAffinityError: this machine does not have a node that is named. The option was written
+            for another machine, and a node near by is not what was requested.
     """
-    if not wanted.named:
+    if not option.named:
         return frozenset(share.numa_nodes)
-    nodes = wanted.nodes | ({_own_memory(wanted, share, topology)} if wanted.own else set())
+    nodes = option.nodes | ({_own_memory(option, share, topology)} if option.own else set())
     there = {node.id for node in topology.numa_nodes or ()}
     if there and nodes - there:
         raise GPUAffinityError(
-            f"{wanted.text}: this machine has no NUMA node {format_cpulist(nodes - there)}; "
+            f"{option.text}: this machine has no NUMA node {format_cpulist(nodes - there)}; "
             f"it has {format_cpulist(there)}"
         )
     return nodes
 
 
-def _own_memory(wanted: Wanted, share: Share, topology: Topology) -> int:
+def _own_memory(option: MemoryOption, share: Share, topology: Topology) -> int:
     gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
     if gpu is None or gpu.memory_node is None:
         raise GPUAffinityError(
-            f"{wanted.text}: the memory of GPU {share.gpu} is not a NUMA node, as far as the "
-            "driver tells (on a GH200 it is); name nodes, or none for those of the share"
+            f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to the "
+            "driver (on a GH200 it is one); name nodes, or none for those of the share"
         )
     return gpu.memory_node
 
 
-def granted(
-    asked: frozenset[int],
+def usable_nodes(
+    requested: frozenset[int],
     topology: Topology,
     *,
     named: bool,
     allowed: frozenset[int],
     normal: frozenset[int] | None,
 ) -> frozenset[int]:
-    """Those of the nodes that memory may come from.
+    """The requested nodes that memory may come from.
 
     Args:
-        asked: the nodes that are meant.
+        requested: the nodes.
         topology: the machine.
-        named: whether they were named. Otherwise the memory of a GPU, and other memory that the
-            kernel may take only for what it can move away again, is left out.
+        named: whether they are named; else only normal memory is used, and not that of a GPU.
         allowed: the nodes that the cpuset grants (cases A16, G10).
-        normal: the nodes with memory of the ordinary kind; None when unknown.
+        normal: the nodes with memory that the kernel uses for everything; None when unknown.
     """
     empty = {node.id for node in topology.numa_nodes or () if node.has_memory is False}
-    usable = (asked & allowed) - empty
+    usable = (requested & allowed) - empty
     return usable if named or normal is None else usable & normal
 
 
-def remarks(
-    wanted: Wanted, asked: frozenset[int], usable: frozenset[int], allowed: frozenset[int]
+def node_notices(
+    option: MemoryOption,
+    requested: frozenset[int],
+    usable: frozenset[int],
+    allowed: frozenset[int],
 ) -> list[Notice]:
-    """What is said where not all nodes can be had."""
-    if not asked:
-        text = f"{wanted.text}: the NUMA nodes of this rank's CPUs are not known"
+    """The warning where not all nodes are usable."""
+    if not requested:
+        text = f"{option.text}: the NUMA nodes of this rank's CPUs are unknown"
         return [Notice("memory-none", f"{text}: the memory policy stays")]
-    if usable == asked:
+    if usable == requested:
         return []
-    lost = f"no memory for this process on NUMA node {format_cpulist(asked - usable)}"
+    lost = f"no memory for this process on NUMA node {format_cpulist(requested - usable)}"
     why = f"allowed are {format_cpulist(allowed) or 'none'}: cpuset.mems, docker --cpuset-mems"
     if not usable:
-        text = f"{wanted.text}: {lost} ({why}): the memory policy stays"
+        text = f"{option.text}: {lost} ({why}): the memory policy stays"
         return [Notice("memory-none", text)]
-    text = f"{wanted.text}: {lost} ({why}): node {format_cpulist(usable)} only"
+    text = f"{option.text}: {lost} ({why}): node {format_cpulist(usable)} only"
     return [Notice("memory-cut", text)]
 
 
-_MODES = {
-    "preferred": mempolicy.PREFERRED,
-    "bind": mempolicy.BIND,
-    "interleave": mempolicy.INTERLEAVE,
-}
+# The calling thread's policy.
 
 
-def place(wanted: Wanted, share: Share, topology: Topology) -> tuple[Placed | None, list[Notice]]:
-    """Let the calling thread's memory come from the nodes that are meant.
-
-    Returns:
-        What was set, None when nothing was; and what is to be said.
+def set_memory(
+    option: MemoryOption, share: Share, topology: Topology
+) -> tuple[PolicyChange | None, list[Notice]]:
+    """Set the calling thread's policy: what was set, None when nothing was; and the warnings.
 
     Raises:
-        GPUAffinityError: a node was named that this machine does not have.
+        GPUAffinityError: this machine does not have a node that is named.
     """
-    asked = asked_for(wanted, share, topology)
+    requested = requested_nodes(option, share, topology)
     try:
         first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
         normal = cpu_list(kernel.machine_tree(), "sys/devices/system/node/has_normal_memory")
-        usable = granted(asked, topology, named=wanted.named, allowed=allowed, normal=normal)
-        notices = remarks(wanted, asked, usable, allowed)
+        usable = usable_nodes(
+            requested, topology, named=option.named, allowed=allowed, normal=normal
+        )
+        notices = node_notices(option, requested, usable, allowed)
         if not usable:
             return None, notices
-        notices += _set(wanted.word, usable, _nearest(share, topology))
-        return Placed(first=first, ours=mempolicy.get_policy()), notices
+        nearest = None if share.gpu is None else topology.gpu_by_index[share.gpu].numa_node
+        notices += set_mode(option.word, usable, nearest)
+        return PolicyChange(first=first, ours=mempolicy.get_policy()), notices
     except OSError as error:
-        return None, [_refused(wanted, error)]
+        return None, [_refused(option, error)]
 
 
-def _nearest(share: Share, topology: Topology) -> int | None:
-    return None if share.gpu is None else topology.gpu_by_index[share.gpu].numa_node
-
-
-def _set(word: str, nodes: frozenset[int], nearest: int | None) -> list[Notice]:
+def set_mode(word: str, nodes: frozenset[int], nearest: int | None) -> list[Notice]:
+    """Set a policy; before Linux 5.15 only one node can be preferred, then the nearest is."""
     if word != "preferred" or len(nodes) == 1:
         mempolicy.set_policy(Policy(_MODES[word] | mempolicy.STATIC, nodes))
         return []
@@ -206,85 +205,73 @@ def _set(word: str, nodes: frozenset[int], nearest: int | None) -> list[Notice]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return _set_one(nodes, nearest)
+        return prefer_one(nodes, nearest)
     return []
 
 
-def _set_one(nodes: frozenset[int], nearest: int | None) -> list[Notice]:
-    """Before Linux 5.15 only one node can be preferred."""
+def prefer_one(nodes: frozenset[int], nearest: int | None) -> list[Notice]:
+    """Prefer the node nearest to the GPU, else the first one."""
     one = nearest if nearest in nodes else min(nodes)
     mempolicy.set_policy(Policy(mempolicy.PREFERRED | mempolicy.STATIC, frozenset({one})))
     text = (
-        f"this kernel can prefer one NUMA node only: it is {one} of {format_cpulist(nodes)} "
-        "(Linux 5.15 can prefer several)"
+        f"this kernel can prefer one NUMA node only: {one} of {format_cpulist(nodes)} is preferred "
+        "(Linux 5.15 and later can prefer several)"
     )
     return [Notice("memory-first", text)]
 
 
-def _refused(wanted: Wanted, error: OSError) -> Notice:
+def _refused(option: MemoryOption, error: OSError) -> Notice:
+    why = "in a container a seccomp filter does so, unless started with --cap-add SYS_NICE"
     if error.errno == errno.ENOSYS:
-        why = f"there are no memory policies here ({error.strerror}; a kernel without NUMA?)"
-    else:
-        why = (
-            f"the kernel refused a memory policy ({error.strerror}); in a container a seccomp "
-            "filter does it, and docker run --cap-add SYS_NICE lifts it"
-        )
-    text = f"{wanted.text}: {why}. The memory policy stays as it was"
-    return Notice("memory-refused", text)
+        why = "it has none, as one built without NUMA"
+    refused = f"{option.text}: the kernel refused a memory policy ({error.strerror}): {why}"
+    return Notice("memory-refused", f"{refused}. The memory policy stays as it was")
 
 
-def rewind(
-    placed: Mapping[int, Placed], to: Mapping[int, Placed]
-) -> tuple[Mapping[int, Placed], list[Notice]]:
-    """Put the calling thread's policy back to what it was.
-
-    A policy that somebody else has set since stays.
-
-    Args:
-        placed: what is set now, by thread.
-        to: what was set then.
+def rewind_policies(
+    now: Mapping[int, PolicyChange], to: Mapping[int, PolicyChange]
+) -> tuple[Mapping[int, PolicyChange], list[Notice]]:
+    """Put the calling thread's policy back to what it was; one that the program set stays.
 
     Returns:
-        What is set afterwards, and what is to be said: other threads keep their policy.
+        What is set afterwards, by thread, and warnings: other threads keep their policy.
     """
-    own, alive = kernel.thread_id(), kernel.thread_ids()
-    notices = back(placed.get(own), to.get(own))
-    left = {
-        tid: kept for tid, kept in placed.items() if tid != own and (alive is None or tid in alive)
-    }
-    notices += [_left(tid, kept) for tid, kept in left.items() if to.get(tid) != kept]
+    own, ids = kernel.thread_id(), kernel.thread_ids()
+    notices = put_policy_back(now.get(own), to.get(own))
+    left = {tid: set_ for tid, set_ in now.items() if tid != own and (ids is None or tid in ids)}
+    notices += [_left(tid, change) for tid, change in left.items() if to.get(tid) != change]
     return {**left, **({own: to[own]} if own in to else {})}, notices
 
 
-def back(now: Placed | None, then: Placed | None) -> list[Notice]:
+def put_policy_back(now: PolicyChange | None, then: PolicyChange | None) -> list[Notice]:
     """Put the calling thread's policy back to what it was then."""
     if now is not None and now != then:
-        return _swap(now.ours, then.ours if then is not None else now.first)
+        return _replace(now.ours, then.ours if then is not None else now.first)
     if then is not None and now is None:  # a call that set none had put the first one back
-        return _swap(then.first, then.ours)
+        return _replace(then.first, then.ours)
     return []
 
 
-def inherited(placed: Mapping[int, Placed]) -> Placed | None:
-    """What this thread has from the thread, or process, that started it; None when that is none."""
+def inherited(changes: Mapping[int, PolicyChange]) -> PolicyChange | None:
+    """The change that this thread has from the thread, or process, that started it; else None."""
     with suppress(OSError):
-        now = mempolicy.get_policy()
-        return next((one for one in placed.values() if one.ours == now), None)
+        policy = mempolicy.get_policy()
+        return next((change for change in changes.values() if change.ours == policy), None)
     return None
 
 
-def shed(placed: Mapping[int, Placed], to: Mapping[int, Placed]) -> list[Notice]:
-    """Put back, as :func:`rewind`, a policy that this thread has from whoever started it."""
-    found = inherited(placed)
-    then = next((to.get(tid) for tid, one in placed.items() if one == found), None)
-    return back(found, then)
+def shed_policy(now: Mapping[int, PolicyChange], to: Mapping[int, PolicyChange]) -> list[Notice]:
+    """Put back, as :func:`rewind_policies`, a policy that this thread has inherited."""
+    found = inherited(now)
+    then = next((to.get(tid) for tid, change in now.items() if change == found), None)
+    return put_policy_back(found, then)
 
 
-def taken_down() -> Callable[[], None]:
-    """Take down the calling thread's policy, whoever has set it; what puts back exactly that."""
+def keep_policy() -> Callable[[], None]:
+    """What puts the calling thread's present policy back, whoever has set it."""
     try:
         then = mempolicy.get_policy()
-    except OSError:  # nobody can set one then
+    except OSError:  # it cannot be set either
         return lambda: None
 
     def put_back() -> None:
@@ -295,7 +282,7 @@ def taken_down() -> Callable[[], None]:
     return put_back
 
 
-def _swap(expected: Policy, wanted: Policy) -> list[Notice]:
+def _replace(expected: Policy, wanted: Policy) -> list[Notice]:
     """Set a policy where another one is in force."""
     try:
         if mempolicy.get_policy() == expected:
@@ -306,9 +293,9 @@ def _swap(expected: Policy, wanted: Policy) -> list[Notice]:
     return []
 
 
-def _left(tid: int, placed: Placed) -> Notice:
+def _left(tid: int, change: PolicyChange) -> Notice:
     return Notice(
         "memory-not-restored",
-        f"thread {tid} keeps the memory policy {placed.ours}: only that thread can change it; "
+        f"thread {tid} keeps the memory policy {change.ours}: only that thread can change it; "
         "call restore() there",
     )

@@ -1,17 +1,22 @@
-"""OMP_NUM_THREADS, and the variables by which OpenMP runtimes and BLAS bind threads.
+"""OMP_NUM_THREADS, and the variables by which OpenMP runtimes and OpenBLAS bind threads.
 
-gpuaff never sets one of those that bind: they are the user's. They take effect when a runtime is
-loaded, which is after us, and then narrow the main thread's mask (cases C4, C5, C7).
+gpuaff never sets a variable that binds: they are the user's. They take effect when a runtime is
+loaded, which is after gpuaff is called, and then narrow the main thread's mask (cases C1, C2, C4,
+C5, C7).
+
+Sources: OpenMP 5.2, 21.1 (OMP_PROC_BIND, OMP_PLACES); the manual of GNU's runtime
+(OMP_PROC_BIND=false overrides GOMP_CPU_AFFINITY); that of Intel's, from which LLVM's comes
+(KMP_AFFINITY overrides GOMP_CPU_AFFINITY, and that OMP_PROC_BIND); OpenBLAS' driver/others/init.c.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from gpuaff._system import env, kernel
 from gpuaff.notices import Notice
-from gpuaff.pinning.state import Exported
+from gpuaff.pinning.state import OMP_NUM_THREADS, Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,23 +25,11 @@ if TYPE_CHECKING:
     Get: TypeAlias = Callable[[str], str | None]
     """Looks up a variable."""
 
-# Libraries that bind threads by themselves: their files, and the variables that they heed. Pure.
-#
-# An OpenMP runtime binds the thread that loads it when a variable tells it to; OpenBLAS, built with
-# affinity, does so unless it is told not to (cases C1, C2, C4, C5, C7).
-#
-# Sources: OpenMP 5.2, 21.1 (OMP_PROC_BIND, OMP_PLACES); the manual of GNU's runtime
-# (OMP_PROC_BIND=false goes before GOMP_CPU_AFFINITY); that of Intel's, from which LLVM's comes
-# (KMP_AFFINITY goes before GOMP_CPU_AFFINITY, and that before OMP_PROC_BIND); OpenBLAS'
-# driver/others/init.c.
-
-
 PROC_BIND, PLACES = "OMP_PROC_BIND", "OMP_PLACES"
 KMP, GOMP = "KMP_AFFINITY", "GOMP_CPU_AFFINITY"
 MAIN_FREE = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")
 
 VARIABLES = (PROC_BIND, PLACES, KMP, GOMP, *MAIN_FREE)
-"""All that this module asks for."""
 
 _BINDING = frozenset({"true", "primary", "master", "close", "spread"})
 """The words of OMP_PROC_BIND that bind; a list has one for each level of nesting."""
@@ -47,17 +40,11 @@ _KMP_BINDING = frozenset({"compact", "scatter", "balanced", "explicit", "physica
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An OpenMP runtime.
-
-    Attributes:
-        name: what to call it.
-        prefixes: how the names of its files begin (in wheels ``libgomp-a34b3233.so.1``).
-        heeds: the variables that make it bind.
-    """
+    """An OpenMP runtime: how its files are named, and the variables that make it bind."""
 
     name: str
     prefixes: tuple[str, ...]
-    heeds: tuple[str, ...]
+    variables: tuple[str, ...]
 
 
 _LLVM = (KMP, GOMP, PROC_BIND, PLACES)
@@ -77,14 +64,11 @@ def loaded(prefixes: tuple[str, ...], files: Collection[str]) -> str | None:
     return min((file for file in files if file.startswith(prefixes)), default=None)
 
 
-def that_bind(get: Get, heeded: Collection[str] = _LLVM) -> list[str]:
-    """Those of the variables that make a runtime bind threads, by their values.
-
-    Args:
-        get: looks up a variable.
-        heeded: the variables that the runtime heeds; by default what any runtime does.
-    """
-    return [name for name in (PROC_BIND, PLACES, GOMP, KMP) if name in heeded and _binds(name, get)]
+def binding_variables(get: Get, variables: Collection[str] = _LLVM) -> list[str]:
+    """Those of the variables that make a runtime bind threads, by their values."""
+    return [
+        name for name in (PROC_BIND, PLACES, GOMP, KMP) if name in variables and _binds(name, get)
+    ]
 
 
 def _binds(name: str, get: Get) -> bool:
@@ -94,62 +78,53 @@ def _binds(name: str, get: Get) -> bool:
         return not is_off and not _BINDING.isdisjoint(words)
     if name == KMP:
         return not _KMP_BINDING.isdisjoint(words)
-    if name == PLACES:
-        return bool(words) and not is_off
-    return bool(words)
+    return bool(words) and not (name == PLACES and is_off)
 
 
 def _words(text: str | None) -> list[str]:
     return [word for word in (part.strip().lower() for part in (text or "").split(",")) if word]
 
 
-def spares_the_main_thread(get: Get) -> bool:
-    """Whether OpenBLAS is told to leave the main thread alone."""
-    return any(_number(get(name) or "") for name in MAIN_FREE)
+def is_main_thread_free(get: Get) -> bool:
+    """Whether OpenBLAS is configured to leave the main thread alone."""
+    return any(_atoi(get(name) or "") for name in MAIN_FREE)
 
 
-def _number(text: str) -> int:
-    """As C's ``atoi`` reads it, which OpenBLAS uses: the digits at the beginning."""
+def _atoi(text: str) -> int:
+    """As C's ``atoi``, which OpenBLAS uses: the digits at the beginning."""
     text = text.strip()
     digits = text[: len(text) - len(text.lstrip("0123456789"))]
     return int(digits or 0)
 
 
-NUMBER = "OMP_NUM_THREADS"
-
-
-def remarks() -> list[Notice]:
-    """One remark that names the variables that move threads, with the remedies."""
-    found = [*_told(), *_blas()]
+def binding_notices() -> list[Notice]:
+    """One warning that names the variables that will move threads, with the remedies."""
+    names = binding_variables(env.get)
+    found = [*(f"{name}={env.get(name)} ({_remedy(name)})" for name in names), *_blas()]
     if not found:
         return []
-    what = _LOADED if _is_loaded() else _NOT_YET
-    return [Notice("omp-binding", f"{'; '.join(found)}: {what}")]
+    effect = _LOADED if _is_loaded() else _NOT_LOADED
+    return [Notice("omp-binding", f"{'; '.join(found)}: {effect}")]
 
 
-_NOT_YET = (
+_NOT_LOADED = (
     "when the library is loaded it binds threads by itself, and the main thread loses most of the "
-    "share; Affinity.reapply(), after the import, gets it back"
+    "share; Affinity.reapply(), after the import, restores it"
 )
 
 _LOADED = (
-    "the library is loaded already. If it has narrowed this process before gpuaff was first "
-    "called, that counts as a border and is not widened: call gpuaff before importing it; or, "
-    "where no scheduler drew a border, os.sched_setaffinity(0, range(os.cpu_count())) before the "
+    "the library is loaded already. If it narrowed this process before gpuaff was first called, "
+    "that mask is taken as a border and is not widened: call gpuaff before importing it; or, where "
+    "no scheduler has set a mask, call os.sched_setaffinity(0, range(os.cpu_count())) before the "
     "first call"
 )
 
 
 def _is_loaded() -> bool:
-    """Whether a library that heeds one of the variables is there."""
+    """Whether a library that uses one of the variables is loaded."""
     files = kernel.mapped_files(kernel.process_id())
-    heed = (one.prefixes for one in OPENMP if that_bind(env.get, one.heeds))
-    return any(loaded(prefixes, files) for prefixes in (*heed, *([BLAS] if _blas() else [])))
-
-
-def _told() -> list[str]:
-    """The variables that make some runtime bind, each with its remedy."""
-    return [f"{name}={env.get(name)} ({_remedy(name)})" for name in that_bind(env.get)]
+    used = [one.prefixes for one in OPENMP if binding_variables(env.get, one.variables)]
+    return any(loaded(prefixes, files) for prefixes in (*used, *([BLAS] if _blas() else [])))
 
 
 def _remedy(name: str) -> str:
@@ -159,7 +134,7 @@ def _remedy(name: str) -> str:
 
 
 def _blas() -> list[str]:
-    if spares_the_main_thread(env.get):
+    if is_main_thread_free(env.get):
         return []
     values = {name: env.get(name) for name in MAIN_FREE}
     return [
@@ -169,38 +144,40 @@ def _blas() -> list[str]:
     ]
 
 
-def export(cores: int, ranks: int) -> tuple[Exported | None, list[Notice]]:
-    """Set OMP_NUM_THREADS to the number of cores, unless somebody has set it.
+def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
+    """Set OMP_NUM_THREADS to the share's number of cores, unless it is set.
 
     No more than a quota of CPU time lets run at the same time: threads beyond it stop all others.
-
-    Args:
-        cores: those in the share.
-        ranks: how many ranks of the job are on this node.
-
-    Returns:
-        What was set, None when nothing was; and what is to be said.
+    ``ranks`` is how many ranks of the job are on this node.
     """
-    first = env.get(NUMBER)
-    if first is not None and first.strip():
-        text = f"{NUMBER}={first} is kept; the share has {cores} core{'s' if cores != 1 else ''}"
-        return None, [Notice("omp-kept", f"{text} (torchrun sets it to 1 where nobody has)")]
-    threads, capped = _under_quota(cores, ranks)
-    env.put(NUMBER, str(threads))
-    return Exported(first=first, ours=str(threads)), [*capped, *_late()]
+    value = env.get(OMP_NUM_THREADS)
+    if value is not None and value.strip():
+        text = f"{OMP_NUM_THREADS}={value} is kept; the share has {_cores(cores)}"
+        return [Notice("omp-kept", f"{text} (torchrun sets it to 1 where it is unset)")]
+    threads, notices = _within_quota(cores, ranks)
+    process.set_variable(OMP_NUM_THREADS, str(threads))
+    files = kernel.mapped_files(kernel.process_id())
+    if any(loaded(runtime.prefixes, files) for runtime in OPENMP):
+        notices.append(_LATE)
+    return notices
 
 
-def _under_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
-    """As many threads as may run all the time; a limit that holds for our parent, too, is shared.
+def _cores(count: int) -> str:
+    return f"{count} core{'s' if count != 1 else ''}"
 
-    Ranks that each have a container are each limited for themselves.
+
+def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
+    """As many threads as may run all the time.
+
+    The ranks share a limit that holds for their parent, too; a container of a rank's own has one
+    for this rank alone.
     """
-    from gpuaff.topology.cgroup import quotas
+    from gpuaff.topology.cgroup import quotas  # rarely needed
 
     tree, parent = kernel.machine_tree(), kernel.parent_id()
-    above = {} if parent is None else quotas(tree, parent)
+    above: Mapping[str, float] = {} if parent is None else quotas(tree, parent)
     limits = [
-        (limit / ranks, limit, folder in above) if folder in above else (limit, limit, False)
+        (limit / ranks, limit, True) if folder in above else (limit, limit, False)
         for folder, limit in quotas(tree).items()
     ]
     if not limits or min(limits)[0] >= cores:
@@ -210,17 +187,13 @@ def _under_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
     among = f" for the {ranks} ranks of this node" if is_shared and ranks > 1 else ""
     text = (
         f"the cgroup grants {limit:.3g} CPUs' time{among} (cpu.max, cpu.cfs_quota_us): "
-        f"{NUMBER}={threads}, and the share has {cores} core{'s' if cores != 1 else ''}"
+        f"{OMP_NUM_THREADS}={threads}, and the share has {_cores(cores)}"
     )
     return threads, [Notice("omp-quota", text)]
 
 
-def _late() -> list[Notice]:
-    files = kernel.mapped_files(kernel.process_id())
-    if not any(loaded(runtime.prefixes, files) for runtime in OPENMP):
-        return []
-    text = (
-        f"an OpenMP runtime is loaded already and has read {NUMBER} before it was set: call "
-        "set_affinity() before importing torch, numpy and the like, or set its number of threads"
-    )
-    return [Notice("omp-late", text)]
+_LATE = Notice(
+    "omp-late",
+    f"an OpenMP runtime is loaded already and read {OMP_NUM_THREADS} before it was set: call "
+    "set_affinity() before importing torch, numpy and the like, or set its number of threads",
+)

@@ -1,76 +1,32 @@
-"""What is said about a pinned process: the one INFO line, and each remark once."""
+"""The log: one INFO line for each call, and each warning once in a process."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 
+from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.model import Share
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, NoDriverError
-from gpuaff.notices import Notice, printable
-
-_INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml", "omp-kept", "omp-quota"})
-"""Said at INFO: nothing is wrong with the pinning."""
-
-_OF_THE_JOB = frozenset(
-    {
-        "scope-hint",
-        "cores-unknown",
-        "cores-across-nodes",
-        "complex-unknown",
-        "one-gpu",
-        "ranks-gpus",
-    }
-)
-"""The same in every rank of a job: rank 0 says it for all."""
-
-_BROKEN = frozenset(
-    {
-        "bad-rank",
-        "border-unused",
-        "complex-unknown",
-        "cpus-unknown",
-        "gpus-unknown",
-        "grant-unpinned",
-        "mask-cut",
-        "memory-cut",
-        "memory-none",
-        "memory-refused",
-        "near-not-allowed",
-        "near-unknown",
-        "no-driver",
-        "no-gpu",
-        "no-rank",
-        "not-linux",
-        "other-machine",
-        "pin-failed",
-        "share-inherited",
-        "threads-refused",
-        "threads-unseen",
-        "threads-unsettled",
-        "too-few-cores",
-        "visible-error",
-        "visible-none",
-    }
-)
-"""What ``strict`` does not accept: the process is not where a plain machine would have it."""
+from gpuaff.formatting import printable
+from gpuaff.notices import KINDS, Notice
 
 
 def concerning(notices: Iterable[Notice], rank: int) -> tuple[Notice, ...]:
-    """Those that concern a rank, each once."""
+    """The warnings that concern a rank, each once."""
     return tuple(dict.fromkeys(n for n in notices if n.rank is None or n.rank == rank))
 
 
 def refuse_if_broken(notices: Iterable[Notice]) -> None:
-    """Raise the first remark that strictness does not accept.
+    """Raise the first warning that ``strict`` makes an error.
 
     Raises:
         NoDriverError: NVML cannot be used.
         GPUAffinityError: anything else.
     """
     for notice in notices:
-        if notice.code in _BROKEN:
+        if KINDS[notice.code].strict:
             raise _error(notice)
 
 
@@ -80,29 +36,31 @@ def _error(notice: Notice) -> GpuaffError:
     return GPUAffinityError(f"{notice.message} [{notice.code}; strict]")
 
 
-_said: set[str] = set()
+_logged: set[str] = set()
+"""The messages of warnings that were logged."""
 
 
 def _log(level: str, message: str) -> bool:
     """Whether it was logged, as far as can be known."""
-    # Nobody can be listening to INFO when nobody has imported logging, which takes a while.
+    # No handler shows INFO where logging was not imported, which takes a while.
     if level == "info" and "logging" not in sys.modules:
         return False
     import logging
 
-    getattr(logging.getLogger("gpuaff"), level)(printable(message))
+    with interruptible():  # a handler may wait
+        getattr(logging.getLogger("gpuaff"), level)(printable(message))
     return True
 
 
-def say(notices: Iterable[Notice], *, rank: int | None) -> None:
-    """Log each remark once per process."""
+def say(notices: Iterable[Notice], *, rank: int | None = None) -> None:
+    """Log each warning once per process."""
     who = "" if rank is None else f"rank {rank}: "
     for notice in notices:
-        if notice.message in _said or (notice.code in _OF_THE_JOB and rank):
+        kind = KINDS[notice.code]
+        if notice.message in _logged or (kind.once_per_job and rank):
             continue
-        level = "info" if notice.code in _INFORMATIVE else "warning"
-        if _log(level, f"gpuaff: {who}{notice.message} [{notice.code}]"):
-            _said.add(notice.message)
+        if _log(kind.level, f"gpuaff: {who}{notice.message} [{notice.code}]"):
+            _logged.add(notice.message)
 
 
 def say_where(

@@ -1,135 +1,126 @@
-"""Give a process the CPUs back that it had."""
+"""Undo what gpuaff has set in this process, and put a share into force again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from gpuaff._system import kernel
+from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
-from gpuaff.pinning import extras as besides
+from gpuaff.pinning.effective import masks_now
 from gpuaff.pinning.report import say
 from gpuaff.pinning.state import (
     NOTHING,
-    Before,
+    VARIABLES,
     Extras,
     Process,
-    enclosing,
-    expect,
-    remembered,
-    shown,
+    State,
+    VariableChange,
+    grant_around,
+    inherit,
+    known_process,
     this_process,
+    transaction,
 )
-from gpuaff.pinning.threads import Moved, move, move_all, move_caller
-from gpuaff.pinning.transaction import transaction
+from gpuaff.pinning.threads import MasksThat, Moved, move, move_all, move_caller, own_threads
 
 
-def put_back(share: CpuSet | None, before: Before, extras: Extras | None) -> None:
-    """Undo what a call has done, and all later calls; nothing where it is undone already.
+def undo_call(share: CpuSet | None, before: State, extras: Extras) -> None:
+    """Undo a call and all later ones; nothing where that is done already.
 
     Args:
         share: what the call has set; None when it has taken back what was set.
-        before: how it is to be.
-        extras: what the call has set besides.
-
-    Raises:
-        GPUAffinityError: another call is at work in this thread.
+        before: the state before it.
+        extras: what the call has set besides CPUs.
     """
-    process, now = remembered(), extras or NOTHING
+    known = known_process()
+    is_child = known is None or known.state.pid != before.pid
+    if is_child and before.grant is not grant_around()[0]:
+        return  # a call from outside the grant that this child is in
+    own = State(pid=kernel.process_id(), original=before.original, share=share)
+    process = known or Process(own)
+    undo = _undo_in_child if is_child else _undo
+    memory = bool(extras.memory or (is_child and before.extras.memory))
     try:
-        if process is None or process.pid != before.pid:
-            _in_a_child(process, share, before, now)
-        else:
-            transaction(
-                process, lambda: _here(process, share, before, now), memory=bool(now.memory)
-            )
+        with transaction(process, memory=memory, undoes=True):
+            notices = undo(process, share, before, extras)
     except OSError as error:
-        say([refused(error)], rank=None)
+        notices = [refusal(error)]
+    say(notices)
 
 
-def _here(process: Process, share: CpuSet | None, before: Before, now: Extras) -> None:
-    if before.taken is not process.taken:
-        _across_a_grant(process, share, before, now)
-        return
-    # Undone by a restore() meanwhile: what other threads have left undone goes back as well.
-    undone = share is not None and process.share is None
-    if not undone and (share is not None or process.share != before.share):
-        _say(_rewound(process, share, before))
-    say(besides.put_back(process, NOTHING if undone else before.extras), rank=None)
-    say(besides.shed(process, now), rank=None)
+def _undo(process: Process, share: CpuSet | None, before: State, extras: Extras) -> list[Notice]:
+    state = process.state
+    if before.grant is not state.grant:
+        return _undo_across_grant(process, share, before, extras)
+    notices: list[Notice] = []
+    # Undone by a restore() already: what other threads have left undone goes back as well.
+    is_undone = share is not None and state.share is None
+    if not is_undone and (share is not None or state.share != before.share):
+        notices += _rewind_share(process, share, before).notices()
+    notices += put_extras_back(process, NOTHING if is_undone else before.extras)
+    return notices + _shed_policy(process, extras)
 
 
-def _across_a_grant(process: Process, share: CpuSet | None, before: Before, now: Extras) -> None:
-    """Undo a call from before the grant that is in force, or from a grant that was given back.
+def _undo_across_grant(
+    process: Process, share: CpuSet | None, before: State, extras: Extras
+) -> list[Notice]:
+    """Undo a call from before the grant in force, or from a grant that was given back.
 
     A grant is a border, so no thread moves: in the first case the grant's end brings back another
     mask than it would have; in the second the end has undone the call.
     """
-    taken = process.taken
-    if taken is None or before.taken is not taken.before.taken:
-        say(besides.shed(process, now), rank=None)
-        return
-    then = taken.before
-    undone = share is not None and then.share is None
-    if process.share is None:  # else what is set besides is that call's
-        say(besides.put_back(process, NOTHING if undone else before.extras), rank=None)
-    say(besides.shed(process, now), rank=None)
-    if not undone and (share is not None or then.share != before.share):
-        taken.before = before
+    grant, notices = process.state.grant, list[Notice]()
+    if grant is not None and before.grant is grant.before.grant:
+        then = grant.before
+        is_undone = share is not None and then.share is None
+        if process.state.share is None:  # else what is set besides is that call's
+            notices += put_extras_back(process, NOTHING if is_undone else before.extras)
+        if not is_undone and (share is not None or then.share != before.share):
+            grant.before = before
+    return notices + _shed_policy(process, extras)
 
 
-def _in_a_child(process: Process | None, share: CpuSet | None, before: Before, now: Extras) -> None:
-    """In a forked child: its threads have the mask, or what it has set itself since."""
-    if before.taken is not enclosing()[0]:
-        return  # of a call outside of the grant that the child is in
-    child = process or Process(pid=kernel.process_id(), original=before.original, share=share)
-    to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
-
-    def work() -> None:
-        if not share == child.share == before.share:
-            _say(_rewound(child, share, to))
-            child.given = to.mask
-        back = besides.put_back_in_a_child(now, before.extras, parent=before.pid)
-        say(back, rank=None)
-
-    transaction(child, work, memory=bool(now.memory or before.extras.memory))
-    expect(before.in_force)
+def _undo_in_child(
+    process: Process, share: CpuSet | None, before: State, extras: Extras
+) -> list[Notice]:
+    """In a forked child: its threads have its parent's mask, or what it has set itself since."""
+    notices: list[Notice] = []
+    if not share == process.state.share == before.share:
+        to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
+        notices += _rewind_share(process, share, to).notices()
+        process.update(given=before.mask)
+    _put_variables_back(extras.variables, before.extras.variables)
+    inherit(before.in_force)
+    return notices + _put_policy_back_in_child(extras, before)
 
 
-def _rewound(process: Process, share: CpuSet | None, before: Before) -> Moved:
-    masks = {mask for mask in (share, process.share) if mask is not None}
-    return rewind(process, shown(process, masks or {process.original}), before)
+def _rewind_share(process: Process, share: CpuSet | None, before: State) -> Moved:
+    masks = {mask for mask in (share, process.state.share) if mask is not None}
+    return rewind(process, masks_now(process, masks or {process.state.original}), before)
 
 
-def rewind(process: Process, masks: Collection[CpuSet], before: Before) -> Moved:
+def rewind(process: Process, masks: Collection[CpuSet], before: State) -> Moved:
     """Move the threads that have one of these masks to where they were before."""
-    bound = {tid: mask for tid, mask in process.bound.items() if tid not in before.bound}
+    bound = {tid: mask for tid, mask in process.state.bound.items() if tid not in before.bound}
     for tid, mask in bound.items():
-        _move(process, tid, masks, mask)
-    for tid in before.bound.keys() - process.bound.keys():  # it was taken back meanwhile
-        _move(process, tid, {before.bound[tid]}, before.mask)
-    # The main thread also goes when only a part of the share is left to it: a runtime has cut it.
-    if process.pid not in bound:
-        _move(process, process.pid, _Parts(masks), before.mask)
+        move_if(process, tid, masks, mask)
+    for tid in before.bound.keys() - process.state.bound.keys():  # it was taken back meanwhile
+        move_if(process, tid, {before.bound[tid]}, before.mask)
+    # The main thread also goes from a part of the share: a runtime has cut it.
+    if process.state.pid not in bound:
+        parts = MasksThat(lambda mask: any(mask < whole for whole in masks))
+        move_if(process, process.state.pid, parts, before.mask)
     moved = move_all(before.mask, ours=masks, spare=bound, moved=process.moved)
     if not moved.none:
-        before.recall(process)
+        process.recall(before)
     return moved
 
 
-class _Parts:
-    """The masks that are a part of others."""
-
-    def __init__(self, masks: Collection[CpuSet]) -> None:
-        self._masks = masks
-
-    def __contains__(self, mask: object) -> bool:
-        return isinstance(mask, frozenset) and any(mask < whole for whole in self._masks)
-
-
-def _move(process: Process, tid: int, masks: Container[CpuSet], to: CpuSet) -> None:
+def move_if(process: Process, tid: int, masks: Container[CpuSet], to: CpuSet) -> None:
+    """Move a thread if it has one of these masks."""
     with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
         mask = kernel.get_affinity(tid)
         if mask in masks:
@@ -143,141 +134,151 @@ def current() -> CpuSet:
     return frozenset()
 
 
-def _say(moved: Moved) -> None:
-    say(moved.notices(), rank=None)
+def refusal(error: OSError) -> Notice:
+    """The kernel refuses to tell masks, or to set them."""
+    return Notice(
+        "pin-failed",
+        f"the system does not tell this process's CPUs, or moves no threads ({error.strerror}): "
+        "nothing was changed; a seccomp filter may forbid it",
+    )
 
 
-def refused(error: OSError) -> Notice:
-    """The kernel refuses questions about CPUs, or orders."""
-    why = f"the system does not tell this process's CPUs, or moves no threads ({error.strerror})"
-    return Notice("pin-failed", f"{why}: all stays as it is; a seccomp filter may forbid it")
+# What is set besides CPUs: memory policies, and environment variables.
+
+
+def put_extras_back(process: Process, to: Extras) -> list[Notice]:
+    """Put back what was set then; warnings about what only other threads can put back."""
+    notices: list[Notice] = []
+    now = process.state.extras
+    memory = now.memory
+    if now.memory or to.memory:
+        from gpuaff.pinning.memory import rewind_policies
+
+        memory, notices = rewind_policies(now.memory, to.memory)
+    _put_variables_back(now.variables, to.variables)
+    process.update(extras=Extras(memory=memory, variables=to.variables))
+    return notices
+
+
+def _shed_policy(process: Process, extras: Extras) -> list[Notice]:
+    """Put back a policy that this thread inherited, where its maker has put it back already."""
+    if not extras.memory or kernel.thread_id() in process.state.extras.memory:
+        return []
+    from gpuaff.pinning.memory import shed_policy
+
+    return shed_policy(extras.memory, {})
+
+
+def _put_policy_back_in_child(now: Extras, before: State) -> list[Notice]:
+    then = before.extras.memory
+    if not now.memory and not then:
+        return []
+    from gpuaff.pinning.memory import put_policy_back, shed_policy
+
+    if before.pid in now.memory or before.pid not in then:
+        return shed_policy(now.memory, then)
+    return put_policy_back(None, then[before.pid])  # most probably the main thread has forked
+
+
+def _put_variables_back(
+    now: Mapping[str, VariableChange], then: Mapping[str, VariableChange]
+) -> None:
+    """Put variables back to what they were then, except those that the program has set since."""
+    for name in VARIABLES:
+        ours, theirs = now.get(name), then.get(name)
+        if ours is not None and ours != theirs:
+            _replace_variable(name, ours.ours, ours.first if theirs is None else theirs.ours)
+        elif theirs is not None and ours is None:  # a call that set none had taken it away
+            _replace_variable(name, theirs.first, theirs.ours)
+
+
+def _replace_variable(name: str, expected: str | None, wanted: str | None) -> None:
+    if env.get(name) == expected:
+        env.put(name, wanted)
 
 
 # Put a share into force again that threads have left since.
 
 
-def put_into_force(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
-    """Move the threads of this process that are not where they should be.
-
-    Args:
-        share: where they go.
-        reserved: where helpers may be.
-        rank: whose share it is, for what is said.
-
-    Raises:
-        GPUAffinityError: another call is at work in this thread.
-    """
-    grant = enclosing()[1]
-    inside = share if grant is None else share & grant
-    notices = [] if grant is None or inside == share else [_outside(share, grant, inside)]
+def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
+    """See :meth:`gpuaff.Affinity.reapply`: helpers may be on the reserved CPUs."""
+    granted = grant_around()[1]
+    inside = share if granted is None else share & granted
+    notices = [] if granted is None or inside == share else [_outside(share, granted, inside)]
     if inside:
-        # A forked child that has called nothing yet started with its parent's share.
-        process = this_process(border=inside)
         try:
-            notices += transaction(process, lambda: put_threads(process, inside, reserved))
+            # A forked child that has called nothing yet started with its parent's share.
+            process = this_process(border=inside)
+            with transaction(process):
+                notices += put_threads(process, inside, reserved)
         except OSError as error:
-            notices.append(_refused(inside, error))
+            notices.append(refused(inside, error))
     say(notices, rank=rank)
 
 
 def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
-    """Move the threads that are not where they should be; called by ``whole``.
-
-    Args:
-        process: what is remembered of this process.
-        share: where they go.
-        reserved: where helpers may be.
-
-    Returns:
-        What was not as hoped.
+    """Move the threads that are not where they should be; in a transaction.
 
     Raises:
-        OSError: the kernel refuses these CPUs.
+        OSError: the kernel refuses the share's CPUs.
     """
-    before = _masks()
-    caller = kernel.get_affinity()
-    move(share, kernel.thread_id(), caller, process.moved)
+    state, own = process.state, kernel.thread_id()
+    before, caller = _masks(), kernel.get_affinity()
+    move(share, own, caller, process.moved)
     got = kernel.get_affinity()
-    notices = []
-    if got != share:
-        # When a cpuset grows the kernel gives back what was asked for last: what the others have.
-        notices.append(_cut(share, move_caller(got)))
-    strays = _Strays(process, got, before.get(process.pid, got), reserved=reserved)
-    apart = {tid for tid, mask in process.apart.items() if before.get(tid) == mask}
-    bound = strays.bound({tid: before[tid] for tid in before if tid not in apart}, caller)
-    process.bound = {**bound, **_alive(process.bound, before)}
-    if share != process.share:
-        process.whole = None
-    process.share, process.reserved = got, reserved
+    notices = [] if got == share else [settle_for(share, got)]
+    main = before.get(state.pid, got)
+    # Threads that have the main thread's mask were started after it was narrowed.
+    ours = {state.original, state.share, main}
+    strays = MasksThat(lambda mask: mask in ours or not (mask <= got or mask <= reserved))
+    apart = {tid: mask for tid, mask in state.apart.items() if before.get(tid) == mask}
+    moving = {tid: mask for tid, mask in before.items() if mask in strays or mask == got}
+    bound = {tid: mask for tid, mask in moving.items() if tid not in apart} | {own: caller}
+    process.update(
+        share=got,
+        bound={tid: mask for tid, mask in bound.items() if mask not in ours}
+        | {tid: mask for tid, mask in state.bound.items() if tid in before},
+        reserved=reserved,
+        whole=state.whole if share == state.share else None,
+    )
     moved = move_all(got, ours=strays, spare=apart, moved=process.moved)
     return [*notices, *moved.notices()]
+
+
+def settle_for(requested: CpuSet, got: CpuSet) -> Notice:
+    """Request what a cpuset has left of the requested CPUs.
+
+    When it grows, the kernel gives back what was requested last: the same as of other threads.
+    """
+    return Notice(
+        "mask-cut",
+        f"requested CPUs {format_cpulist(requested)}; the kernel granted "
+        f"{format_cpulist(move_caller(got))}: a cpuset denies the others",
+    )
 
 
 def _masks() -> dict[int, CpuSet]:
     """The CPUs of each thread, as far as they can be seen."""
     found = {}
-    for tid in kernel.thread_ids() or (kernel.process_id(), kernel.thread_id()):
+    for tid in own_threads():
         with suppress(OSError):  # it has ended
             found[tid] = kernel.get_affinity(tid)
     return found
 
 
-def _alive(bound: dict[int, CpuSet], now: dict[int, CpuSet]) -> dict[int, CpuSet]:
-    """Without the threads that have ended: their ids are used again."""
-    return {tid: mask for tid, mask in bound.items() if tid in now}
-
-
-class _Strays:
-    """The masks of threads that are to be moved to a share.
-
-    Those that are not inside it, those that gpuaff has set before, and the main thread's with all
-    who have the same: they were born after it was narrowed, and inherited that.
-    """
-
-    def __init__(self, process: Process, share: CpuSet, main: CpuSet, *, reserved: CpuSet) -> None:
-        self._helpers = reserved
-        self._share = share
-        self._main = main
-        self._ours = {process.original, process.share}
-
-    def __contains__(self, mask: object) -> bool:
-        return mask == self._main or mask in self._ours or not self._is_inside(mask)
-
-    def _is_inside(self, mask: object) -> bool:
-        inside = (self._share, self._helpers)
-        return isinstance(mask, frozenset) and any(mask <= cpus for cpus in inside)
-
-    def bound(self, masks: dict[int, CpuSet], caller: CpuSet) -> dict[int, CpuSet]:
-        """Where threads were that somebody had bound and that move all the same.
-
-        Not the main thread, nor its heirs: what has happened to them is to be undone, not kept.
-        """
-        found = {tid: mask for tid, mask in masks.items() if mask in self or mask == self._share}
-        found[kernel.thread_id()] = caller
-        ours = self._ours | {self._main}
-        return {tid: mask for tid, mask in found.items() if mask not in ours}
-
-
-def _cut(asked: CpuSet, got: CpuSet) -> Notice:
-    text = (
-        f"of CPUs {format_cpulist(asked)} the kernel granted {format_cpulist(got)} again: a cpuset "
-        "denies the others"
+def _outside(share: CpuSet, granted: CpuSet, inside: CpuSet) -> Notice:
+    instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
+    return Notice(
+        "mask-cut",
+        f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
+        f"{format_cpulist(granted)}: {instead}; call set_affinity to plan from the claim's",
     )
-    return Notice("mask-cut", text)
 
 
-def _outside(share: CpuSet, grant: CpuSet, inside: CpuSet) -> Notice:
-    instead = f"{format_cpulist(inside)} are taken" if inside else "every thread stays where it is"
-    text = (
-        f"of CPUs {format_cpulist(share)} not all are among those of the claim, "
-        f"{format_cpulist(grant)}: {instead}; call set_affinity to plan from these"
+def refused(cpus: CpuSet, error: OSError) -> Notice:
+    """The kernel refuses these CPUs."""
+    return Notice(
+        "pin-failed",
+        f"the kernel refused CPUs {format_cpulist(cpus)} ({error.strerror}): no thread was moved; "
+        "a cpuset or a seccomp filter may forbid it; call set_affinity() to plan anew",
     )
-    return Notice("mask-cut", text)
-
-
-def _refused(share: CpuSet, error: OSError) -> Notice:
-    text = (
-        f"the kernel refused CPUs {format_cpulist(share)} ({error.strerror}): every thread stays "
-        "where it is; call set_affinity to plan from the CPUs that are left"
-    )
-    return Notice("pin-failed", text)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from gpuaff import options
 from gpuaff._system import kernel
 from gpuaff.allocator.cores import allowed_cores
-from gpuaff.allocator.model import check_count, check_rank
+from gpuaff.allocator.model import check_rank
 from gpuaff.allocator.workers import workers_parts
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
 from gpuaff.notices import Notice
 from gpuaff.pinning.affinity import Affinity
-from gpuaff.pinning.pin import reason
+from gpuaff.pinning.effective import request
+from gpuaff.pinning.pin import Outcome, unsupported_reason
 from gpuaff.pinning.report import say, say_worker
-from gpuaff.pinning.restore import current, put_threads, refused
-from gpuaff.pinning.state import Before, Process, enclosing, expected, remembered, this_process
-from gpuaff.pinning.threads import move, put_again
-from gpuaff.pinning.transaction import transaction
+from gpuaff.pinning.restore import current, put_threads, refusal
+from gpuaff.pinning.state import (
+    Process,
+    expected,
+    grant_around,
+    remembered,
+    this_process,
+    transaction,
+)
+from gpuaff.pinning.threads import put_again
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import read_cpus
 
@@ -24,18 +32,18 @@ def spread(worker: int, workers: int) -> Affinity:
     """Put this worker process, with all its threads, on its part of its rank's cores.
 
     Call it in the worker, as it starts (case C10); under torch's DataLoader
-    ``gpuaff.integrations.torch.worker_init_fn`` does. The rank's CPUs are cut core by core;
+    ``gpuaff.integrations.torch.worker_init_fn`` does. The rank's CPUs are divided core by core;
     the first core is left to the main process where there are two or more. Where there are more
     workers than cores, groups of workers share cores equally.
 
-    What is cut is the share that ``set_affinity`` has set in the process that this one was forked
-    from. A worker that was spawned, or that comes from a fork server, knows nothing of that: it
-    cuts its own mask, which it has inherited, as far as the process that has made it may use that
-    too. Nothing outside of this is ever used (case B19). Parts of different ranks don't meet where
-    the ranks' shares don't.
+    What is divided is the share that ``set_affinity`` has set in the process that this one was
+    forked from. A worker that was spawned, or that comes from a fork server, does not know that:
+    it divides its own mask, which it has inherited, as far as its parent may use that too. CPUs
+    outside of this are never used (case B19). Parts of different ranks are disjoint where the
+    ranks' shares are.
 
-    Best effort, as ``set_affinity``: where the process can't be moved it stays where it is, and a
-    warning says why. May be called again; the same whole is cut then.
+    Best effort, as ``set_affinity``: where the process cannot be moved it stays where it is, and a
+    warning says why. May be called again; the same share is divided then.
 
     Args:
         worker: this worker's number, 0 … workers − 1.
@@ -46,48 +54,42 @@ def spread(worker: int, workers: int) -> Affinity:
         process those of the rank back, and the end of a ``with`` block what was in force before.
 
     Raises:
-        InvalidOptionError: the numbers can't be meant, or the variable GPUAFF is neither a yes nor
-            a no.
-        GPUAffinityError: a signal handler calls it while another call is at work.
+        InvalidOptionError: the numbers are invalid, or the variable GPUAFF is neither a yes nor a
+            no.
+        GPUAffinityError: a signal handler calls it during another call.
     """
     return spread_within(worker, workers, share=None)
 
 
 def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinity:
-    """The same.
-
-    Args:
-        worker: as there.
-        workers: as there.
-        share: what gpuaff has set in the process that has made this one; None when it is not told.
-    """
-    count = check_count("workers", workers)
+    """:func:`spread`, with the share set in the parent process; None when that is unknown."""
+    count = options.count("workers", workers)
     number = check_rank(worker, count, name="worker")
-    why = reason()
+    why = unsupported_reason()
     if why is not None:
         return _unspread(number, count, why)
     try:
-        cpus, process = _whole(share)
-        before = Before.of(process)
-        notices = transaction(process, lambda: _spread(process, cpus, number, count))
+        cpus = _cpus_to_divide(share)
+        process = this_process(border=cpus)
+        with transaction(process):
+            before = process.state
+            notices = _spread(process, cpus, number, count)
+            got = current()
+            say(notices)
+            say_worker(number, count, got)
     except OSError as error:
         return _unspread(number, count, _refused(error))
-    got = current()
-    say(notices, rank=None)
-    say_worker(number, count, got)
-    return Affinity(got, before=before, pinned=True, warnings=tuple(notices))
+    return Affinity(Outcome(cpus=got, before=before, pinned=True, warnings=tuple(notices)))
 
 
-def _whole(share: CpuSet | None) -> tuple[CpuSet, Process]:
-    """The CPUs that are cut, and this process, whose border they are if it has none yet."""
-    known, grant = remembered(), enclosing()[1]
-    found = known.uncut if known is not None else expected() or share or _own()
-    inside = found if grant is None else found & grant or grant
-    return inside, this_process(border=inside)
+def _cpus_to_divide(share: CpuSet | None) -> CpuSet:
+    state, granted = remembered(), grant_around()[1]
+    found = state.undivided if state is not None else expected() or share or _own()
+    return found if granted is None else found & granted or granted
 
 
 def _own() -> CpuSet:
-    """The main thread's CPUs, as far as the process may use them that has made this one.
+    """The main thread's CPUs, as far as the process that has started this one may use them.
 
     A fork server keeps the mask that it was started with, which may have been before the rank was
     pinned.
@@ -100,22 +102,20 @@ def _own() -> CpuSet:
 
 
 def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[Notice]:
-    granted = _granted(process, cpus)
-    part = workers_parts(_cores(granted), workers)[worker]
+    part = workers_parts(_cores(_effective(process, cpus)), workers)[worker]
     notices = put_threads(process, part, frozenset())
-    process.whole = cpus
+    process.update(whole=cpus)
     return notices
 
 
-def _granted(process: Process, cpus: CpuSet) -> CpuSet:
-    """What the kernel grants of these CPUs; a cpuset may have changed."""
-    own = kernel.get_affinity()
-    if own == cpus:
+def _effective(process: Process, cpus: CpuSet) -> CpuSet:
+    """What the kernel grants of these CPUs by now."""
+    caller = kernel.get_affinity()
+    if caller == cpus:
         return cpus
-    move(cpus, kernel.thread_id(), own, process.moved)
-    got = kernel.get_affinity()
-    # Who moves the threads looks first where they are: who was bound goes back there at the end.
-    put_again(kernel.thread_id(), own, {own})
+    got = request(process, cpus, caller)
+    # put_threads looks first where each thread is: a bound one goes back there at the end.
+    put_again(kernel.thread_id(), caller, {caller})
     return got & cpus or got
 
 
@@ -129,18 +129,18 @@ def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
 
 def _unspread(worker: int, workers: int, why: Notice) -> Affinity:
     found = current()
-    if worker == 0:  # the same in all of them
-        say([why], rank=None)
+    if worker == 0:  # it is the same in all of them
+        say([why])
     say_worker(worker, workers, found, pinned=False)
-    return Affinity(found, warnings=(why,))
+    return Affinity(Outcome(cpus=found, warnings=(why,)))
 
 
 def _refused(error: OSError) -> Notice:
     cpus = format_cpulist(current())
     if not cpus:
-        return refused(error)
-    text = (
-        f"the kernel would not put a worker on its part of the rank's CPUs ({error.strerror}): it "
-        f"keeps CPUs {cpus}; a cpuset or a seccomp filter may forbid it"
+        return refusal(error)
+    return Notice(
+        "pin-failed",
+        f"the kernel refused to move this worker to its part of the rank's CPUs "
+        f"({error.strerror}): it keeps CPUs {cpus}; a cpuset or a seccomp filter may forbid it",
     )
-    return Notice("pin-failed", text)

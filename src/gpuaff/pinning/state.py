@@ -1,42 +1,37 @@
-"""What this process remembers of its own masks, so that twice is the same as once."""
+"""What gpuaff has set in this process, and the one way to change it: all or nothing.
+
+The only module of ``pinning`` that holds state.
+"""
 
 from __future__ import annotations
 
-import errno
 import threading
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
-from gpuaff._system import kernel
+from gpuaff._system import env, kernel
+from gpuaff._system.interrupts import interruptible, uninterrupted
 from gpuaff.cpuset import CpuSet
-from gpuaff.pinning.threads import move, put_again
+from gpuaff.errors import GPUAffinityError
+from gpuaff.launch.inherited import PINNED_VARIABLE
+from gpuaff.pinning.threads import move_all, put_again
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuaff._system.mempolicy import Policy
+    from typing import Any
+
+    from gpuaff.pinning.memory import PolicyChange
+
+OMP_NUM_THREADS = "OMP_NUM_THREADS"
+
+VARIABLES = (OMP_NUM_THREADS, PINNED_VARIABLE)
+"""The environment variables that gpuaff sets when it pins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A thread's memory policy.
-
-    Attributes:
-        first: the one that it had before gpuaff set one.
-        ours: the one that gpuaff has set.
-    """
-
-    first: Policy
-    ours: Policy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """A variable of the environment.
-
-    Attributes:
-        first: its value before gpuaff set it; None when it was not set.
-        ours: the value that gpuaff has set.
-    """
+@dataclass(frozen=True, slots=True)
+class VariableChange:
+    """An environment variable: its value before gpuaff set it (None: unset), and gpuaff's."""
 
     first: str | None
     ours: str
@@ -44,95 +39,49 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What gpuaff has set besides CPUs.
+    """What gpuaff has set besides CPUs: memory policies by thread id, and variables by name."""
 
-    Attributes:
-        memory: the memory policies, by thread.
-        openmp: OMP_NUM_THREADS; None when it is not ours.
-        mark: GPUAFF_PINNED; None when it is not this process's.
-    """
-
-    memory: Mapping[int, Placed] = field(default_factory=dict)
-    openmp: Exported | None = None
-    mark: Exported | None = None
+    memory: Mapping[int, PolicyChange] = field(default_factory=dict)
+    variables: Mapping[str, VariableChange] = field(default_factory=dict)
 
 
 NOTHING = Extras()
 
 
-@dataclass()
-class Taken:
-    """A grant that is in force: the CPUs that came with a claim (:mod:`gpuaff.pinning.grant`).
+@dataclass(eq=False)
+class GrantInForce:
+    """The CPUs of a claim, while they are this process's border (:mod:`gpuaff.pinning.grant`).
 
     Attributes:
-        before: how the process was before; what is undone meanwhile is not brought back.
-        bound: as :class:`Process` has it, as the grant was taken.
-        apart: likewise.
-        cut: threads that were bound to a part outside of the grant: what each had, and what it
-            was left with, by id.
+        before: the state to go back to; a call that is undone meanwhile is taken out of it.
+        bound: as in :class:`State`, when the grant was taken; likewise ``apart``.
+        cut: threads that were bound partly outside the grant: their mask then and now, by id.
     """
 
-    before: Before
+    before: State
     bound: Mapping[int, CpuSet] = field(default_factory=dict)
     apart: Mapping[int, CpuSet] = field(default_factory=dict)
     cut: Mapping[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
 
 
-@dataclass()
-class Process:
-    """The masks of one process. With its :class:`Taken` the only thing in gpuaff that changes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What gpuaff has set in a process, and what it found there.
 
     Attributes:
-        pid: whose masks these are.
-        original: the border: the main thread's CPUs when gpuaff was first called; those of a
-            grant while it is in force.
-        share: what gpuaff has set since; None when nothing is set.
-        bound: the masks of threads that somebody had bound on purpose and that gpuaff has moved
-            all the same, or can't tell from its own by their mask, by id.
-        apart: the masks of threads that somebody had bound, and that stayed where they were, by id.
-        reserved: the CPUs that are kept out of the share for helpers.
-        whole: what ``spread`` has cut, while its part is the share; else None.
-        extras: what is set besides.
-        given: in a forked child, what an undoing of its parent's call has given it: more than its
-            own border, perhaps.
-        moved: what each thread had that the call that is at work has moved, by id.
-        taken: the grant that is in force; None when there is none.
-        lock: held while one is at work.
+        pid: the process.
+        original: the border: the main thread's mask when gpuaff was first called; during a grant,
+            the grant's CPUs.
+        share: the mask that gpuaff has set; None when none is.
+        bound: the masks of threads that the program had bound itself and that gpuaff moved all the
+            same, or cannot tell from its own by their mask; by thread id.
+        apart: the masks of threads that the program had bound and that stayed, by thread id.
+        reserved: the CPUs kept out of the share for helpers.
+        whole: the share that ``spread`` divides, while a part of it is ``share``; else None.
+        given: in a forked child, the mask that undoing a call of its parent has given it.
+        extras: what is set besides CPUs.
+        grant: the grant in force; None when there is none.
     """
-
-    pid: int
-    original: CpuSet
-    share: CpuSet | None = None
-    bound: dict[int, CpuSet] = field(default_factory=dict)
-    apart: Mapping[int, CpuSet] = field(default_factory=dict)
-    reserved: CpuSet = frozenset()
-    whole: CpuSet | None = None
-    extras: Extras = NOTHING
-    given: CpuSet | None = None
-    moved: dict[int, CpuSet] = field(default_factory=dict)
-    taken: Taken | None = None
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    @property
-    def set_here(self) -> tuple[CpuSet, ...]:
-        """What threads have asked for that nobody else has bound, the likeliest first."""
-        masks = (self.share, self.original, self.given)
-        return tuple(mask for mask in masks if mask is not None)
-
-    @property
-    def in_force(self) -> CpuSet | None:
-        """What gpuaff has set: a share, else the CPUs of a grant; None when that is nothing."""
-        return self.original if self.share is None and self.taken is not None else self.share
-
-    @property
-    def uncut(self) -> CpuSet:
-        """What ``spread`` cuts: the rank's share, also where a part of it is in force by now."""
-        return self.whole or self.share or self.original
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """How a process was before a call; its attributes are those of :class:`Process`."""
 
     pid: int
     original: CpuSet
@@ -141,198 +90,230 @@ class Before:
     apart: Mapping[int, CpuSet] = field(default_factory=dict)
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None
+    given: CpuSet | None = None
     extras: Extras = NOTHING
-    taken: Taken | None = None
-
-    @classmethod
-    def of(cls, process: Process) -> Before:
-        """How it is now."""
-        return cls(
-            pid=process.pid,
-            original=process.original,
-            share=process.share,
-            bound=dict(process.bound),
-            apart=process.apart,
-            reserved=process.reserved,
-            whole=process.whole,
-            extras=process.extras,
-            taken=process.taken,
-        )
+    grant: GrantInForce | None = None
 
     @property
-    def first(self) -> Before:
-        """How it was before the first call, or the first since a grant was taken."""
-        taken = self.taken
-        if taken is None:
-            return Before(pid=self.pid, original=self.original)
-        return Before(
-            pid=self.pid,
-            original=self.original,
-            bound=taken.bound,
-            apart=taken.apart,
-            taken=taken,
-        )
+    def requested(self) -> tuple[CpuSet, ...]:
+        """The masks that a thread not bound by the program may have, the likeliest first."""
+        masks = (self.share, self.original, self.given)
+        return tuple(mask for mask in masks if mask is not None)
 
     @property
     def in_force(self) -> CpuSet | None:
-        """What gpuaff has set: a share, else the CPUs of a grant; None when that is nothing."""
-        return self.original if self.share is None and self.taken is not None else self.share
+        """What gpuaff has set: a share, else a grant's CPUs; None when that is nothing."""
+        return self.original if self.share is None and self.grant is not None else self.share
 
     @property
     def mask(self) -> CpuSet:
-        """Where the threads were that nobody had bound."""
+        """The mask of the threads that the program has not bound."""
         return self.original if self.share is None else self.share
 
-    def recall(self, process: Process) -> None:
-        """Let a process remember that of its CPUs."""
-        process.share, process.bound = self.share, dict(self.bound)
-        process.apart, process.reserved = self.apart, self.reserved
-        process.whole = self.whole
-        if process.pid == self.pid:  # a child has a border of its own
-            process.original, process.taken = self.original, self.taken
+    @property
+    def undivided(self) -> CpuSet:
+        """What ``spread`` divides: the rank's share, also while a part of it is in force."""
+        return self.whole or self.mask
+
+    @property
+    def first(self) -> State:
+        """As it was before the first call, or the first since the grant was taken."""
+        start = State(pid=self.pid, original=self.original, grant=self.grant)
+        grant = self.grant
+        return start if grant is None else replace(start, bound=grant.bound, apart=grant.apart)
+
+
+@dataclass(eq=False)
+class Process:
+    """This process.
+
+    Attributes:
+        state: what is set in it.
+        moved: the mask that each thread had before the transaction at work moved it, by id.
+        lock: held by the thread whose transaction is at work.
+        thread: the identifier of that thread.
+    """
+
+    state: State
+    moved: dict[int, CpuSet] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    thread: int | None = None
+
+    def update(self, **changes: Any) -> None:
+        """Change attributes of the state."""
+        self.state = replace(self.state, **changes)
+
+    def recall(self, before: State) -> None:
+        """Return to an earlier state of the CPUs; a forked child keeps its own border."""
+        now = self.state
+        border = before if before.pid == now.pid else now
+        self.state = replace(
+            before,
+            pid=now.pid,
+            original=border.original,
+            grant=border.grant,
+            given=now.given,
+            extras=now.extras,
+        )
+
+    def set_variable(self, name: str, value: str) -> None:
+        """Set one of ``VARIABLES``, and remember its first value."""
+        change = VariableChange(first=env.get(name), ours=value)
+        extras = self.state.extras
+        self.update(extras=replace(extras, variables={**extras.variables, name: change}))
+        env.put(name, value)
 
 
 _processes: dict[int, Process] = {}
 """This process, by its id; empty until gpuaff is called in it."""
 
-_inherited: list[CpuSet] = []
-"""In a forked child, the share that its parent had set: what the child starts with."""
 
-_enclosing: list[tuple[Taken, CpuSet]] = []
-"""In a forked child, the grant that was in force in its parent, and the CPUs of that."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """What a forked child has from its parent: the share in force, the grant, and its CPUs."""
+
+    share: CpuSet | None = None
+    grant: GrantInForce | None = None
+    granted: CpuSet | None = None
 
 
-def _be_another() -> None:
-    """Start anew in a forked child; a child that has called nothing passes on what it was given."""
+_inherited = Inherited()
+
+
+def _start_anew() -> None:
+    """In a forked child. One that called nothing passes on to its children what it inherited."""
+    global _inherited
     for process in _processes.values():
-        _inherited[:] = [] if process.in_force is None else [process.in_force]
-        if process.taken is not None:
-            _enclosing[:] = [(process.taken, process.original)]
+        state = process.state
+        _inherited = replace(_inherited, share=state.in_force)
+        if state.grant is not None:
+            _inherited = replace(_inherited, grant=state.grant, granted=state.original)
     _processes.clear()
 
 
-kernel.in_forked_child(_be_another)
+kernel.in_forked_child(_start_anew)
 
 
-def enclosing() -> tuple[Taken | None, CpuSet | None]:
-    """The grant that this process is in or was forked in, and its CPUs; None where that is none."""
-    process = remembered()
-    if process is not None and process.taken is not None:
-        return process.taken, process.original
-    return _enclosing[0] if _enclosing else (None, None)
+def known_process() -> Process | None:
+    """This process; None when gpuaff was not called in it yet."""
+    return _processes.get(kernel.process_id())
+
+
+def remembered() -> State | None:
+    """What gpuaff has set in this process; None when it was not called in it yet."""
+    process = known_process()
+    return None if process is None else process.state
+
+
+def this_process(border: CpuSet | None = None) -> Process:
+    """This process; the first call remembers the main thread's mask, or ``border``, as its border.
+
+    Raises:
+        OSError: the kernel refuses to tell the mask.
+    """
+    found = known_process()
+    if found is None:
+        pid = kernel.process_id()
+        original = kernel.get_affinity(pid) if border is None else border
+        # Of several threads the first one's mask counts. A lock could be left locked by a fork.
+        found = _processes.setdefault(pid, Process(State(pid=pid, original=original)))
+    return found
+
+
+def grant_around() -> tuple[GrantInForce | None, CpuSet | None]:
+    """The grant that this process is in, or was forked in, and its CPUs; None without one."""
+    state = remembered()
+    if state is not None and state.grant is not None:
+        return state.grant, state.original
+    return _inherited.grant, _inherited.granted
 
 
 def expected() -> CpuSet | None:
     """The CPUs that gpuaff has set for this process, or for the one that it was forked from."""
-    process = remembered()
-    if process is not None:
-        return process.in_force
-    return _inherited[0] if _inherited else None
+    state = remembered()
+    return _inherited.share if state is None else state.in_force
 
 
-def expect(share: CpuSet | None) -> None:
-    """In a forked child: this is in force of what its parent had set; None when it is undone."""
-    _inherited[:] = [] if share is None else [share]
+def inherit(share: CpuSet | None) -> None:
+    """In a forked child: of what its parent had set, this is in force by now."""
+    global _inherited
+    _inherited = replace(_inherited, share=share)
 
 
-def remembered() -> Process | None:
-    """What is remembered of this process; None when gpuaff was not called in it yet."""
-    return _processes.get(kernel.process_id())
+@contextmanager
+def transaction(process: Process, *, memory: bool = False, undoes: bool = False) -> Iterator[None]:
+    """Change this process. Whatever the block raises, the process is then as it was before.
 
-
-def this_process(border: CpuSet | None = None) -> Process:
-    """What is remembered of this process; the first call takes down its mask.
-
-    A forked child is another process: the mask that it starts with is its border.
+    Signal handlers (Ctrl-C) run in the windows that the block opens, and at its end; what they
+    raise undoes the block. The block moves threads by ``threads.move(…, process.moved)``.
 
     Args:
-        border: that mask, where it is known better than by the main thread's of the moment.
+        process: this process.
+        memory: whether the memory policy may be changed though gpuaff has set none yet.
+        undoes: whether the block undoes an earlier one. Ctrl-C then waits until that is done, as
+            it may be what has caused it.
+
+    Raises:
+        GPUAffinityError: a signal handler, or the like, made the call during another one.
     """
-    process = remembered()
-    if process is None:
-        pid = kernel.process_id()
-        original = kernel.get_affinity(pid) if border is None else border
-        # Several threads may be here at once: one of them is first, and its mask counts. No lock,
-        # as a fork would leave it locked to the child.
-        process = _processes.setdefault(pid, Process(pid=pid, original=original))
-    return process
+    if process.thread == threading.get_ident():
+        raise GPUAffinityError(
+            "set_affinity, reapply or restore was called during another such call in the same "
+            "thread, as by a signal handler: call it after that call has returned"
+        )
+    window = nullcontext if undoes else interruptible
+    with uninterrupted(), _locked(process, window), ExitStack() as undo:
+        before = process.state
+        process.moved = {}
+        undo.callback(setattr, process, "state", before)
+        undo.callback(inherit, _inherited.share)
+        if before.grant is not None:
+            undo.callback(setattr, before.grant, "before", before.grant.before)
+        undo.callback(_put_variables_back, {name: env.get(name) for name in VARIABLES})
+        if memory or before.extras.memory:
+            _guard_policy(process, undo)
+        undo.callback(_move_back, process, before)
+        yield
+        with window():  # Ctrl-C that came meanwhile raises here: all is undone
+            pass
+        undo.pop_all()
 
 
-# What a cpuset leaves of a process's CPUs by now.
-#
-# A cpuset that loses CPUs cuts every thread's mask, and the kernel shows what is left; where
-# nothing
-# is left, it shows all of the cpuset instead. It keeps in mind what each thread has asked for last,
-# and gives that back when the cpuset grows (cases A17, G4).
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EffectiveMasks:
-    """What the kernel grants.
-
-    Attributes:
-        cpus: what it grants of the original mask; where that is nothing, what it grants instead.
-        cpuset: all that it grants, as far as can be seen.
-    """
-
-    cpus: CpuSet
-    cpuset: CpuSet
-
-    def shown(self, asked: Collection[CpuSet]) -> set[CpuSet]:
-        """What threads have now that have asked for one of these masks.
-
-        That is nothing for a thread that sleeps while all of its CPUs are offline.
-        """
-        cut = {mask & self.cpuset for mask in asked}
-        instead = set() if all(cut) else {self.cpuset}
-        return {*asked, *cut, *instead}
-
-
-def observe_masks(process: Process, own: CpuSet) -> EffectiveMasks:
-    """Ask for the original mask, unless the calling thread has all of it; it then has what it gets.
-
-    Not where it has asked for a share of which nothing is left: that could not be asked for again,
-    if the call fails.
-
-    Args:
-        process: what is remembered of this process.
-        own: the calling thread's CPUs.
-    """
-    original = process.original
-    if own == original:
-        return EffectiveMasks(cpus=original, cpuset=original)
-    if _has_lost_its_share(process, own):
-        return EffectiveMasks(cpus=own & original or own, cpuset=own)
-    got = _asked_for(process, original, own)
-    return EffectiveMasks(cpus=got, cpuset=own if own.issuperset(got) else got)
-
-
-def shown(process: Process, asked: set[CpuSet]) -> set[CpuSet]:
-    """What threads have now that have asked for one of these masks; nobody is moved."""
-    own = kernel.get_affinity()
-    if own in asked or own == process.original:
-        return asked
-    found = observe_masks(process, own)
-    put_again(kernel.thread_id(), own, process.set_here)
-    return found.shown(asked)
-
-
-def _has_lost_its_share(process: Process, own: CpuSet) -> bool:
-    """Whether a cpuset has taken the whole share away; else somebody has moved this thread."""
-    share = process.share
-    if share is None or own & share or own != kernel.get_affinity(process.pid):
-        return False
+@contextmanager
+def _locked(process: Process, window: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    while not process.lock.acquire(timeout=0.1):  # another thread is at work
+        with window():
+            pass
+    process.thread = threading.get_ident()
     try:
-        move(share, kernel.thread_id(), own, process.moved)
-    except OSError as error:
-        return error.errno == errno.EINVAL
-    return False
+        yield
+    finally:
+        process.thread = None
+        process.lock.release()
 
 
-def _asked_for(process: Process, cpus: CpuSet, own: CpuSet) -> CpuSet:
-    try:
-        move(cpus, kernel.thread_id(), own, process.moved)
-    except OSError as error:  # a cpuset has taken all of it away, and put other CPUs in its place
-        if error.errno != errno.EINVAL:
-            raise
-    return kernel.get_affinity()
+def _put_variables_back(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if env.get(name) != value:
+            env.put(name, value)
+
+
+def _guard_policy(process: Process, undo: ExitStack) -> None:
+    """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
+    from gpuaff.pinning import memory  # only where a policy may change
+
+    undo.callback(memory.keep_policy())
+    placed, own = process.state.extras.memory, kernel.thread_id()
+    found = memory.inherited(placed) if placed and own not in placed else None
+    if found is not None:
+        process.update(extras=replace(process.state.extras, memory={**placed, own: found}))
+
+
+def _move_back(process: Process, before: State) -> None:
+    likely = [before.mask] if before.share is None else [before.share, before.original]
+    for tid, mask in process.moved.items():
+        put_again(tid, mask, likely)
+    set_meanwhile = {process.state.mask, process.state.original} - {*likely, before.original}
+    if set_meanwhile:  # threads born with it
+        spare = {*process.moved, *process.state.bound}
+        move_all(before.mask, ours=set_meanwhile, spare=spare)

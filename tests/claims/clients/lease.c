@@ -2,7 +2,7 @@
 
        lease LOCK_DIRECTORY UUID [DIRECTORY_IN_SYSFS]
 
-   Takes the guard, leases the GPU, stands on the board as its holder, gives the guard back and says
+   Takes the guard, leases the GPU, takes a slot of the registry as its holder, gives the guard back and says
    "has it"; or says "busy" and ends with 75. Holds the lease until its standard input ends. */
 
 #define _GNU_SOURCE
@@ -15,7 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SLOTS = 512, SLOT_SIZE = 4096, WAITS = SLOTS * SLOT_SIZE, HOLDS = WAITS + SLOTS,
+enum { SLOTS = 512, SLOT_SIZE = 4096, RECORDS = 2 * 8 * SLOTS,
+       WAITS = RECORDS + SLOTS * SLOT_SIZE, HOLDS = WAITS + SLOTS,
        PARTS = HOLDS + SLOTS, PART_COUNT = 64 };
 
 static const char *folder;
@@ -80,7 +81,7 @@ static int in_use(int handle, long start, long length)
 {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
     if (fcntl(handle, F_OFD_GETLK, &lock))
-        fail("board");
+        fail("registry");
     return lock.l_type != F_UNLCK;
 }
 
@@ -97,29 +98,29 @@ static long started(void) /* field 22 of /proc/self/stat */
     return atol(field);
 }
 
-static void stand_on_board(const char *uuid)
+static void take_slot(const char *uuid)
 {
-    int board = open_lock("board", O_RDWR, WAITS);
+    int registry = open_lock("registry", O_RDWR, WAITS);
     struct flock found;
     for (long slot = 0; slot < SLOTS; slot++) {
-        if (ofd(board, F_OFD_SETLK, F_WRLCK, WAITS + slot, &found))
+        if (ofd(registry, F_OFD_SETLK, F_WRLCK, WAITS + slot, &found))
             continue;
-        if (!in_use(board, HOLDS + slot, 1) &&
-            !in_use(board, PARTS + slot * PART_COUNT, PART_COUNT)) {
+        if (!in_use(registry, HOLDS + slot, 1) &&
+            !in_use(registry, PARTS + slot * PART_COUNT, PART_COUNT)) {
             char record[SLOT_SIZE + 1], text[SLOT_SIZE];
             snprintf(text, sizeof text,
-                     "{\"v\": 1, \"pid\": %d, \"start\": %ld, \"uid\": %d, \"name\": \"lease.c\","
+                     "{\"v\": 2, \"pid\": %d, \"start\": %ld, \"uid\": %d, \"name\": \"lease.c\","
                      " \"gpus\": [\"%s\"]}", getpid(), started(), geteuid(), uuid);
             snprintf(record, sizeof record, "%-*s", SLOT_SIZE, text);
-            if (pwrite(board, record, SLOT_SIZE, slot * SLOT_SIZE) != SLOT_SIZE)
-                fail("board");
-            ofd(board, F_OFD_SETLK, F_WRLCK, HOLDS + slot, &found);
-            ofd(board, F_OFD_SETLK, F_UNLCK, WAITS + slot, &found);
+            if (pwrite(registry, record, SLOT_SIZE, RECORDS + slot * SLOT_SIZE) != SLOT_SIZE)
+                fail("registry");
+            ofd(registry, F_OFD_SETLK, F_WRLCK, HOLDS + slot, &found);
+            ofd(registry, F_OFD_SETLK, F_UNLCK, WAITS + slot, &found);
             return; /* the descriptor stays open: it is what holds the slot */
         }
-        ofd(board, F_OFD_SETLK, F_UNLCK, WAITS + slot, &found);
+        ofd(registry, F_OFD_SETLK, F_UNLCK, WAITS + slot, &found);
     }
-    fprintf(stderr, "the board is full\n");
+    fprintf(stderr, "the registry is full\n");
     exit(1);
 }
 
@@ -143,7 +144,7 @@ int main(int count, char **arguments)
     int file = open_lock(name, O_RDONLY, 0);
     if (flock(file, LOCK_EX | LOCK_NB))
         return puts("busy"), 75;
-    stand_on_board(arguments[2]);
+    take_slot(arguments[2]);
     flock(guard, LOCK_UN);
     puts("has it");
     fflush(stdout);

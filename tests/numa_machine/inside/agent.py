@@ -55,8 +55,8 @@ class Agent:
         self, rank: int, of: int, writes: list[tuple[str, str]], **options: Any
     ) -> dict[str, Any]:
         """Call it, and write into files after the machine was read and before the mask is set."""
-        apply: Any = importlib.import_module("gpuaff.pinning.pin")
-        observe = apply.observe
+        pin: Any = importlib.import_module("gpuaff.pinning.pin")
+        observe = pin.observe
         left = list(writes)
 
         def read(**asked: Any) -> Any:
@@ -66,11 +66,11 @@ class Agent:
                 Path(path).write_text(text)
             return seen
 
-        apply.observe = read
+        pin.observe = read
         try:
             return self.pin(rank, of, **options)
         finally:
-            apply.observe = observe
+            pin.observe = observe
 
     def restore(self) -> str:
         """Undo it; the CPUs afterwards."""

@@ -162,8 +162,6 @@ class Lease:
             with suppress(OSError):
                 if lock_files.mark_of(handle) == mark:
                     locks.unlock(handle)
-                    # A child may have it open still: then closing wakes nobody.
-                    lock_files.touch(handle)
                     descriptors.close(handle)
             self._forget(handle)
 

@@ -17,7 +17,7 @@ from gpuaff.launch.allocation import OwnGpus
 from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks
-from gpuaff.pinning.pin import decide, inputs_of_all, keep
+from gpuaff.pinning.rank_plan import inputs_of_all, plan_for_rank, plan_inside_share
 from gpuaff.topology.model import Gpu
 
 COMMON = Masks(whose=Whose.COMMON, source="its parent has the same mask")
@@ -47,7 +47,7 @@ def only_share(plan: Plan, rank: int) -> Share:
 
 def test_common_masks_are_shared_out() -> None:
     options = Options.of(8)
-    assert decide(A100, options, ranks(3, 8), COMMON) == plan_with(A100, options)
+    assert plan_for_rank(A100, options, ranks(3, 8), COMMON) == plan_with(A100, options)
 
 
 # Unknown masks.
@@ -57,7 +57,7 @@ def test_common_masks_are_shared_out() -> None:
 def test_unknown_masks_are_not_cut() -> None:
     """Rank 1 of 2 is on GPU 1, with 6 of its 16 near cores in its mask."""
     mine = A100.with_allowed(parse_cpulist("0-15,58-63,186-191"))
-    plan = decide(mine, Options.of(2), ranks(1, 2), UNKNOWN)
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), UNKNOWN)
     share = only_share(plan, 1)
     assert (share.gpu, share.cpus, share.cores) == (1, parse_cpulist("58-63,186-191"), 6)
     said = next(notice for notice in plan.warnings if notice.code == "masks-unknown")
@@ -68,7 +68,9 @@ def test_unknown_masks_are_not_cut() -> None:
 
 def test_unknown_masks_name_the_launchers_own_remedy() -> None:
     mine = A100.with_allowed(parse_cpulist("0-15,58-63,186-191"))
-    plan = decide(mine, Options.of(2), ranks(1, 2), replace(UNKNOWN, unbound="torchrun plainly"))
+    plan = plan_for_rank(
+        mine, Options.of(2), ranks(1, 2), replace(UNKNOWN, unbound="torchrun plainly")
+    )
     said = next(notice for notice in plan.warnings if notice.code == "masks-unknown")
     assert "start the ranks unbound (torchrun plainly)" in said.message
 
@@ -83,7 +85,7 @@ def test_a_share_is_kept_whole(mode: str, partition: str) -> None:
     cpus = parse_cpulist("24-31,152-159")
     share = Pinned(local_rank=3, local_size=8, cpus=cpus)
     options = Options.of(8, mode=mode, partition=partition, cpus="16-31,144-159")
-    plan = keep(A100.with_allowed(cpus), options, ranks(3, 8), None, share)
+    plan = plan_inside_share(A100.with_allowed(cpus), options, ranks(3, 8), None, share)
     kept = only_share(plan, 3)
     assert (kept.gpu, kept.cpus, kept.cores) == (3, cpus, 8)
 
@@ -92,51 +94,51 @@ def test_a_kept_share_is_reserved_from_once() -> None:
     cpus, helpers = parse_cpulist("25-31,153-159"), parse_cpulist("24,152")
     topology, options = A100.with_allowed(cpus), Options.of(8, reserve=1)
     share = Pinned(local_rank=3, local_size=8, cpus=cpus, reserved=helpers)
-    kept = only_share(keep(topology, options, ranks(3, 8), None, share), 3)
+    kept = only_share(plan_inside_share(topology, options, ranks(3, 8), None, share), 3)
     assert (kept.cpus, kept.reserved) == (cpus, helpers)
     unreserved = replace(share, reserved=frozenset())
-    kept = only_share(keep(topology, options, ranks(3, 8), None, unreserved), 3)
+    kept = only_share(plan_inside_share(topology, options, ranks(3, 8), None, unreserved), 3)
     assert (kept.cores, len(kept.reserved)) == (6, 2)
 
 
 def test_unknown_masks_heed_the_other_options() -> None:
     options = Options.of(2, mode="single", multithreading="single_logical")
-    assert only_share(decide(A100, options, ranks(1, 2), UNKNOWN), 1).cpus == {48}
+    assert only_share(plan_for_rank(A100, options, ranks(1, 2), UNKNOWN), 1).cpus == {48}
     options = Options.of(2, max_physical_cores=3)
-    assert only_share(decide(A100, options, ranks(0, 2), UNKNOWN), 0).cores == 3
+    assert only_share(plan_for_rank(A100, options, ranks(0, 2), UNKNOWN), 0).cores == 3
     with pytest.raises(GPUAffinityError, match="min_physical_cores=17"):
-        decide(A100, Options.of(2, min_physical_cores=17), ranks(0, 2), UNKNOWN)
+        plan_for_rank(A100, Options.of(2, min_physical_cores=17), ranks(0, 2), UNKNOWN)
 
 
 @pytest.mark.parametrize(
     ("asked", "refused"),
     [
         ({"min_physical_cores": 17}, "rank 3 on GPU 3 can have 16"),
-        ({"reserve": 16}, "leaves rank 3 on GPU 3 no core"),
-        ({"reserve": 16, "mode": "single"}, "leaves rank 3 on GPU 3 no core"),
+        ({"reserve": 16}, "rank 3 on GPU 3 would have no core left"),
+        ({"reserve": 16, "mode": "single"}, "rank 3 on GPU 3 would have no core left"),
     ],
 )
 def test_what_cannot_be_had_is_said_of_the_rank_itself(
     asked: dict[str, object], refused: str
 ) -> None:
     with pytest.raises(GPUAffinityError, match=refused):
-        decide(A100, Options.of(8, **asked), ranks(3, 8), UNKNOWN)
+        plan_for_rank(A100, Options.of(8, **asked), ranks(3, 8), UNKNOWN)
 
 
 def test_more_ranks_than_gpus_go_round() -> None:
-    plan = decide(A100, Options.of(20), ranks(10, 20), UNKNOWN)
+    plan = plan_for_rank(A100, Options.of(20), ranks(10, 20), UNKNOWN)
     assert only_share(plan, 10).gpu == 2
 
 
 def test_remarks_about_a_rank_follow_it() -> None:
     far = A100.with_allowed(parse_cpulist("0-15"))
-    plan = decide(far, Options.of(8), ranks(3, 8), UNKNOWN)
+    plan = plan_for_rank(far, Options.of(8), ranks(3, 8), UNKNOWN)
     assert {notice.rank for notice in plan.warnings if notice.code == "near-not-allowed"} == {3}
 
 
 def test_without_gpus_nothing_is_cut_whatever_the_masks() -> None:
     none = replace(A100, visible=())
-    plan = decide(none, Options.of(2), ranks(1, 2), UNKNOWN)
+    plan = plan_for_rank(none, Options.of(2), ranks(1, 2), UNKNOWN)
     assert codes(plan) == ["no-gpu"]
     assert plan.share_of(1).cpus == A100.allowed
 
@@ -161,7 +163,9 @@ def test_named_masks_are_cut_among_those_that_have_them() -> None:
     masks = named(*sets)
     machine = replace(A100, visible=(0, 1, 2, 3))
     plans = [
-        decide(machine.with_allowed(parse_cpulist(own)), Options.of(4), ranks(rank, 4), masks)
+        plan_for_rank(
+            machine.with_allowed(parse_cpulist(own)), Options.of(4), ranks(rank, 4), masks
+        )
         for rank, own in enumerate(sets)
     ]
     expected = ("56-63,184-191", "48-55,176-183", "16-23,144-151", "24-31,152-159")
@@ -178,17 +182,17 @@ def test_a_set_beyond_the_own_mask_is_cut() -> None:
     topology, cut = inputs_of_all(mine, options, 1, sets)
     assert cut.rank_allowed == (parse_cpulist("48-55"), parse_cpulist("58-63"))
     assert topology.allowed == parse_cpulist("48-55,58-63")
-    plan = decide(mine, options, ranks(1, 2), COMMON)
+    plan = plan_for_rank(mine, options, ranks(1, 2), COMMON)
     said = [notice.message for notice in plan.warnings if notice.code == "mask-cut"]
     assert len(said) == 1
     assert "56-57" in said[0]
     inside = A100.with_allowed(parse_cpulist("48-63"))
-    assert "mask-cut" not in codes(decide(inside, options, ranks(1, 2), COMMON))
+    assert "mask-cut" not in codes(plan_for_rank(inside, options, ranks(1, 2), COMMON))
 
 
 def test_a_launchers_list_is_no_promise_of_the_callers() -> None:
     mine = A100.with_allowed(parse_cpulist("58-63"))
-    plan = decide(mine, Options.of(2), ranks(1, 2), named("48-55", "56-63"))
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), named("48-55", "56-63"))
     assert "mask-cut" not in codes(plan)
 
 
@@ -196,20 +200,20 @@ def test_a_set_of_which_nothing_may_be_used() -> None:
     options = Options.of(2, rank_allowed=["0-3", "4-7"])
     mine = A100.with_allowed(parse_cpulist("48-51"))
     with pytest.raises(GPUAffinityError, match=r"rank 1 the CPUs 4-7.*48-51 only"):
-        decide(mine, options, ranks(1, 2), COMMON)
+        plan_for_rank(mine, options, ranks(1, 2), COMMON)
 
 
 def test_the_caller_knows_better_than_the_launcher() -> None:
     options = Options.of(2, rank_allowed=["48-51", "52-55"])
     for masks in (UNKNOWN, named("0-1", "2-3")):
-        plan = decide(A100.with_allowed(parse_cpulist("48-55")), options, ranks(0, 2), masks)
+        plan = plan_for_rank(A100.with_allowed(parse_cpulist("48-55")), options, ranks(0, 2), masks)
         assert "masks-unknown" not in codes(plan)
 
 
 def test_an_own_gpu_in_a_mask_that_nobody_else_has() -> None:
     masks = named("48-55,176-183", "16-23,144-151")
     mine = replace(A100.with_allowed(parse_cpulist("16-23,144-151")), visible=(3,))
-    plan = decide(mine, Options.of(2), ranks(1, 2), masks, OwnGpus(own=(3,), on_node=2))
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), masks, OwnGpus(own=(3,), on_node=2))
     share = only_share(plan, 1)
     assert (share.gpu, share.cpus) == (3, parse_cpulist("16-23,144-151"))
     assert "gpus-unknown" not in codes(plan)
@@ -218,7 +222,7 @@ def test_an_own_gpu_in_a_mask_that_nobody_else_has() -> None:
 def test_an_own_gpu_in_a_mask_that_others_have_too() -> None:
     masks = named("16-31", "24-47")
     mine = replace(A100.with_allowed(parse_cpulist("24-47")), visible=(3,))
-    plan = decide(mine, Options.of(2), ranks(1, 2), masks, OwnGpus(own=(3,), on_node=2))
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), masks, OwnGpus(own=(3,), on_node=2))
     assert only_share(plan, 1).cpus == parse_cpulist("24-31")
     assert codes(plan)[-1] == "gpus-unknown"
 
@@ -243,7 +247,7 @@ def by_own_gpu(
     gpus: Sequence[int], gpu: int, *, hidden: bool = False, rank: int = 0, size: int | None = None
 ) -> Plan:
     own = OwnGpus(named=tuple(gpus), own=(gpu,), on_node=len(gpus))
-    return decide(
+    return plan_for_rank(
         shown_one(A100, gpu, hidden=hidden),
         Options.of(size or len(gpus)),
         ranks(rank, size or len(gpus)),
@@ -274,7 +278,7 @@ def test_own_parts_are_disjoint_and_near(gpus: set[int], hidden: bool) -> None:
         own = OwnGpus(named=tuple(order), own=(gpu,), on_node=len(order))
         topology = shown_one(A100, gpu, hidden=hidden)
         size = max(2, len(order))
-        plan = decide(topology, Options.of(size), ranks(rank, size), COMMON, own, bus(A100))
+        plan = plan_for_rank(topology, Options.of(size), ranks(rank, size), COMMON, own, bus(A100))
         part = only_share(plan, rank).cpus
         assert part <= (A100.gpu_by_index[gpu].node_cpus or frozenset())
         parts.append(part)
@@ -287,7 +291,7 @@ def test_a_lost_gpu_that_sysfs_has_lost_too_leaves_no_numbers() -> None:
     gone = Gpu(index=lost.index)
     topology = replace(A100, gpus=(gone, *others), visible=(2,))
     own = OwnGpus(named=(1, 2), on_node=2)
-    plan = decide(topology, Options.of(2), ranks(1, 2), COMMON, own, bus(A100)[1:])
+    plan = plan_for_rank(topology, Options.of(2), ranks(1, 2), COMMON, own, bus(A100)[1:])
     assert "gpus-unknown" in codes(plan)
 
 
@@ -296,7 +300,7 @@ def test_every_rank_has_the_same_description() -> None:
     vague = tuple(replace(g, node_cpus=None, local_cpus=None, numa_node=None) for g in bus(A100))
     own = [OwnGpus(named=(0, 1, 2, 3), own=(gpu,), on_node=4) for gpu in range(4)]
     parts = [
-        decide(
+        plan_for_rank(
             shown_one(A100, gpu, hidden=True), Options.of(4), ranks(gpu, 4), COMMON, own[gpu], vague
         )
         for gpu in range(4)
@@ -311,7 +315,7 @@ def test_remarks_about_other_gpus_are_left_to_their_ranks() -> None:
     said = {}
     for rank, gpu in enumerate((3, 0)):
         own = OwnGpus(named=(0, 3), own=(gpu,), on_node=2)
-        plan = decide(
+        plan = plan_for_rank(
             shown_one(near_0, gpu, hidden=False),
             Options.of(2),
             ranks(rank, 2),
@@ -327,16 +331,16 @@ def test_several_own_gpus_count_as_the_first() -> None:
     """CUDA's device 0, whatever the rank."""
     mine = replace(A100, visible=(4, 5))
     own = OwnGpus(named=(2, 3, 4, 5), own=(4, 5), on_node=4)
-    plan = decide(mine, Options.of(2), ranks(1, 2), COMMON, own, bus(A100))
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), COMMON, own, bus(A100))
     share = only_share(plan, 1)
     assert (share.gpu, share.cpus) == (4, parse_cpulist("112-119,240-247"))
-    assert only_share(decide(mine, Options.of(2), ranks(1, 2), UNKNOWN, own), 1).gpu == 4
+    assert only_share(plan_for_rank(mine, Options.of(2), ranks(1, 2), UNKNOWN, own), 1).gpu == 4
 
 
 def test_a_job_that_has_all_gpus_needs_no_names() -> None:
     own = OwnGpus(own=(3,), on_node=8)
     mine = shown_one(A100, 3, hidden=True)
-    plan = decide(mine, Options.of(8), ranks(0, 8), COMMON, own, bus(A100))
+    plan = plan_for_rank(mine, Options.of(8), ranks(0, 8), COMMON, own, bus(A100))
     assert only_share(plan, 0).cpus == parse_cpulist("24-31,152-159")
 
 
@@ -352,7 +356,7 @@ def test_a_job_that_has_all_gpus_needs_no_names() -> None:
 )
 def test_names_that_do_not_help(own: OwnGpus) -> None:
     mine = shown_one(A100, 3, hidden=False)
-    plan = decide(mine, Options.of(2), ranks(1, 2), COMMON, own, bus(A100))
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), COMMON, own, bus(A100))
     share = only_share(plan, 1)
     assert (share.gpu, share.cpus) == (3, parse_cpulist("16-31,144-159"))
     said = next(notice for notice in plan.warnings if notice.code == "gpus-unknown")
@@ -364,7 +368,7 @@ def test_a_gpu_without_address_is_not_found() -> None:
     mine = shown_one(A100, 3, hidden=False)
     mine = replace(mine, gpus=tuple(replace(gpu, pci_bus_id=None) for gpu in mine.gpus))
     own = OwnGpus(named=(2, 3), own=(3,), on_node=2)
-    plan = decide(mine, Options.of(2), ranks(1, 2), COMMON, own)
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), COMMON, own)
     assert codes(plan)[-1] == "gpus-unknown"
 
 
@@ -384,7 +388,7 @@ def test_fewer_ranks_than_gpus_may_all_be_on_one(partition: str) -> None:
     mine = shown_one(A100, 2, hidden=False)
     for rank in (0, 1):
         options = Options.of(2, partition=partition)
-        plan = decide(mine, options, ranks(rank, 2), COMMON, own, bus(A100))
+        plan = plan_for_rank(mine, options, ranks(rank, 2), COMMON, own, bus(A100))
         assert only_share(plan, rank).cpus == parse_cpulist("16-23,144-151")
         assert codes(plan).count("gpus-unknown") == 1
 
@@ -392,7 +396,7 @@ def test_fewer_ranks_than_gpus_may_all_be_on_one(partition: str) -> None:
 def test_unknown_masks_and_an_own_gpu() -> None:
     own = OwnGpus(named=(2, 3), own=(3,), on_node=2)
     mine = shown_one(A100.with_allowed(parse_cpulist("24-27")), 3, hidden=True)
-    plan = decide(mine, Options.of(2), ranks(1, 2), UNKNOWN, own, bus(A100))
+    plan = plan_for_rank(mine, Options.of(2), ranks(1, 2), UNKNOWN, own, bus(A100))
     share = only_share(plan, 1)
     assert (share.gpu, share.cpus) == (0, parse_cpulist("24-27"))
     assert codes(plan)[-1] == "masks-unknown"
@@ -401,7 +405,8 @@ def test_unknown_masks_and_an_own_gpu() -> None:
 def test_one_gpu_that_is_nobodys_own_is_shared() -> None:
     mine = shown_one(A100, 3, hidden=False)
     shares = [
-        decide(mine, Options.of(2), ranks(rank, 2), COMMON).share_of(rank).cpus for rank in (0, 1)
+        plan_for_rank(mine, Options.of(2), ranks(rank, 2), COMMON).share_of(rank).cpus
+        for rank in (0, 1)
     ]
     assert shares == [parse_cpulist("16-23,144-151"), parse_cpulist("24-31,152-159")]
 
@@ -409,19 +414,23 @@ def test_one_gpu_that_is_nobodys_own_is_shared() -> None:
 def test_one_gpu_of_a_machine_with_more_may_be_a_wrappers_work() -> None:
     everywhere = named("0-255", "0-255")
     for masks in (COMMON, everywhere):
-        plan = decide(shown_one(A100, 3, hidden=False), Options.of(2), ranks(1, 2), masks)
+        plan = plan_for_rank(shown_one(A100, 3, hidden=False), Options.of(2), ranks(1, 2), masks)
         (said,) = (notice for notice in plan.warnings if notice.code == "one-gpu")
         assert (said.rank, said.message[:23]) == (None, "2 ranks see one GPU and")
 
 
 def test_one_gpu_is_nothing_to_speak_of() -> None:
     plans = {
-        "the others are hidden from the driver": decide(
+        "the others are hidden from the driver": plan_for_rank(
             shown_one(A100, 3, hidden=True), Options.of(2), ranks(1, 2), COMMON
         ),
-        "one rank": decide(shown_one(A100, 3, hidden=False), Options.of(1), ranks(0, 1), COMMON),
-        "two GPUs": decide(replace(A100, visible=(2, 3)), Options.of(4), ranks(0, 4), COMMON),
-        "nothing is cut": decide(
+        "one rank": plan_for_rank(
+            shown_one(A100, 3, hidden=False), Options.of(1), ranks(0, 1), COMMON
+        ),
+        "two GPUs": plan_for_rank(
+            replace(A100, visible=(2, 3)), Options.of(4), ranks(0, 4), COMMON
+        ),
+        "nothing is cut": plan_for_rank(
             shown_one(A100, 3, hidden=False), Options.of(2), ranks(1, 2), UNKNOWN
         ),
     }
@@ -439,7 +448,7 @@ def machine_wide(nproc: int) -> Options:
 def test_a_whole_border_needs_to_know_nobody() -> None:
     """The border of GPU 1 is 56-63 and a part of the free cores, 8-15, with their siblings."""
     mine = A100.with_allowed(parse_cpulist("8-15,56-63,136-143,184-191"))
-    plan = decide(mine, machine_wide(8), ranks(1, 8), UNKNOWN)
+    plan = plan_for_rank(mine, machine_wide(8), ranks(1, 8), UNKNOWN)
     assert only_share(plan, 1).cpus == parse_cpulist("56-63,184-191")
     assert "masks-unknown" not in codes(plan)
     assert plan.partition == "machine"
@@ -447,7 +456,7 @@ def test_a_whole_border_needs_to_know_nobody() -> None:
 
 def test_a_part_of_a_border_is_no_ground() -> None:
     mine = A100.with_allowed(parse_cpulist("56-63,184-191"))
-    plan = decide(mine, machine_wide(8), ranks(1, 8), UNKNOWN)
+    plan = plan_for_rank(mine, machine_wide(8), ranks(1, 8), UNKNOWN)
     assert plan.partition == "job"
     assert {"border-unused", "masks-unknown"} <= set(codes(plan))
 
@@ -455,27 +464,27 @@ def test_a_part_of_a_border_is_no_ground() -> None:
 def test_ranks_on_one_gpu_cut_its_border() -> None:
     """Of 16 ranks 1 and 9 are on GPU 1: four of its eight near cores each."""
     shares = [
-        only_share(decide(A100, machine_wide(16), ranks(rank, 16), UNKNOWN), rank).cpus
+        only_share(plan_for_rank(A100, machine_wide(16), ranks(rank, 16), UNKNOWN), rank).cpus
         for rank in (1, 9)
     ]
     assert shares == [parse_cpulist("56-59,184-187"), parse_cpulist("60-63,188-191")]
     too_many = Options.of(16, partition="machine", min_physical_cores=7)
     with pytest.raises(GPUAffinityError, match="rank 1 on GPU 1"):
-        decide(A100, too_many, ranks(9, 16), UNKNOWN)
+        plan_for_rank(A100, too_many, ranks(9, 16), UNKNOWN)
 
 
 @pytest.mark.parametrize("masks", [COMMON, UNKNOWN])
 def test_a_claimed_gpu_is_nobody_elses(masks: Masks) -> None:
     """Whatever the number of ranks; by ``job``, or without the border, only near it."""
     seen, own = A100.with_visible_devices("2"), OwnGpus(claimed=True)
-    plan = decide(seen, machine_wide(16), ranks(11, 16), masks, own)
+    plan = plan_for_rank(seen, machine_wide(16), ranks(11, 16), masks, own)
     assert only_share(plan, 11).cpus == parse_cpulist("16-23,144-151")
     assert (plan.partition, {"gpus-unknown", "masks-unknown"} & set(codes(plan))) == (
         "machine",
         set(),
     )
     part = seen.with_allowed(parse_cpulist("16-23"))
-    plan = decide(part, machine_wide(16), ranks(11, 16), masks, own)
+    plan = plan_for_rank(part, machine_wide(16), ranks(11, 16), masks, own)
     assert only_share(plan, 11).cpus == parse_cpulist("16-23")
     assert plan.partition == "job"
 
@@ -485,9 +494,9 @@ def test_the_remedy_is_for_who_has_shown_one_gpu() -> None:
     seen = A100.with_visible_devices("2")
     for own, remedy in (
         (OwnGpus(on_node=2), "srun --gpus-per-node"),
-        (OwnGpus(claimed=True), "claim once for all ranks"),
+        (OwnGpus(claimed=True), "gpuaff run -n 2 -- torchrun"),
     ):
-        said = decide(seen, Options.of(2), ranks(1, 2), COMMON, own).warnings[-1]
+        said = plan_for_rank(seen, Options.of(2), ranks(1, 2), COMMON, own).warnings[-1]
         assert said.code == "gpus-unknown"
         assert remedy in said.message
 
@@ -495,13 +504,13 @@ def test_the_remedy_is_for_who_has_shown_one_gpu() -> None:
 @pytest.mark.case("D10")
 def test_an_own_gpu_has_its_border() -> None:
     seen = A100.with_visible_devices("2")
-    plan = decide(seen, machine_wide(4), ranks(3, 4), COMMON, OwnGpus(on_node=4))
+    plan = plan_for_rank(seen, machine_wide(4), ranks(3, 4), COMMON, OwnGpus(on_node=4))
     assert only_share(plan, 3).cpus == parse_cpulist("16-23,144-151")
     assert (only_share(plan, 3).gpu, codes(plan).count("gpus-unknown")) == (2, 0)
 
 
 def test_several_ranks_on_an_own_gpu_share_its_border_and_say_so() -> None:
     seen = A100.with_visible_devices("2")
-    plan = decide(seen, machine_wide(8), ranks(3, 8), COMMON, OwnGpus(named=(0, 1, 2, 3)))
+    plan = plan_for_rank(seen, machine_wide(8), ranks(3, 8), COMMON, OwnGpus(named=(0, 1, 2, 3)))
     assert only_share(plan, 3).cpus == parse_cpulist("16-23,144-151")
     assert "gpus-unknown" in codes(plan)

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.pinning.check import Culprit, Seen, State, Thread, culprits, evaluate, usual
+from gpuaff.pinning.check import (
+    Cause,
+    Observation,
+    State,
+    Thread,
+    evaluate,
+    most_common,
+    possible_causes,
+)
 
 
 def cpus(text: str) -> CpuSet:
@@ -22,10 +30,10 @@ def seen(
     original: str | None = None,
     cpuset: str | None = None,
     ours: bool = True,
-    by: tuple[Culprit, ...] = (),
-) -> Seen:
+    by: tuple[Cause, ...] = (),
+) -> Observation:
     """Process 100, whose threads 100, 101, … have these masks."""
-    return Seen(
+    return Observation(
         pid=100,
         threads=tuple(
             Thread(tid=100 + n, name=f"t{n}", cpus=cpus(mask)) for n, mask in enumerate(masks)
@@ -34,11 +42,11 @@ def seen(
         expected=None if expected is None else cpus(expected),
         original=None if original is None else cpus(original),
         cpuset=None if cpuset is None else cpus(cpuset),
-        culprits=by,
+        causes=by,
     )
 
 
-def states(process: Seen) -> list[str]:
+def states(process: Observation) -> list[str]:
     return [str(thread.state) for thread in evaluate(process).threads]
 
 
@@ -99,17 +107,17 @@ def test_helpers_of_the_kernel_are_left_alone() -> None:
         Thread(tid=101, name="iou-wrk-100", cpus=cpus("0-63"), movable=False),
         Thread(tid=102, name="iou-wrk-100", cpus=cpus("0-63"), movable=False),
     ]
-    found = evaluate(Seen(pid=100, threads=tuple(threads), ours=True))
+    found = evaluate(Observation(pid=100, threads=tuple(threads), ours=True))
     assert [thread.state for thread in found.threads] == [State.OK, State.FIXED, State.FIXED]
     assert found.ok
 
 
 def test_nothing_is_known_of_no_threads() -> None:
-    found = evaluate(Seen(pid=100, threads=(), ours=True))
+    found = evaluate(Observation(pid=100, threads=(), ours=True))
     assert (found.ok, found.usual, found.name) == (True, frozenset(), "")
 
 
-BY = (Culprit(reason="an OpenMP runtime", remedy="unset OMP_PROC_BIND"),)
+BY = (Cause(reason="an OpenMP runtime", remedy="unset OMP_PROC_BIND"),)
 
 
 def test_reasons_and_remedies() -> None:
@@ -144,7 +152,7 @@ def test_what_is_off_is_said_and_what_is_fine_is_not(
     threads: list[CpuSet], expected: CpuSet | None
 ) -> None:
     found = evaluate(
-        Seen(
+        Observation(
             pid=0,
             threads=tuple(Thread(tid=n, name="", cpus=mask) for n, mask in enumerate(threads)),
             ours=True,
@@ -163,7 +171,7 @@ def test_what_is_off_is_said_and_what_is_fine_is_not(
 
 @given(st.lists(masks, min_size=1))
 def test_the_usual_set_is_the_most_frequent_or_the_larger_of_those(threads: list[CpuSet]) -> None:
-    found = usual(threads)
+    found = most_common(threads)
     often = max(threads.count(mask) for mask in threads)
     frequent = [mask for mask in threads if threads.count(mask) == often]
     largest = {mask for mask in frequent if len(mask) == max(map(len, frequent))}
@@ -196,7 +204,7 @@ GOMP, IOMP, LLVM = "libgomp-a34b3233.so.1", "libiomp5.so", "libomp.so.5"
     ],
 )
 def test_who_did_it(files: list[str], variables: dict[str, str], words: list[str]) -> None:
-    found = culprits(files, variables)
+    found = possible_causes(files, variables)
     said = " ".join(f"{one.reason} {one.remedy}" for one in found)
     assert bool(found) == bool(words)
     for word in words:

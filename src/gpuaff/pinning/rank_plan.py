@@ -1,0 +1,313 @@
+"""Which plan a rank can make, by what it knows of the other ranks' masks and GPUs. Pure.
+
+Ranks do not talk to each other. Each makes the plan for all of them where all have the same
+inputs. Where they have not, it plans for itself alone, stays in its own mask and warns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpuaff.allocator.model import Options, Partition, Plan, Share
+from gpuaff.allocator.plan import plan_with
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import GPUAffinityError
+from gpuaff.launch.allocation import OwnGpus
+from gpuaff.launch.inherited import Pinned
+from gpuaff.launch.masks import Masks, Whose
+from gpuaff.launch.ranks import Ranks
+from gpuaff.notices import Notice
+from gpuaff.topology.model import Gpu, Topology
+from gpuaff.topology.pci import address_key
+
+
+def plan_for_rank(
+    topology: Topology,
+    options: Options,
+    ranks: Ranks,
+    masks: Masks,
+    gpus: OwnGpus | None = None,
+    all_gpus: Sequence[Gpu] = (),
+) -> Plan:
+    """A plan that holds this rank's share.
+
+    Args:
+        topology: the machine as this rank sees it; ``allowed`` is its own mask.
+        options: what is requested; ``rank_allowed`` overrides ``masks``.
+        ranks: this rank, and how many there are.
+        masks: what is known of the ranks' masks.
+        gpus: the GPUs that are this rank's own; None where all ranks see the same ones.
+        all_gpus: every GPU of the machine, by sysfs; only needed with ``gpus``.
+
+    Raises:
+        GPUAffinityError: as :func:`gpuaff.plan` does; or ``rank_allowed`` gives this rank nothing
+            that it may use.
+    """
+    if not topology.visible:
+        return plan_with(topology, options)  # nothing is divided, so no other mask matters
+    sets = options.rank_allowed or masks.named
+    if sets is not None:
+        return _with_named_masks(topology, options, ranks, gpus, sets)
+    if options.partition is Partition.MACHINE and (masks.whose is Whose.UNKNOWN or gpus):
+        plan = _inside_domain(topology, options, ranks, gpus)
+        if plan.partition is Partition.MACHINE:
+            return plan
+    if masks.whose is Whose.UNKNOWN:
+        plan = _alone(topology, options, ranks, gpus)
+        return _with(plan, _masks_unknown(plan.shares[0], masks))
+    if gpus is None:
+        return _for_all(topology, options, ranks)
+    return _by_own_gpu(topology, options, ranks, gpus, all_gpus)
+
+
+def plan_inside_share(
+    topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | None, share: Pinned
+) -> Plan:
+    """The plan for a rank that was started with its share: an ancestor has divided the CPUs.
+
+    Args:
+        topology: the machine as this rank sees it, with a visible GPU; ``allowed`` is the share.
+        options: what is requested, inside the share.
+        ranks: this rank, and how many there are.
+        gpus: the GPUs that are this rank's own; None where all ranks see the same ones.
+        share: what the ancestor has set.
+    """
+    cpus = options.cpus and (options.cpus & topology.allowed or options.cpus)
+    reserve = 0 if share.reserved else options.reserve
+    inside = replace(options, partition=Partition.JOB, cpus=cpus, reserve=reserve)
+    plan = _alone(topology, inside, ranks, gpus)
+    if not share.reserved:
+        return plan
+    return replace(plan, shares=(replace(plan.shares[0], reserved=share.reserved),))
+
+
+def inputs_of_all(
+    topology: Topology, options: Options, rank: int, sets: Sequence[CpuSet]
+) -> tuple[Topology, Options]:
+    """What every rank plans from when each has a mask of its own.
+
+    ``allowed`` holds what any rank may use; this rank's set is cut to its own mask, as the kernel
+    would cut it.
+
+    Raises:
+        GPUAffinityError: nothing of this rank's set is left.
+    """
+    own = sets[rank] & topology.allowed
+    if not own:
+        raise GPUAffinityError(
+            f"rank_allowed gives rank {rank} the CPUs {format_cpulist(sets[rank])}, but it may use "
+            f"{format_cpulist(topology.allowed) or 'none'} only (set by its launcher, taskset or a "
+            "cpuset): name CPUs that it may use"
+        )
+    cut = (*sets[:rank], own, *sets[rank + 1 :])
+    return topology.with_allowed(frozenset().union(*cut)), replace(options, rank_allowed=cut)
+
+
+def _for_all(topology: Topology, options: Options, ranks: Ranks) -> Plan:
+    plan = plan_with(topology, options)
+    if len(topology.visible) == 1 < min(ranks.local_size, len(topology.gpus)):
+        return _with(plan, _one_gpu(ranks))
+    if 1 < ranks.local_size != len(topology.visible):
+        return _with(plan, _ranks_and_gpus(ranks, topology.visible))
+    return plan
+
+
+def _with_named_masks(
+    topology: Topology,
+    options: Options,
+    ranks: Ranks,
+    gpus: OwnGpus | None,
+    sets: Sequence[CpuSet],
+) -> Plan:
+    rank = ranks.local_rank
+    for_all, all_options = inputs_of_all(topology, options, rank, sets)
+    own = sets[rank] & topology.allowed
+    if gpus is None:
+        plan = _for_all(for_all, all_options, ranks)
+    else:
+        # Only the rank itself knows which GPU it has, so it cannot plan for the others.
+        plan = _alone(topology.with_allowed(own), options, ranks, gpus)
+        if not all(own.isdisjoint(cpus) for place, cpus in enumerate(sets) if place != rank):
+            plan = _with(plan, _gpus_unknown(plan.shares[0], ranks, gpus))
+    beyond = options.rank_allowed is not None and sets[rank] & topology.cpus - own
+    return _with(plan, _mask_cut(rank, own, beyond)) if beyond else plan
+
+
+def _by_own_gpu(
+    topology: Topology,
+    options: Options,
+    ranks: Ranks,
+    gpus: OwnGpus,
+    all_gpus: Sequence[Gpu],
+) -> Plan:
+    """The part of its own GPU, divided among all GPUs of the job: the same in every rank."""
+    found = _gpus_of_job(topology, gpus, all_gpus)
+    if found is None:
+        plan = _alone(topology, options, ranks, gpus)
+        return _with(plan, _gpus_unknown(plan.shares[0], ranks, gpus))
+    machine, place = found
+    plan = plan_with(machine, replace(options, nproc=len(machine.visible)))
+    plan = _share_at(plan, place, ranks.local_rank, gpu=topology.visible[0])
+    if gpus.shared or ranks.local_size > len(machine.visible):
+        return _with(plan, _gpu_shared(plan.shares[0], ranks, len(machine.visible)))
+    return plan
+
+
+def _gpus_of_job(
+    topology: Topology, gpus: OwnGpus, all_gpus: Sequence[Gpu]
+) -> tuple[Topology, int] | None:
+    """The machine with all of the job's GPUs visible, and the place of this rank's among them.
+
+    What ranks that see different GPUs have in common are the machine's GPUs by PCI address, and
+    the scheduler's list of those that the job has.
+
+    Returns:
+        None when that list is missing, or does not fit this machine.
+    """
+    machine = _in_pci_order(topology, all_gpus)
+    if len(machine) < len(topology.gpus):
+        return None  # a lost GPU that sysfs has lost too: the others' numbers do not count it
+    named = gpus.named
+    if named is None and gpus.on_node == len(machine):
+        named = tuple(range(len(machine)))
+    address = topology.gpu_by_index[topology.visible[0]].pci_bus_id
+    own = next((gpu.index for gpu in machine if gpu.pci_bus_id == address), None)
+    if named is None or own not in named or named[-1] >= len(machine):
+        return None
+    if gpus.own is not None and own not in gpus.own:
+        return None  # the scheduler counts otherwise, e.g. without a display card
+    return replace(topology, gpus=machine, visible=named), named.index(own)
+
+
+def _in_pci_order(topology: Topology, all_gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The machine's GPUs.
+
+    A device cgroup may hide the others' GPUs from the driver, in each rank other ones: then all
+    are taken as sysfs describes them, so that every rank has the same description.
+    """
+    shown = {gpu.pci_bus_id: gpu for gpu in topology.gpus if gpu.pci_bus_id}
+    bus = {gpu.pci_bus_id: gpu for gpu in all_gpus if gpu.pci_bus_id}
+    known = shown if bus.keys() <= shown.keys() else bus
+    ordered = sorted(known, key=address_key)
+    return tuple(replace(known[address], index=i) for i, address in enumerate(ordered))
+
+
+def _alone(topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | None) -> Plan:
+    """The plan for this rank as if there were no other, near its GPU and inside its mask."""
+    place = ranks.local_rank % len(topology.visible) if gpus is None else 0
+    gpu = topology.visible[place]
+    mine = replace(options, nproc=1, rank_allowed=None)
+    plan = plan_with(replace(topology, visible=(gpu,)), mine, numbers=(ranks.local_rank,))
+    return _share_at(plan, 0, ranks.local_rank, gpu=gpu)
+
+
+def _inside_domain(
+    topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | None
+) -> Plan:
+    """The plan for the ranks on this rank's GPU, inside the GPU's domain, whatever others use.
+
+    Where each rank sees GPUs of its own, the other ranks on them are unknown: one rank a GPU is
+    assumed, unless there are more ranks than GPUs, or the launcher may have put several on one.
+    A GPU that this rank has claimed has no other rank.
+    """
+    if gpus is not None and gpus.claimed:
+        return _alone(topology, options, ranks, gpus)
+    count = len(topology.visible) if gpus is None else gpus.on_node or len(gpus.named or ())
+    if gpus is not None and (gpus.shared or ranks.local_size > count):
+        return _alone(topology, replace(options, partition=Partition.JOB), ranks, gpus)
+    turn, place = divmod(ranks.local_rank, count)
+    gpu = topology.visible[place if gpus is None else 0]
+    numbers = range(place, ranks.local_size, count)
+    there = replace(options, nproc=len(numbers))
+    plan = plan_with(replace(topology, visible=(gpu,)), there, numbers=numbers)
+    return _share_at(plan, turn, ranks.local_rank, gpu=gpu)
+
+
+def _share_at(plan: Plan, place: int, rank: int, *, gpu: int) -> Plan:
+    """One share of a plan that was made for other numbers than ranks, as this rank's."""
+    warnings = [
+        notice if notice.rank is None else replace(notice, rank=rank)
+        for notice in plan.warnings
+        if notice.rank in (None, place)
+    ]
+    share = replace(plan.share_of(place), rank=rank, gpu=gpu)
+    return replace(plan, shares=(share,), warnings=tuple(warnings))
+
+
+def _with(plan: Plan, notice: Notice) -> Plan:
+    return replace(plan, warnings=(*plan.warnings, notice))
+
+
+def _masks_unknown(share: Share, masks: Masks) -> Notice:
+    return Notice(
+        "masks-unknown",
+        f"the CPUs that the other ranks may use are unknown ({masks.source}), so nothing is "
+        f"divided: this rank keeps all CPUs near its GPU that it may use, "
+        f"{format_cpulist(share.cpus)}; start the ranks unbound ({masks.unbound}), or give "
+        "rank_allowed=",
+        rank=share.rank,
+    )
+
+
+def _mask_cut(rank: int, own: CpuSet, beyond: CpuSet) -> Notice:
+    return Notice(
+        "mask-cut",
+        f"rank_allowed also names the CPUs {format_cpulist(beyond)}, which this rank may not use: "
+        f"it stays inside {format_cpulist(own)}",
+        rank=rank,
+    )
+
+
+def _gpus_unknown(share: Share, ranks: Ranks, gpus: OwnGpus) -> Notice:
+    kept = f"this rank keeps all CPUs near GPU {share.gpu} that it may use, " + format_cpulist(
+        share.cpus
+    )
+    text = (
+        f"each rank has GPUs of its own, and those of the other ranks are unknown: {kept}, and "
+        "others may get them too; show every rank all GPUs of the job (srun --gpus-per-node "
+        "instead of --gpus-per-task), or let srun bind the ranks to CPUs"
+    )
+    if gpus.claimed:
+        text = (
+            f"each rank claimed its own GPU, so the ranks cannot divide the cores: {kept}; claim "
+            f"once, around the launcher: gpuaff run -n {ranks.local_size} -- torchrun ..."
+        )
+    return Notice("gpus-unknown", text, rank=share.rank)
+
+
+def _one_gpu(ranks: Ranks) -> Notice:
+    """The driver knows other GPUs: a wrapper may show each rank another one."""
+    return Notice(
+        "one-gpu",
+        f"{ranks.local_size} ranks see one GPU and share its cores; if a wrapper gave each rank a "
+        "GPU of its own through CUDA_VISIBLE_DEVICES, the shares are too small and may overlap: "
+        "show all of the job's GPUs to every rank",
+    )
+
+
+def _ranks_and_gpus(ranks: Ranks, visible: Sequence[int]) -> Notice:
+    """Not as many GPUs as ranks: mostly one number of the job is wrong."""
+    size, count = ranks.local_size, len(visible)
+    what = (
+        f"ranks that are {count} apart are on one GPU and divide its share again"
+        if size > count
+        else f"no rank is on GPU {format_cpulist(frozenset(visible[size:]))}"
+    )
+    return Notice(
+        "ranks-gpus",
+        f"{size} ranks are on this node and {count} GPUs visible to them: {what}; if that is not "
+        "intended, start as many ranks per node as it has GPUs, or check CUDA_VISIBLE_DEVICES",
+    )
+
+
+def _gpu_shared(share: Share, ranks: Ranks, gpus: int) -> Notice:
+    """Several ranks on each GPU, or perhaps on this one."""
+    return Notice(
+        "gpus-unknown",
+        f"{ranks.local_size} ranks have {gpus} GPUs, and it is unknown which of them are also on "
+        f"GPU {share.gpu}: this rank keeps all of the GPU's part, CPUs "
+        f"{format_cpulist(share.cpus)}, and shares it with them; show every rank all GPUs of the "
+        "job (srun --gpus-per-node)",
+        rank=share.rank,
+    )
