@@ -33,8 +33,9 @@ nitpick_ignore = [("py:attr", "Topology.numa_nodes")]  # its page calls it gpuaf
 nitpick_ignore_regex = [
     ("py:.*", r"bool|bytes|dict|float|frozenset|int|list|object|set|str|tuple|type|optional"),
     ("py:.*", r"(collections|enum|os|pathlib|typing)\..*"),
+    ("py:.*", r"tuple\[~gpuaff\.notices\.Notice"),  # Sphinx cuts "tuple[Notice, ...]" in two
     ("py:.*", r"Any|Enum|Iterable|Mapping|Path|Sequence"),
-    ("py:.*", r"[A-Za-z]*Error|Exception"),
+    ("py:.*", r"(gpuaff\.errors\._)?[A-Za-z]*Error|Exception"),
 ]
 
 html_theme = "furo"

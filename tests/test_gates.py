@@ -19,7 +19,6 @@ GATES = {
     "_system/nvml_prewarm.py",
     "_system/descriptors.py",
     "_system/locks.py",
-    "_system/lock_files.py",
 }
 OPENS = {
     "cli/dispatch.py",  # the null device, when a reader has gone
@@ -79,7 +78,7 @@ def test_nobody_else_opens_files() -> None:
     """`kernel.Tree` reads /sys and /proc; what users name themselves is read where it is read."""
     for name, tree in modules():
         calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        calls = {c for c in calls if not c.startswith("lock_files.read_at")}  # opened by that gate
+        calls = {c for c in calls if not c.startswith("locks.read_at")}  # opened by that gate
         opens = {call for call in calls if call in ("open", "os.open")}
         opens |= {c for c in calls if c.endswith((".open", ".read_text", ".read_bytes"))}
         if opens:

@@ -13,7 +13,7 @@ class Notice:
     """One notice, for users (``message``) and for programs (``code``).
 
     Attributes:
-        code: a stable word, e.g. ``near-unknown``: one of :data:`KINDS`.
+        code: a stable word, e.g. ``near-unknown``: one of ``KINDS``.
         message: one line: what was found, why, what to try.
         rank: the local rank that it concerns; None when it concerns all.
     """

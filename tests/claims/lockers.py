@@ -21,7 +21,7 @@ from gpuaff.claims.locking import guard, leases, lockdir, queue, registry
 from gpuaff.claims.locking.leases import Holder, Lease
 from gpuaff.claims.model import Device
 from gpuaff.errors import LockDirectoryError
-from gpuaff._system import lock_files, locks
+from gpuaff._system import locks
 
 def become(uid):
     # Another user of the machine (root only).

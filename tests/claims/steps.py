@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import gpuaff
-from gpuaff._system import lock_files, locks
+from gpuaff._system import locks
 from gpuaff._system.nvml import open_session
 from gpuaff.claims.locking import registry
 from gpuaff.errors import CudaInitializedError
@@ -43,10 +43,8 @@ TRACED = (
     "gpuaff/claims/",
     "gpuaff/pinning/grant.py",
     "gpuaff/_system/locks.py",
-    "gpuaff/_system/lock_files.py",
     "gpuaff/_system/descriptors.py",
     "gpuaff/_system/cuda.py",
-    "gpuaff/_system/lockf.py",
     "gpuaff/_system/env.py",
     "gpuaff/_system/nvml_prewarm.py",
 )
@@ -220,7 +218,7 @@ def held_locks() -> list[str]:
     if safe != "off":
         folders.append(Path(safe).parent)
     names = {
-        lock_files.identity(str(file)): file.name
+        locks.identity(str(file)): file.name
         for folder in folders
         if folder.is_dir()
         for file in folder.iterdir()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuaff._system import kernel, lock_files, locks
+from gpuaff._system import kernel, locks
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.probe import describe_waiter
 from gpuaff.claims.locking import queue, registry
@@ -233,9 +233,9 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
     bad, mine = registry.take(), registry.take()
     try:
         record = data[:SLOT_SIZE].ljust(SLOT_SIZE)
-        lock_files.write_at(bad.handle, RECORDS + bad.number * SLOT_SIZE, record)
+        locks.write_at(bad.handle, RECORDS + bad.number * SLOT_SIZE, record)
         for at in 8 * bad.number, TICKETS.size + 8 * bad.number:
-            lock_files.write_at(bad.handle, at, data[:8])
+            locks.write_at(bad.handle, at, data[:8])
         (entry,) = registry.read(mine.handle)
         assert all(isinstance(uuid, str) for uuid in entry.gpus)
         ticket = queue.next_ticket([entry])

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff._system import kernel, lock_files
+from gpuaff._system import kernel, locks
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.queue import TOO_LONG, Place, join
 from gpuaff.claims.locking.registry import MOST, Entry
@@ -219,7 +219,7 @@ def test_one_who_has_not_beaten_for_long_is_noticed(lock_folder: Path) -> None:
     one, two = stand(), stand()
     (first,) = others(two)
     at = registry.TICKETS.size + 8 * one.slot.number
-    lock_files.write_at(one.slot.handle, at, struct.pack("<d", kernel.uptime() - TOO_LONG))
+    locks.write_at(one.slot.handle, at, struct.pack("<d", kernel.uptime() - TOO_LONG))
     assert seconds(lambda: two.wait_behind([first])) < 3, "0.8 s, far from 10"
     one.slot.release()
     two.slot.release()

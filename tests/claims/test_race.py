@@ -29,10 +29,10 @@ AFTERWARDS = """
 import json, os
 import gpuaff
 from gpuaff.claims.locking import registry
-from gpuaff._system import lock_files, locks
+from gpuaff._system import locks
 
 folder = os.environ["GPUAFF_LOCK_DIR"]
-ours = {lock_files.identity(os.path.join(folder, name)): name for name in os.listdir(folder)}
+ours = {locks.identity(os.path.join(folder, name)): name for name in os.listdir(folder)}
 left = [ours[lock.file] for lock in locks.held_locks() if lock.file in ours]
 slots = [entry.slot for entry in registry.entries()]
 claim = gpuaff.claim_gpus(int(os.environ["ALL"]))

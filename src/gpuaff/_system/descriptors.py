@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    T = TypeVar("T")
 
 LOWEST = 200
 """Locks have this number or a higher one."""
 
 _turns: dict[int, int] = {}
 _turn = count(1)
-
-
-def made(maker: Callable[[T], int], argument: T) -> int:
-    """Make a descriptor."""
-    return maker(argument)
 
 
 def close(*handles: int) -> None:

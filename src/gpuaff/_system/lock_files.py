@@ -1,4 +1,4 @@
-"""Names that moved to :mod:`gpuaff._system.locks`."""
+"""Names that moved to :mod:`gpuaff._system.locks`, until all callers have followed."""
 
 from __future__ import annotations
 

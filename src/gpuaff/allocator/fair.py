@@ -8,10 +8,9 @@ who may have them; the sizes come from a small flow network between claimants an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-Fill = Callable[[Sequence[int], Sequence[int]], Sequence[Iterable[int]]]
-"""Takes cores and the size of each part; returns the parts."""
+from gpuaff.allocator.filling import Fill
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The claimants that may have some cores, and the places of these cores; both ascending."""

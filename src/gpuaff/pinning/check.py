@@ -148,7 +148,7 @@ def check() -> Check:
     not asked: ``gpuaff check --pid`` also shows whether a process is near its GPUs.
 
     Returns:
-        What was found: print it, or ask it whether it is ``ok``.
+        The findings. Print them, or look at ``ok``.
     """
     return evaluate(observe_this_process())
 

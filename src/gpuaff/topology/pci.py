@@ -3,7 +3,7 @@
 **Accelerators** are the claimants of ``partition="machine"``. Independent jobs on one machine must
 list the same devices, so only what every process sees counts: a device's class, vendor and
 address, not its driver nor who may open it. A device counts when its class is one of
-:data:`CLASSES` and its vendor one of :data:`VENDORS`. Left out are
+``CLASSES`` and its vendor one of ``VENDORS``. Left out are
 
 - NVSwitches (bridges, class 0680) and the audio functions of graphics cards (0403), by class;
 - the display chips of management controllers (ASPEED, Matrox), by vendor;

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from gpuaff._system import cuda, descriptors, kernel, lock_files
+from gpuaff._system import cuda, descriptors, kernel, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.attempts import STEP, Settling
 from gpuaff.claims.devices.occupancy import (
@@ -323,7 +323,7 @@ def _name() -> str:
 def remember() -> None:
     """A claim was lost just now; that is the error to tell, whatever else goes wrong."""
     with suppress(OSError), _opened() as handle:
-        lock_files.write_at(handle, 0, _TIME.pack(kernel.uptime()))
+        locks.write_at(handle, 0, _TIME.pack(kernel.uptime()))
 
 
 def stand_back() -> None:
@@ -336,11 +336,11 @@ def stand_back() -> None:
         if not lockdir.has(_name()):
             return
         with _opened() as handle:
-            data = lock_files.read_at(handle, 0, _TIME.size)
+            data = locks.read_at(handle, 0, _TIME.size)
             then = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
             if not (then and 0 <= kernel.uptime() - then < _FRESH):
                 return
-            lock_files.write_at(handle, 0, _TIME.pack(0.0))
+            locks.write_at(handle, 0, _TIME.pack(0.0))
         with interruptible():
             time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
 

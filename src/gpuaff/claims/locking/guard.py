@@ -116,7 +116,7 @@ def _stuck(handle: int, limit: float) -> LockDirectoryError:
 
 
 def _holder(handle: int) -> str:
-    from gpuaff._system.lock_files import locked_name
+    from gpuaff._system.locks import locked_name
 
     file = locked_name(handle)
     pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]

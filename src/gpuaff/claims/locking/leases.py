@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gpuaff._system import descriptors, lock_files, locks
+from gpuaff._system import descriptors, locks
 from gpuaff.claims.locking import lockdir
 from gpuaff.claims.model import Device
 
@@ -45,7 +45,7 @@ def locks_of(device: Device) -> tuple[Lock, ...]:
 
 def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
     directory = f"/sys/bus/pci/devices/{address}"
-    in_sysfs = address is not None and lock_files.identity(directory) is not None
+    in_sysfs = address is not None and locks.identity(directory) is not None
     if in_sysfs:
         yield Lock(path=directory, name=None)
     if not in_sysfs or lockdir.is_shared():
@@ -55,7 +55,7 @@ def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
 
 def files_of(device: Device) -> tuple[str, ...]:
     """What the kernel calls the files that hold a lease of this device alone."""
-    return tuple(lock_files.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
+    return tuple(locks.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +91,14 @@ def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
 def _holders_of(
     device: Device, held: Mapping[tuple[int, int], Sequence[Holder]]
 ) -> Iterable[Holder]:
-    from gpuaff._system.lock_files import (
+    from gpuaff._system.locks import (
         locked_name_of,  # only who is to be told of holders needs it
     )
 
     found: list[Holder] = []
     for lock in locks_of(device):
         # sysfs is no btrfs, and its directories are many.
-        file = lock_files.identity(lock.path) if lock.name is None else locked_name_of(lock.path)
+        file = locks.identity(lock.path) if lock.name is None else locked_name_of(lock.path)
         for holder in () if file is None else held.get(file, ()):
             if not (lock.shared and holder.shared) and holder not in found:
                 found.append(holder)
@@ -144,7 +144,7 @@ class Lease:
             with lockdir.using(lock.path):
                 handle = _open(lock)
                 # First: Ctrl-C may come as soon as it is locked.
-                self.handles[handle] = lock_files.mark_of(handle)
+                self.handles[handle] = locks.mark_of(handle)
                 is_taken = locks.try_flock(handle, shared=lock.shared)
             if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
                 return True
@@ -160,7 +160,7 @@ class Lease:
         """
         for handle, mark in tuple(self.handles.items()):
             with suppress(OSError):
-                if lock_files.mark_of(handle) == mark:
+                if locks.mark_of(handle) == mark:
                     locks.unlock(handle)
                     descriptors.close(handle)
             self._forget(handle)
@@ -172,7 +172,7 @@ class Lease:
         """
         for handle, mark in tuple(self.handles.items()):
             with suppress(OSError):
-                if lock_files.mark_of(handle) == mark:
+                if locks.mark_of(handle) == mark:
                     descriptors.close(handle)
             self._forget(handle)
 
@@ -184,5 +184,5 @@ class Lease:
 
 def _open(lock: Lock) -> int:
     if lock.name is None:
-        return lock_files.open_directory(lock.path)
+        return locks.open_directory(lock.path)
     return lockdir.open_file(lock.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuaff._system import descriptors, env, lock_files
+from gpuaff._system import descriptors, env, locks
 from gpuaff.errors import LockDirectoryError
 
 DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
@@ -66,14 +66,14 @@ def open_file(name: str, *, size: int = 0) -> int:
     where = path()
     at = where
     try:
-        lock_files.make_folder(where, mode=0o1777, name="README", content=_README, file_mode=_KEPT)
-        folder = lock_files.open_folder(where)
+        locks.make_folder(where, mode=0o1777, name="README", content=_README, file_mode=_KEPT)
+        folder = locks.open_folder(where)
         try:
             at = f"{where}/{name}"
-            return lock_files.open_lock_file(folder, name, size=size, mode=_KEPT)
+            return locks.open_lock_file(folder, name, size=size, mode=_KEPT)
         finally:
             descriptors.close(folder)
-    except lock_files.UnusableError as error:
+    except locks.UnusableError as error:
         raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
     except OSError as error:
         raise _refusal(at, error) from None
@@ -114,17 +114,17 @@ def _remedy(error: OSError) -> str:
 
 def has(name: str) -> bool:
     """Whether there is such a file."""
-    return lock_files.identity(f"{path()}/{name}") is not None
+    return locks.identity(f"{path()}/{name}") is not None
 
 
 def still_has(name: str, handle: int) -> bool:
     """Whether an open file is still the one of that name."""
     try:
-        folder = lock_files.open_folder(path())
+        folder = locks.open_folder(path())
     except OSError:
         return False
     try:
-        return lock_files.is_current(folder, name, handle)
+        return locks.is_current(folder, name, handle)
     finally:
         descriptors.close(folder)
 
@@ -147,7 +147,7 @@ def _why(error: OSError) -> str:
         errno.ENOSYS: _NO_LOCKS,
         errno.EOPNOTSUPP: _NO_LOCKS,
     }
-    told = lock_files.in_the_way(error) or words.get(error.errno or 0)
+    told = locks.in_the_way(error) or words.get(error.errno or 0)
     return told or "it cannot be used"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from json import dumps, loads
 
-from gpuaff._system import descriptors, kernel, lock_files, locks
+from gpuaff._system import descriptors, kernel, locks
 from gpuaff._system.kernel import ThreadFacts
 from gpuaff.claims.locking import lockdir
 from gpuaff.errors import LockDirectoryError
@@ -206,7 +206,7 @@ class Slot:
     def __init__(self, handle: int) -> None:
         """Of an open registry, without a number yet."""
         self.handle, self.number = handle, -1
-        self._mark = lock_files.mark_of(handle)
+        self._mark = locks.mark_of(handle)
         _waiting[handle] = self
 
     def take(self) -> bool:
@@ -242,7 +242,7 @@ class Slot:
             self._put(text.ljust(SLOT_SIZE)[:SLOT_SIZE])
 
     def _put(self, record: bytes) -> None:
-        lock_files.write_at(self.handle, RECORDS + self.number * SLOT_SIZE, record)
+        locks.write_at(self.handle, RECORDS + self.number * SLOT_SIZE, record)
 
     def beat(self, *, ticket: int | None = None) -> None:
         """Write that this process is well, and its ticket if there is a new one.
@@ -252,9 +252,9 @@ class Slot:
         """
         with lockdir.using(path()):
             if ticket is not None:
-                lock_files.write_at(self.handle, 8 * self.number, struct.pack("<Q", ticket))
+                locks.write_at(self.handle, 8 * self.number, struct.pack("<Q", ticket))
             now = struct.pack("<d", kernel.uptime())
-            lock_files.write_at(self.handle, TICKETS.size + 8 * self.number, now)
+            locks.write_at(self.handle, TICKETS.size + 8 * self.number, now)
 
     def hold_begins(self) -> None:
         """Say that this process holds GPUs, and no longer waits."""
@@ -290,7 +290,7 @@ class Slot:
     def is_ours(self) -> bool:
         """Whether the descriptor is still this one: daemons close all that they have."""
         try:
-            return self.handle >= 0 and lock_files.mark_of(self.handle) == self._mark
+            return self.handle >= 0 and locks.mark_of(self.handle) == self._mark
         except OSError:
             return False
 
@@ -360,7 +360,7 @@ def read(handle: int, *, before: int | None = None) -> tuple[Entry, ...]:
     with lockdir.using(path()):
         held = holding(handle)
         waiting = [] if before == 0 else locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
-        head = lock_files.read_at(handle, 0, RECORDS).ljust(RECORDS, b"\0")
+        head = locks.read_at(handle, 0, RECORDS).ljust(RECORDS, b"\0")
     tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
     beats = BEATS.unpack_from(head, TICKETS.size)
     slots = {at - WAITS for at in waiting}
@@ -386,26 +386,26 @@ def holding(handle: int, first: int = 0, end: int = SLOTS) -> frozenset[int]:
 
 def tickets(handle: int) -> bytes:
     """All tickets: they change whenever a waiter comes, is served or gives up."""
-    return lock_files.read_at(handle, 0, TICKETS.size)
+    return locks.read_at(handle, 0, TICKETS.size)
 
 
 def still_waits(handle: int, entry: Entry) -> bool:
     """Whether a waiter is still there: a few microseconds, unlike :func:`read`."""
     byte, ticket = WAITS + entry.slot, struct.pack("<Q", entry.ticket)
-    return lock_files.read_at(handle, 8 * entry.slot, 8) == ticket and bool(
+    return locks.read_at(handle, 8 * entry.slot, 8) == ticket and bool(
         locks.locked_bytes(handle, byte, byte + 1)
     )
 
 
 def beat_of(handle: int, slot: int) -> float:
     """When the writer of a slot was last known to be well."""
-    data = lock_files.read_at(handle, TICKETS.size + 8 * slot, 8)
+    data = locks.read_at(handle, TICKETS.size + 8 * slot, 8)
     return float(struct.unpack("<d", data.ljust(8, b"\0"))[0])
 
 
 def _record(handle: int, slot: int) -> Mapping[str, Any]:
     for _ in range(_READS):
-        data = lock_files.read_at(handle, RECORDS + slot * SLOT_SIZE, SLOT_SIZE)
+        data = locks.read_at(handle, RECORDS + slot * SLOT_SIZE, SLOT_SIZE)
         found = _parsed(data)
         if found is not None:
             return found

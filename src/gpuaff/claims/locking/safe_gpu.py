@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gpuaff._system import descriptors, env, kernel, lock_files, lockf, locks
+from gpuaff._system import descriptors, env, kernel, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.notices import Notice, printable
@@ -142,7 +142,7 @@ def _locked_or_said(
         _make_locked(where, wanted, limit, mine)
     except ClaimTimeoutError:  # it is an OSError, too
         raise
-    except (OSError, lock_files.UnusableError) as error:
+    except (OSError, locks.UnusableError) as error:
         return (_unlocked(where, error),)
     return ()
 
@@ -157,7 +157,7 @@ def _make_locked(where: str, wanted: int, limit: float | None, mine: list[int]) 
         handle = _opened(where, mine)
         try:
             _lock(handle, where, wanted, started, limit)
-            if lock_files.identity(where) == lock_files.identity_of(handle):
+            if locks.identity(where) == locks.identity_of(handle):
                 return
         except BaseException:
             give_back(mine)
@@ -181,8 +181,8 @@ def _opened(where: str, mine: list[int]) -> int:
             problem: OSError = error
             # Not found though it is there: the folder was a new one of safe_gpu's, still empty, and
             # somebody else's was put in its place meanwhile.
-            there = lock_files.identity(where) is not None and isinstance(error, PermissionError)
-            if there or lock_files.identity(folder) is None:
+            there = locks.identity(where) is not None and isinstance(error, PermissionError)
+            if there or locks.identity(folder) is None:
                 raise
             continue
         _open.add(handle)
@@ -194,17 +194,17 @@ def _opened(where: str, mine: list[int]) -> int:
 def _open_or_make(folder: str, name: str) -> int:
     # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
     # O_CREAT by which safe_gpu opens files that are another user's.
-    lock_files.make_folder(folder, mode=0o777, name=name)
-    opened = lock_files.open_folder(folder)
+    locks.make_folder(folder, mode=0o777, name=name)
+    opened = locks.open_folder(folder)
     try:
-        return lock_files.open_lock_file(opened, name)
+        return locks.open_lock_file(opened, name)
     finally:
         descriptors.close(opened)
 
 
 def _lock(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:
     _stand_back(handle, where, STAND_BACK if limit is None else min(STAND_BACK, limit))
-    if lockf.try_shared(handle):
+    if locks.try_shared(handle):
         return
     line = _Line(handle)
     try:
@@ -213,7 +213,7 @@ def _lock(handle: int, where: str, wanted: int, started: float, limit: float | N
             if limit is not None and waited >= limit:
                 raise _too_late(handle, where, wanted, waited)
             if waited >= _TELL:
-                _tell(where, _who(lockf.exclusive_holder(handle)))
+                _tell(where, _who(locks.exclusive_holder(handle)))
             with interruptible():
                 line.sleep(_TELL if limit is None else min(_TELL, limit - waited))
     finally:
@@ -229,10 +229,10 @@ def _stand_back(handle: int, where: str, limit: float) -> None:
     """
     if _open - {handle}:  # what they wait for is this process
         return
-    ahead = lockf.exclusive_waiters(handle)
+    ahead = locks.exclusive_waiters(handle)
     started = time.monotonic()
     missing = 0
-    while ahead and missing < 2 and lockf.exclusive_holder(handle) is None:
+    while ahead and missing < 2 and locks.exclusive_holder(handle) is None:
         waited = time.monotonic() - started
         if waited >= limit:
             return
@@ -240,7 +240,7 @@ def _stand_back(handle: int, where: str, limit: float) -> None:
             _tell(where, f"{_who(min(ahead))}, which waits for other claims,")
         with interruptible():
             time.sleep(_STEP)
-        missing = 0 if ahead & lockf.exclusive_waiters(handle) else missing + 1
+        missing = 0 if ahead & locks.exclusive_waiters(handle) else missing + 1
 
 
 class _Line:
@@ -272,7 +272,7 @@ class _Line:
         """Sleep until then, but no longer."""
         if self._stands:
             self._thread.join(seconds)
-        elif lockf.try_shared(self._handle):
+        elif locks.try_shared(self._handle):
             self._done = True
         else:
             time.sleep(_STEP)
@@ -299,7 +299,7 @@ class _Line:
 
     def _stand(self) -> None:
         try:
-            lockf.wait_for_shared(self._handle)
+            locks.wait_for_shared(self._handle)
         except OSError as error:
             self._problem = error
         with self._mutex:
@@ -311,12 +311,12 @@ class _Line:
 
 def _unlock(handle: int) -> None:
     with suppress(OSError):
-        lockf.unlock(handle)  # closing is not enough: a forked child may have a copy
+        locks.free_shared(handle)  # closing is not enough: a forked child may have a copy
         locks.unlock(handle)  # the one by which it was found in /proc/locks
 
 
 def _too_late(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:
-    holder = _who(lockf.exclusive_holder(handle))
+    holder = _who(locks.exclusive_holder(handle))
     why = (
         f"{holder} is choosing GPUs with safe_gpu, and holds its lock {where}: see whether it is "
         "stopped or hangs, or set GPUAFF_SAFE_GPU=off where nobody uses safe_gpu"
@@ -343,7 +343,7 @@ _REASONS = {
 
 
 def _why(error: OSError) -> str:
-    told = lock_files.in_the_way(error) or _REASONS.get(error.errno or 0)
+    told = locks.in_the_way(error) or _REASONS.get(error.errno or 0)
     return told or error.strerror or str(error)
 
 
