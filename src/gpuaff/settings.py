@@ -7,11 +7,10 @@ from functools import partial
 
 from gpuaff import options
 from gpuaff._system import env
-from gpuaff.allocator.model import Mode, Multithreading, Options, Partition, Scope
-from gpuaff.cpuset import MAX_CPU_ID
+from gpuaff.allocator.model import Mode, Multithreading, Options, Partition, Scope, reserve
 
 NUMBER = partial(options.count, text=True)
-RESERVE = partial(NUMBER, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}")
+RESERVE = partial(reserve, text=True)
 
 READERS: Mapping[str, Callable[[str, str], object]] = {
     "mode": partial(options.word, words=Mode),
@@ -79,8 +78,3 @@ def pinning_is_off() -> bool:
     """
     text = (env.get("GPUAFF") or "").strip()
     return bool(text) and not options.flag("GPUAFF", text, text=True)
-
-
-is_strict = partial(flag, "strict")
-yes_or_no = flag
-said = value_of

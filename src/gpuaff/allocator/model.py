@@ -176,6 +176,11 @@ def _optional(check: Callable[[str, object], object]) -> Callable[[str, object],
     return lambda name, value: None if value is None else check(name, value)
 
 
+reserve = partial(
+    options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
+)
+"""The reader of ``reserve``."""
+
 _CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "mode": partial(options.word, words=Mode),
     "scope": partial(options.word, words=Scope),
@@ -185,9 +190,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "max_physical_cores": _optional(options.count),
     "partition": partial(options.word, words=Partition),
     "cpus": _optional(options.cpus),
-    "reserve": partial(
-        options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
-    ),
+    "reserve": reserve,
 }
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
+from gpuaff import options
 from gpuaff.errors import InvalidOptionError
-from gpuaff.options import suggestion, whole
+from gpuaff.options import MOST_GPUS, suggestion, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +18,11 @@ if TYPE_CHECKING:
 Name: TypeAlias = "int | str"
 """A device: NVML's index, a UUID or the beginning of one, or a PCI address."""
 
-MOST = 1024
-"""More GPUs than any machine has."""
 
 _FOREVER = 1e9
 """Seconds (31 years): a longer wait has no limit."""
 
-_EXPECTED_COUNT = f'a number of GPUs from 1 to {MOST}, or "auto": as many as were granted'
+_EXPECTED_COUNT = f'a number of GPUs from 1 to {MOST_GPUS}, or "auto": as many as were granted'
 _EXPECTED_NAMES = "GPUs by index, UUID or PCI address, such as [0, 2] or ['GPU-8f3c…']"
 
 
@@ -78,7 +77,9 @@ def parse_request(
     if exactly is not None and some is not None:
         raise InvalidOptionError("candidates", candidates, "nothing, as gpus= names them all")
     count = (
-        None if isinstance(n, str) and n == "auto" else _number("n", n, 1, MOST, _EXPECTED_COUNT)
+        None
+        if isinstance(n, str) and n == "auto"
+        else options.count("n", n, most=MOST_GPUS, expected=_EXPECTED_COUNT)
     )
     if exactly is not None:
         if count not in (None, 1, len(exactly)):
@@ -96,15 +97,10 @@ def parse_request(
     )
 
 
-def _number(option: str, value: object, least: int, most: int, expected: str) -> int:
-    number = whole(value)
-    if number is None or not least <= number <= most:
-        raise InvalidOptionError(option, value, expected)
-    return number
-
-
 def _limit(option: str, value: object, most: int, expected: str) -> int | None:
-    return None if value is None else _number(option, value, 0, most, expected)
+    if value is None:
+        return None
+    return options.count(option, value, least=0, most=most, expected=expected)
 
 
 def _seconds(wait: object) -> float | None:
@@ -138,7 +134,9 @@ def _names(option: str, value: object) -> tuple[Name, ...] | None:
     # Bytes would be numbers.
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | memoryview):
         raise InvalidOptionError(option, value, _EXPECTED_NAMES)
-    names = tuple(one if isinstance(one, str) else whole(one) for one in islice(given, MOST + 1))
-    if not 0 < len(names) <= MOST or None in names or "" in names:
+    names = tuple(
+        one if isinstance(one, str) else whole(one) for one in islice(given, MOST_GPUS + 1)
+    )
+    if not 0 < len(names) <= MOST_GPUS or None in names or "" in names:
         raise InvalidOptionError(option, value, _EXPECTED_NAMES)
     return tuple(name for name in names if name is not None)

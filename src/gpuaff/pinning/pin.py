@@ -15,7 +15,7 @@ from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
 from gpuaff.launch.masks import Masks, observe_ancestry, observe_consistency, observe_masks
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
-from gpuaff.options import count as check_count
+from gpuaff.options import count
 from gpuaff.pinning.effective import EffectiveMasks, effective_masks
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
@@ -23,7 +23,7 @@ from gpuaff.pinning.report import concerning, refuse_if_broken, say, say_where
 from gpuaff.pinning.restore import current, put_extras_back, refusal, refused, rewind, settle_for
 from gpuaff.pinning.state import NOTHING, Extras, Process, State, this_process, transaction
 from gpuaff.pinning.threads import alive, move, move_all, put_again, threads_with
-from gpuaff.settings import is_strict, pinning_is_off, plan_options, said, yes_or_no
+from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 
@@ -83,10 +83,10 @@ def pin(
 
     ``driver_may_rest`` is called when the driver will not be asked any more.
     """
-    strict = is_strict(strict)
+    strict = flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
     options = plan_options((ranks or ALONE).local_size, arguments)
-    memory_option, openmp = _memory_option(memory), yes_or_no("openmp", openmp)
+    memory_option, openmp = _memory_option(memory), flag("openmp", openmp)
     why = unsupported_reason()
     if why is not None and (ranks is not None or why.code == "off"):
         return _unpinned(ranks, (why,), strict=strict)
@@ -143,12 +143,12 @@ def _ranks(
             f"set_affinity() needs {missing} too: give both numbers, or neither to take "
             "the launcher's (gpuaff.ranks())"
         )
-    size = check_count("nproc_per_node", nproc_per_node)
+    size = count("nproc_per_node", nproc_per_node)
     return Ranks(local_rank=check_rank(local_rank, size), local_size=size), ()
 
 
 def _memory_option(argument: object) -> MemoryOption | None:
-    name, value = said("memory", argument)
+    name, value = value_of("memory", argument)
     if value is None:
         return None
     from gpuaff.pinning.memory import parse_memory  # only where it is requested

@@ -9,53 +9,8 @@ from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.model import Share
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, NoDriverError
-from gpuaff.notices import Notice, printable
-
-_INFORMATIVE = frozenset({"off", "mask-narrow", "cores-unknown", "nvml", "omp-kept", "omp-quota"})
-"""Logged at INFO: nothing is wrong with the pinning."""
-
-_OF_THE_JOB = frozenset(
-    {
-        "scope-hint",
-        "cores-unknown",
-        "cores-across-nodes",
-        "complex-unknown",
-        "one-gpu",
-        "ranks-gpus",
-    }
-)
-"""The same in every rank of a job: rank 0 logs it for all."""
-
-_BROKEN = frozenset(
-    {
-        "bad-rank",
-        "border-unused",
-        "complex-unknown",
-        "cpus-unknown",
-        "gpus-unknown",
-        "grant-unpinned",
-        "mask-cut",
-        "memory-cut",
-        "memory-none",
-        "memory-refused",
-        "near-not-allowed",
-        "near-unknown",
-        "no-driver",
-        "no-gpu",
-        "no-rank",
-        "not-linux",
-        "other-machine",
-        "pin-failed",
-        "share-inherited",
-        "threads-refused",
-        "threads-unseen",
-        "threads-unsettled",
-        "too-few-cores",
-        "visible-error",
-        "visible-none",
-    }
-)
-"""What ``strict`` raises: the process is not where it should be, or may share its CPUs."""
+from gpuaff.formatting import printable
+from gpuaff.notices import KINDS, Notice
 
 
 def concerning(notices: Iterable[Notice], rank: int) -> tuple[Notice, ...]:
@@ -71,7 +26,7 @@ def refuse_if_broken(notices: Iterable[Notice]) -> None:
         GPUAffinityError: anything else.
     """
     for notice in notices:
-        if notice.code in _BROKEN:
+        if KINDS[notice.code].strict:
             raise _error(notice)
 
 
@@ -101,10 +56,10 @@ def say(notices: Iterable[Notice], *, rank: int | None = None) -> None:
     """Log each warning once per process."""
     who = "" if rank is None else f"rank {rank}: "
     for notice in notices:
-        if notice.message in _logged or (notice.code in _OF_THE_JOB and rank):
+        kind = KINDS[notice.code]
+        if notice.message in _logged or (kind.once_per_job and rank):
             continue
-        level = "info" if notice.code in _INFORMATIVE else "warning"
-        if _log(level, f"gpuaff: {who}{notice.message} [{notice.code}]"):
+        if _log(kind.level, f"gpuaff: {who}{notice.message} [{notice.code}]"):
             _logged.add(notice.message)
 
 
