@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -167,3 +171,50 @@ def test_who_waits_is_interrupted_by_ctrl_c(lock_folder: Path) -> None:
             other.heard()
             os.kill(other.pid, signal.SIGINT)
             assert other.heard() == "interrupted 0"
+
+
+# ---- programs that are not gpuaff ------------------------------------------------------------
+
+FOREIGN = {
+    "flock(1)": ["flock", "{guard}", "sh", "-c", "echo has it; read word"],
+    "FileLock": [
+        sys.executable,
+        "-c",
+        (
+            "from filelock import FileLock\n"
+            "with FileLock('{guard}', preserve_lock_file=True, mode=0o666):\n"
+            "    print('has it', flush=True)\n"
+            "    input()"
+        ),
+    ],
+}
+
+
+@contextmanager
+def foreign(program: str, guard_file: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another program that takes the guard, as docs/lease-protocol.md says."""
+    command = [word.replace("{guard}", str(guard_file)) for word in FOREIGN[program]]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.needs("flock")
+@pytest.mark.parametrize("program", FOREIGN)
+def test_another_program_and_a_claim_exclude_each_other(lock_folder: Path, program: str) -> None:
+    assert free()
+    mine = (lock_folder / "guard").stat()
+    with guard.guarded(), foreign(program, lock_folder / "guard") as other:
+        assert other.stdout is not None
+        assert not select.select([other.stdout], [], [], 0.5)[0], "it waits for the claim"
+    with foreign(program, lock_folder / "guard") as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "has it\n"
+        assert not free()
+        other.communicate("go on\n")
+    assert free()
+    now = (lock_folder / "guard").stat()
+    assert (now.st_ino, now.st_mode, now.st_size) == (mine.st_ino, mine.st_mode, 0)

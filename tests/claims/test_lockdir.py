@@ -192,8 +192,13 @@ def a_folder(path: Path) -> None:
     path.mkdir(mode=0o777)
 
 
-def nobody_may(path: Path) -> None:
+def only_its_owner_may(path: Path) -> None:
     path.touch(0o600)
+
+
+def nobody_may(path: Path) -> None:
+    path.touch()
+    path.chmod(0)
 
 
 PLANTED: dict[Callable[[Path], None], str] = {
@@ -204,6 +209,7 @@ PLANTED: dict[Callable[[Path], None], str] = {
     a_fifo: "no regular file",
     a_socket: "something that is no file stands in its place",
     a_folder: "a folder|no regular file",
+    only_its_owner_may: "this user may not use it",
     nobody_may: "this user may not use it",
 }
 

@@ -91,7 +91,7 @@ class TestWhatCudaIsShown:
         said = lost.one("say(*(w.message for w in gpuaff.claim_gpus().warnings))")
         assert said == (
             f"{WHY}. CUDA may count such a GPU or not, so CUDA_VISIBLE_DEVICES names the claimed "
-            "GPUs by UUID, and numbers that stood there were read as nvidia-smi's; look for Xid in "
+            "GPUs by UUID, and numbers in it were read as nvidia-smi's; look for Xid in "
             "dmesg, and reset the GPU or reboot"
         )
 

@@ -64,5 +64,5 @@ print(cuda_already_initialized() is not None)
 
 def test_the_modules_that_are_there_are_named() -> None:
     said = likely_initializers({"jax", "torch", "numpy"})
-    assert said.startswith("what does it: torch.cuda.is_available()")
-    assert said.endswith("; jax.devices() or a first array of JAX's")
+    assert said.startswith("usual causes: torch.cuda.is_available()")
+    assert said.endswith("; jax.devices() or a first array of JAX")

@@ -173,6 +173,11 @@ class interruptible:  # noqa: N801
             self._opened.holds = True
 
 
+def is_in_block() -> bool:
+    """Whether the main thread is in a block, or in a window of one."""
+    return _block is not None
+
+
 def _forget_pending() -> None:
     """A forked child does not answer for what came to its parent."""
     if _block is not None:

@@ -9,10 +9,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from gpuaff._system import env
+from gpuaff._system.interrupts import is_in_block, uninterrupted
 from gpuaff.cpuset import CpuSet
 
 _PAGE = 4096
@@ -52,11 +53,14 @@ class Tree:
             path: below the root, without a leading slash (``sys/devices/…``).
         """
         try:
-            handle = os.open(self._full(path), _FLAGS)
-            try:
-                data = _read_all(handle)
-            finally:
-                os.close(handle)
+            # In a window of a block Ctrl-C would lose the descriptor. Without a block nothing is
+            # promised, and to begin one takes longer than to read a file.
+            with uninterrupted() if is_in_block() else nullcontext():
+                handle = os.open(self._full(path), _FLAGS)
+                try:
+                    data = _read_all(handle)
+                finally:
+                    os.close(handle)
         except (OSError, ValueError):  # also: the topology files of a CPU that has gone offline
             return None
         return data.decode("utf-8", "replace").strip(" \t\r\n\0")  # NUL: Linux 5.12 to 5.15

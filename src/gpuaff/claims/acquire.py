@@ -40,6 +40,7 @@ from gpuaff.errors import (
 from gpuaff.launch import inherited
 from gpuaff.launch.inherited import ParentClaim
 from gpuaff.notices import Notice
+from gpuaff.options import flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def acquire(
         raise ClaimError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
         )
-    pinned, own_is_free = _flag("pin", pin), _flag("own_is_free", own_is_free)
+    pinned, own_is_free = flag("pin", pin), flag("own_is_free", own_is_free)
     with claiming():
         if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
@@ -110,12 +111,6 @@ def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]
     request = parse_request(n, **arguments)
     with open_session() as session, ExitStack() as until_occupied:
         return _Setup(request, session, until_occupied).attempts.preview()
-
-
-def _flag(option: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidOptionError(option, value, "True or False")
-    return value
 
 
 def _warn_if_imported_again() -> None:

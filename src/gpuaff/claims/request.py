@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
+from gpuaff import options
 from gpuaff.errors import InvalidOptionError
 from gpuaff.options import MOST_GPUS, suggestion, whole
-from gpuaff.options import count as number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Name: TypeAlias = "int | str"
 """A device: NVML's index, a UUID or the beginning of one, or a PCI address."""
+
 
 _FOREVER = 1e9
 """Seconds (31 years): a longer wait has no limit."""
@@ -75,9 +76,11 @@ def parse_request(
     exactly, some = _names("gpus", gpus), _names("candidates", candidates)
     if exactly is not None and some is not None:
         raise InvalidOptionError("candidates", candidates, "nothing, as gpus= names them all")
-    count = None
-    if not (isinstance(n, str) and n == "auto"):
-        count = number("n", n, most=MOST_GPUS, expected=_EXPECTED_COUNT)
+    count = (
+        None
+        if isinstance(n, str) and n == "auto"
+        else options.count("n", n, most=MOST_GPUS, expected=_EXPECTED_COUNT)
+    )
     if exactly is not None:
         if count not in (None, 1, len(exactly)):
             raise InvalidOptionError("n", n, f"{len(exactly)}, as many as gpus= names, or nothing")
@@ -97,7 +100,7 @@ def parse_request(
 def _limit(option: str, value: object, most: int, expected: str) -> int | None:
     if value is None:
         return None
-    return number(option, value, least=0, most=most, expected=expected)
+    return options.count(option, value, least=0, most=most, expected=expected)
 
 
 def _seconds(wait: object) -> float | None:
@@ -124,8 +127,8 @@ def _names(option: str, value: object) -> tuple[Name, ...] | None:
     if value is None:
         return None
     given = value
-    if (index := whole(value)) is not None:
-        given = (index,)
+    if (number := whole(value)) is not None:
+        given = (number,)
     elif isinstance(value, str):
         given = [part.strip() for part in value.split(",")]
     # Bytes would be numbers.

@@ -1,11 +1,11 @@
 """Leases: a ``flock`` on each claimed GPU's own directory in sysfs.
 
-``/sys/bus/pci/devices/<address>`` can be opened by every user, and nobody can delete or replace it;
-no umask and no stale file play a part, and the kernel drops the lock when the last process that has
+Every user can open ``/sys/bus/pci/devices/<address>``, and no user can delete or replace it; no
+umask and no stale file play a part, and the kernel drops the lock when the last process that has
 the descriptor is gone (case E6). A device without such a directory has a lock file in the lock
 directory; with GPUAFF_LOCK_DIR each device has one as well, for containers, whose sysfs may be
-another one (case E5). A MIG instance is a lock file, and a shared lock on its GPU, so that nobody
-takes the whole GPU.
+another one (case E5). The lease of a MIG instance is a lock file, and a shared lock on its GPU,
+which keeps others from leasing the whole GPU.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def files_of(device: Device) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Somebody who has a lock of a device.
+    """A process that has a lock of a device.
 
     Attributes:
-        pid: who has taken it, as far as that can be seen; children may share it, and may have
-            outlived the taker. None when it is out of sight.
+        pid: the process that has taken it; children may share it, and may have outlived that
+            process. None when it is not visible here.
         shared: whether it is shared: the GPU has leased MIG instances.
     """
 
@@ -73,9 +73,9 @@ class Holder:
 
 
 def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
-    """Who keeps others from leasing each device, by UUID, as /proc/locks tells.
+    """The holders that keep others from leasing each device, by UUID, from /proc/locks.
 
-    No lock is taken to look. Of a whole GPU these are also those who share its lock, as the
+    No lock is taken to look. Of a whole GPU these include those that share its lock, as the
     holders of its instances do.
 
     A process in a PID namespace of its own does not see the locks of those outside.
@@ -124,7 +124,7 @@ class Lease:
         """Take the locks of all devices, or of none.
 
         Returns:
-            None; or a device that somebody else has.
+            None; or a device that another process has.
 
         Raises:
             LockDirectoryError: a lock file, or a directory in sysfs, cannot be used.
@@ -143,12 +143,12 @@ class Lease:
         while True:
             with lockdir.using(lock.path):
                 handle = _open(lock)
-                # First: Ctrl-C may come as soon as it is locked.
                 self.handles[handle] = locks.mark_of(handle)
                 is_taken = locks.try_flock(handle, shared=lock.shared)
             if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
                 return True
-            descriptors.close(self._forget(handle))
+            self.handles.pop(handle)
+            descriptors.close(handle)
             if not is_taken:
                 return False
             # Its file was removed or replaced: everyone uses the new one.
@@ -156,30 +156,25 @@ class Lease:
     def release(self) -> None:
         """Give all locks back, for children that share them, too.
 
-        A descriptor that the process has closed meanwhile may be somebody else's by now.
+        A descriptor that the process has closed meanwhile may be another file's by now.
         """
-        for handle, mark in tuple(self.handles.items()):
+        while self.handles:
+            handle, mark = self.handles.popitem()
             with suppress(OSError):
                 if locks.mark_of(handle) == mark:
                     locks.unlock(handle)
                     descriptors.close(handle)
-            self._forget(handle)
 
     def abandon(self) -> None:
         """In a forked child: close the copies, and leave the locks to the parent.
 
         A daemon has closed them already, and may have leased under the same numbers since.
         """
-        for handle, mark in tuple(self.handles.items()):
+        while self.handles:
+            handle, mark = self.handles.popitem()
             with suppress(OSError):
                 if locks.mark_of(handle) == mark:
                     descriptors.close(handle)
-            self._forget(handle)
-
-    def _forget(self, handle: int) -> int:
-        """Take a descriptor off the list; returns it."""
-        self.handles.pop(handle, None)
-        return handle
 
 
 def _open(lock: Lock) -> int:

@@ -1,9 +1,9 @@
 """The lock directory: one path for everyone on this machine.
 
-``GPUAFF_LOCK_DIR``, else ``/tmp/gpuaff``. It holds the guard, the board (who holds, who waits), and
-lock files for devices that have none in sysfs. Where the variable is set, for containers that mount
-one directory, each claim takes a lock file there as well (case E5). It must be local: no network
-file system (case E9).
+``GPUAFF_LOCK_DIR``, else ``/tmp/gpuaff``. It holds the guard, the registry (who holds, who waits)
+and lock files for devices that have none in sysfs. Where the variable is set, for containers that
+mount one directory, each claim takes a lock file there as well (case E5). It must be local: no
+network file system (case E9).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ second when a user logs out."""
 
 _KEPT = 0o1666
 """For everyone, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
-specification), which would else remove a board that jobs of weeks still stand on (case E9)."""
+specification), which would else remove a registry that jobs of weeks still use (case E9)."""
 
-_README = b"""Here gpuaff's users tell each other who holds or waits for which GPU.
+_README = b"""Here gpuaff coordinates which process holds or waits for which GPU.
 docs/lease-protocol.md in its sources says what the files are. Do not remove them.
 """
 
@@ -33,8 +33,7 @@ def path() -> str:
     """Where it is.
 
     Raises:
-        LockDirectoryError: it was not named by its whole path, so it would be another one in each
-            working directory.
+        LockDirectoryError: the path is relative, so it would differ in each working directory.
     """
     found = env.option("lock_dir") or DEFAULT
     if not found.startswith("/"):
@@ -45,7 +44,7 @@ def path() -> str:
 
 
 def is_shared() -> bool:
-    """Whether somebody has chosen it, so that each claim takes a lock there as well."""
+    """Whether GPUAFF_LOCK_DIR is set, so that each claim takes a lock there as well."""
     return env.option("lock_dir") is not None
 
 
@@ -60,8 +59,8 @@ def open_file(name: str, *, size: int = 0) -> int:
         Its descriptor, which programs do not inherit.
 
     Raises:
-        LockDirectoryError: it cannot be had: somebody has put something else there, may not be
-            written, or the disk is full.
+        LockDirectoryError: something else is in its place, it may not be written, or the disk is
+            full.
     """
     where = path()
     at = where

@@ -1,12 +1,12 @@
-"""safe_gpu's lock: while we look and occupy, no script that uses safe_gpu does.
+"""safe_gpu's lock: while a claim looks and occupies, no script that uses safe_gpu does.
 
-safe_gpu holds its lock file exclusively, by ``fcntl.lockf``, from its look until its placeholder is
-there. We hold it *shared*, so that our own claimers do not wait for each other, and by an open file
-description lock: a classic one would be lost as soon as anyone in the process closes that file.
+safe_gpu locks its file exclusively, by ``fcntl.lockf``, from its look until its placeholder is
+there. A claim locks it *shared*, so that claims do not wait for each other, and by an open file
+description lock: a classic one would be lost when anything in the process closes that file.
 
-Nobody starves. The kernel gives a shared lock whenever only shared ones are there, so claimers that
-keep coming would keep a safe_gpu user out for ever: who comes while one waits stands back until it
-has had its turn. And where one safe_gpu user follows the other, we stand in the kernel's line.
+The kernel grants a shared lock beside other shared ones, so claims that keep coming would starve a
+safe_gpu user: a claim that comes while one waits stands back until it has had its turn. Where
+safe_gpu users follow each other, the claim waits in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across
 """The one that is built into safe_gpu."""
 
 LIMIT = 60.0
-"""For how long a claim that need not be waited for waits for safe_gpu users to choose, in seconds.
-They do so while they import torch, 4 s each on a real machine, and each waits for those before."""
+"""How long a claim waits at least for safe_gpu users to choose, in seconds. They do so while they
+import torch, 4 s each on a real machine, and each waits for those before."""
 
 STAND_BACK = 20.0
-"""For how long we let waiting ones go first, in seconds. Claimers that have the lock meanwhile need
-a second, or the time that importing torch takes; whoever has it for longer is stopped, and to keep
-others from sharing it then helps nobody."""
+"""How long a claim lets waiting safe_gpu users go first, in seconds. Claims that hold the lock
+meanwhile need a second, or the time that importing torch takes; one that holds it for longer is
+stopped, and standing back does not help then."""
 
 _STEP = 0.005
 """Seconds between two looks at who waits."""
 
 _TELL = 1.0
-"""After how many seconds of waiting it is said for whom."""
+"""Seconds of waiting after which the log names the process that the claim waits for."""
 
 _PATIENCE = 20
-"""How often the file is looked for again, 5 ms apart, where somebody may be making it."""
+"""How often the file is looked for again, 5 ms apart, while safe_gpu may be making it."""
 
 _open: set[int] = set()
 """The descriptors by which this process holds, or waits for, the lock."""
@@ -59,7 +59,7 @@ kernel.in_forked_child(_forget_in_child)
 
 
 def path() -> str | None:
-    """Where the lock file is; None when ``GPUAFF_SAFE_GPU`` says that nobody uses safe_gpu.
+    """The lock file's path; None when ``GPUAFF_SAFE_GPU`` is off.
 
     Raises:
         InvalidOptionError: the variable is neither ``off`` nor a path.
@@ -77,11 +77,11 @@ def path() -> str | None:
 
 
 def patience(wait: float | None) -> float | None:
-    """For how long a claim waits for safe_gpu users who are choosing, in seconds.
+    """How long a claim waits for safe_gpu users that are choosing, in seconds.
 
     Args:
-        wait: for how long it waits for GPUs. Even one that does not wait has to let them choose:
-            they are about to take GPUs, and nobody knows yet which.
+        wait: how long it waits for GPUs. Even one that does not wait lets them choose: they are
+            about to take GPUs, and it is not known yet which.
     """
     return None if wait is None else max(LIMIT, wait)
 
@@ -92,80 +92,65 @@ def holding(
     *,
     limit: float | None = LIMIT,
     where: str | None = None,
-    mine: list[int] | None = None,
 ) -> Iterator[tuple[Notice, ...]]:
     """Keep safe_gpu's users from choosing GPUs.
 
     Args:
-        wanted: how many GPUs are asked for; only an error says it.
-        limit: for how long to wait for those who are choosing, in seconds; None is without limit.
+        wanted: how many GPUs were requested, for the error.
+        limit: how long to wait for those that are choosing, in seconds; None is without limit.
         where: the lock file; None is :func:`path`.
-        mine: gets the descriptors, for :func:`give_back`, as Ctrl-C may come when this is about to.
 
     Yields:
-        ``safe-gpu-unlocked`` where the lock cannot be had, which is logged too.
+        ``safe-gpu-unlocked`` where the file cannot be locked, which is logged too.
 
     Raises:
         ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
-        InvalidOptionError: ``GPUAFF_SAFE_GPU`` cannot be meant.
+        InvalidOptionError: ``GPUAFF_SAFE_GPU`` is invalid.
     """
     where = where or path()
     if where is None:
         yield ()
         return
-    mine = [] if mine is None else mine
+    handle = -1
+    warnings: tuple[Notice, ...] = ()
     try:
-        yield _locked_or_said(where, wanted, limit, mine)
-    finally:
-        give_back(mine)
-
-
-def give_back(mine: list[int]) -> None:
-    """Give back what is still held, by its descriptors; may be called again."""
-    while mine:
-        handle = mine[-1]
-        # Not in a child that was forked meanwhile, and not what a thread waits for.
-        is_ours = handle in _open
-        if is_ours:
-            _unlock(handle)
-            _open.discard(handle)
-        mine.pop()
-        if is_ours:
-            descriptors.close(handle)
-
-
-def _locked_or_said(
-    where: str, wanted: int, limit: float | None, mine: list[int]
-) -> tuple[Notice, ...]:
-    """Nothing, when the file is locked; or why it is not."""
-    try:
-        _make_locked(where, wanted, limit, mine)
-    except ClaimTimeoutError:  # it is an OSError, too
+        handle = _lock_current(where, wanted, limit)
+    except ClaimTimeoutError:  # which is an OSError, too
         raise
     except (OSError, locks.UnusableError) as error:
-        return (_unlocked(where, error),)
-    return ()
+        warnings = (_unlocked(where, error),)
+    try:
+        yield warnings
+    finally:
+        _close(handle)
 
 
-def _make_locked(where: str, wanted: int, limit: float | None, mine: list[int]) -> None:
-    """Open the file and lock it; once more where it has been replaced meanwhile.
+def _lock_current(where: str, wanted: int, limit: float | None) -> int:
+    """Open and lock the file; once more where it has been replaced meanwhile.
 
     Whatever cleans /tmp may remove it, and the next safe_gpu user makes another one.
     """
     started = time.monotonic()
     while True:
-        handle = _opened(where, mine)
+        handle = _opened(where)
         try:
             _lock(handle, where, wanted, started, limit)
             if locks.identity(where) == locks.identity_of(handle):
-                return
+                return handle
         except BaseException:
-            give_back(mine)
+            _close(handle)
             raise
-        give_back(mine)
+        _close(handle)
 
 
-def _opened(where: str, mine: list[int]) -> int:
+def _close(handle: int) -> None:
+    if handle in _open:  # not in a forked child, and not what a thread waits for
+        _open.discard(handle)
+        _unlock(handle)
+        descriptors.close(handle)
+
+
+def _opened(where: str) -> int:
     """The open file, made if there is none.
 
     safe_gpu makes a folder that only its maker may write to (the usual umask), and then the file:
@@ -186,7 +171,6 @@ def _opened(where: str, mine: list[int]) -> int:
                 raise
             continue
         _open.add(handle)
-        mine.append(handle)
         return handle
     raise problem
 
@@ -312,7 +296,6 @@ class _Line:
 def _unlock(handle: int) -> None:
     with suppress(OSError):
         locks.free_shared(handle)  # closing is not enough: a forked child may have a copy
-        locks.unlock(handle)  # the one by which it was found in /proc/locks
 
 
 def _too_late(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:
