@@ -363,7 +363,7 @@ class TestPins:
     def test_a_border_that_cannot_be_had_is_said(self, machine: Machine) -> None:
         done = machine.run("--", "true")
         assert done.returncode == 0
-        assert done.stderr.startswith("gpuaff: a claim keeps to the borders of its GPUs, but ")
+        assert done.stderr.startswith("gpuaff: a claim keeps to the domains of its GPUs, but ")
 
 
 class TestDryRun:
