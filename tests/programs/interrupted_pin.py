@@ -1,8 +1,8 @@
 """Interrupt calls that pin and unpin at random opcodes, and print what was left behind.
 
-Each trial is a forked child with three threads: Ctrl-C comes at one opcode of the modules that change it.
-Prints one JSON object: the seed, how many interrupts were sent and raised, in how many trials all
-was as before, and as after the call, and the trials that left anything else.
+Each trial is a forked child with three threads: Ctrl-C comes at one opcode of the modules that
+change it. Prints one JSON object: the seed, how many interrupts were sent and raised, in how many
+trials all was as before, and as after the call, and the trials that left anything else.
 
     python interrupted_pin.py SEED TRIALS
 """
