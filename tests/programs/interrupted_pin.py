@@ -1,8 +1,8 @@
 """Interrupt calls that pin and unpin at random opcodes, and print what was left behind.
 
-Each trial is a forked child with three threads: Ctrl-C comes at one opcode of gpuaff's own code.
-Prints one JSON object: the seed, how many interrupts were sent and raised, in how many trials all
-was as before, and as after the call, and the trials that left anything else.
+Each trial is a forked child with three threads: Ctrl-C comes at one opcode of the modules that
+change it. Prints one JSON object: the seed, how many interrupts were sent and raised, in how many
+trials all was as before, and as after the call, and the trials that left anything else.
 
     python interrupted_pin.py SEED TRIALS
 """
@@ -31,17 +31,19 @@ from gpuaff._system import interrupts, mempolicy
 from gpuaff.pinning.state import known_process
 
 CPUS = os.sched_getaffinity(0)
-OURS = str(Path(gpuaff.__file__).parent)
+PINNING = Path(gpuaff.__file__).parent / "pinning"
+CHANGING = {str(PINNING / f"{name}.py") for name in ("state", "threads", "restore", "memory")}
+"""The modules that change the process; those that only look execute far more opcodes."""
 
 
 class Interrupt:
-    """Sends SIGINT to this process when so many opcodes of gpuaff have been executed."""
+    """Sends SIGINT to this process when so many opcodes have changed it."""
 
     def __init__(self, after: int) -> None:
         self.after, self.count = after, 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
+        if frame.f_code.co_filename not in CHANGING:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
