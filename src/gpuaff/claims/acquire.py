@@ -62,11 +62,11 @@ def acquire(
     """See :func:`gpuaff.claim_gpus`, which calls it where no signal handler interrupts.
 
     Args:
-        n: as there.
-        placeholder: as there.
-        pin: as there.
-        own_is_free: as there.
-        on_wait: as there.
+        n: how many GPUs, or ``auto``.
+        placeholder: what occupies each.
+        pin: whether to pin the process near them.
+        own_is_free: whether to ignore own processes.
+        on_wait: called when the state of a wait changes.
         driver_is_started: called when the driver need not be kept awake any more.
         arguments: the others, by name.
     """
@@ -102,7 +102,7 @@ def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]
     """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked.
 
     Args:
-        n: as there.
+        n: how many GPUs, or ``auto``.
         arguments: those of its arguments that a :class:`Request` has, by name.
 
     Raises:
@@ -131,7 +131,7 @@ class _Setup:
         request: the request; after an earlier claim, for the GPUs to which CUDA is bound.
         session: asks the driver.
         devices: all that NVML shows.
-        limits: what this process was given.
+        limits: what limits the choice of this process.
         probe: looks at the candidates; None inside a claim, where only its own ranks are.
         attempts: tries to lease devices.
         warnings: what went wrong without preventing the claim.
@@ -196,7 +196,7 @@ def _limits(
     request: Request,
     left_out: Sequence[LeftOut],
 ) -> Limits:
-    """What this process was given; ``qstat`` is run only for a count."""
+    """What limits the choice of this process; ``qstat`` is run only for a count."""
     from gpuaff.launch.allocation import granted, observe_sharers
 
     found = granted(may_ask=request.count is None)

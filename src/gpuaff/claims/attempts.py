@@ -22,8 +22,8 @@ from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
 
 SETTLES = 1.0
-"""How long GPUs are looked at again whose processes have just ended, in seconds: the driver lists
-them for another 0.10 to 0.15 s, and their memory."""
+"""How long to look again at GPUs whose processes have just ended, in seconds: the driver lists
+these, and their memory, for another 0.10 to 0.15 s."""
 
 EXITS = 10.0
 """How long, in seconds, while a process is still exiting. It takes 0.1 to 0.5 s on four H200, and
@@ -40,7 +40,7 @@ _REMEDY = "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
 
 
 class Settling:
-    """Decides how long to look again at GPUs whose processes are about to be gone. Pure.
+    """Decides how long to look again at GPUs whose processes are about to end. Pure.
 
     The kernel ends a process in steps: it gives back memory, then files and with them locks and
     contexts, and only then is it a zombie. The driver lists it for all that time, and a little
@@ -111,8 +111,8 @@ class _Refused:
         in_the_way: those of them that must leave before there are enough devices to choose from.
         kept: the candidates that these may choose, with the first such waiter of each.
         entries: the registry.
-        hidden: devices whose lease is held by a process that is not visible.
-        exiting: those of them whose lease is held by exiting processes.
+        hidden: devices whose lease an invisible process holds.
+        exiting: those of them whose lease only exiting processes hold.
     """
 
     usages: tuple[Usage, ...]
@@ -150,13 +150,13 @@ class _Refused:
 
     @property
     def free_soon(self) -> frozenset[Device]:
-        """Those, and the ones whose processes are about to be gone."""
+        """The free devices, and those whose processes are about to end."""
         leaving = frozenset(usage.device for usage in self.usages if usage.leaving)
         return (leaving | self.exiting).difference(self.kept).union(self.free)
 
     @property
     def has_exiting(self) -> bool:
-        """Whether a process is exiting on one of these."""
+        """Whether a process is exiting on one of the devices."""
         return bool(self.exiting) or any(usage.exiting for usage in self.usages)
 
 
@@ -194,7 +194,7 @@ class Attempts:
     def obtain(
         self, *, wait: float | None, on_wait: Callable[[Waiting], object] | None = None
     ) -> Obtained:
-        """Lease the devices, waiting in the queue where it must.
+        """Lease the devices, waiting in the queue if necessary.
 
         Args:
             wait: for how long, in seconds; None is without limit.
@@ -232,9 +232,9 @@ class Attempts:
         """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked.
 
         Raises:
-            NotEnoughGpusError: as there.
-            GpusBusyError: as there.
-            LockDirectoryError: as there.
+            NotEnoughGpusError: too many of the devices can never be used by this process.
+            GpusBusyError: they are not free.
+            LockDirectoryError: the lock directory cannot be used.
         """
         self._source.look()
         entries = registry.entries()
@@ -248,7 +248,7 @@ class Attempts:
         return self._choose(free)
 
     def release(self) -> None:
-        """Give back the place in the queue, the leases and the slot, whatever there is of them."""
+        """Give back the place in the queue, the leases and the slot, as far as it has them."""
         held = self._slot, None if self._place is None else self._place.slot
         slots = [slot for slot in held if slot is not None]
         for slot in slots:

@@ -19,13 +19,13 @@ from gpuaff.topology.visible import Visible, resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What this process was given, by others.
+    """What limits the choice of this process: environment, scheduler, parent claim.
 
     Attributes:
         visible: CUDA_VISIBLE_DEVICES; None when it is unset.
         device_order: CUDA_DEVICE_ORDER; None when it is unset.
         granted: NVML's indices of the GPUs that the scheduler names; None when it names none.
-        granted_count: how many GPUs the scheduler has granted; None when that is not known.
+        granted_count: how many GPUs the scheduler has granted; None when unknown.
         source: where that was found, or why it was not, in words.
         parent_claim: the UUIDs of the claim in which this process runs; None when it runs in none.
         sharers: the ranks that divide the granted GPUs, with this rank among them; None where all
@@ -65,7 +65,7 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
     Args:
         devices: all that NVML shows.
         request: what is requested.
-        limits: what this process was given.
+        limits: what limits the choice.
 
     Raises:
         InvalidOptionError: a name fits no device, or several, or the same as another name; or
@@ -132,12 +132,12 @@ def _requested(
 
 
 def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[Device, ...]:
-    """The devices that this process was given."""
+    """The devices that the limits allow this process."""
     return _allowed(devices, limits)[0]
 
 
 def _allowed(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
-    """The devices that this process was given, and why these.
+    """The devices that the limits allow this process, and why these.
 
     The variables count all that CUDA may show, also inside a claim of some.
     """
@@ -189,7 +189,7 @@ def _count(request: Request, allowed: Sequence[Device], limits: Limits, why: str
 
 
 def slice_for_rank(ranks: Ranks, count: int) -> slice:
-    """The part of so many granted GPUs that is a rank's, where all ranks of the node got them.
+    """A rank's share of so many granted GPUs, where the grant is for all ranks of the node.
 
     Schedulers mostly grant GPUs to all processes of a job on a node. They are divided in blocks, in
     CUDA's order and by rank: of 8 GPUs for 4 ranks rank 1 gets the third and the fourth, of 3 for
@@ -214,16 +214,16 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
 
 
 def _of_rank(ranks: Ranks, devices: Sequence[Device], count: int) -> tuple[tuple[Device, ...], int]:
-    """A rank's candidates, and how many of them; any, where it is not known which were granted."""
+    """A rank's candidates, and how many of them; any, where the granted ones are unknown."""
     own = slice_for_rank(ranks, count)
     named = devices[own] if len(devices) == count else devices
     return tuple(named), own.stop - own.start
 
 
 def unclaimable(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Why some devices cannot be told from others, which claims know by UUID; usually nothing.
+    """Why claims cannot identify some devices by their UUIDs; usually nothing.
 
-    A virtual machine's GPUs that are passed through wrongly may all have the same one, or nonsense.
+    GPUs that are passed through to a virtual machine wrongly may share one, or have invalid ones.
     """
     return tuple(dict.fromkeys(_unclaimable(devices).values()))
 
@@ -248,7 +248,7 @@ def _unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
 
 
 def resolve_visible(devices: Sequence[Device], limits: Limits) -> Visible:
-    """What CUDA makes of the variables."""
+    """The devices that CUDA shows by the variables."""
     here = {device.index for device in devices}
     others = [
         Gpu(index=one.index, mig=() if one.cut else None)

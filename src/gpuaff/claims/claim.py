@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Undo(ExitStack):
-    """The way back from a claim, step by step. A forked child shares all, so it undoes nothing.
+    """Undoes a claim, step by step. A forked child shares all steps, so it undoes nothing.
 
     After an error of the block, that error is raised, whatever undoing raises.
     """
@@ -176,7 +176,7 @@ class _State:
     """The one claim of this process.
 
     Attributes:
-        claim: the claim; a forked child has its parent's. It lasts though its caller forgets it.
+        claim: the claim; a forked child has its parent's. It lasts even if its caller drops it.
         cuda_bound_gpus: the GPUs that CUDA shows for good, since it was started under a claim that
             is over; None when it was not.
         claiming: locked while a claim is being made.

@@ -131,7 +131,7 @@ def _names(option: str, value: object) -> tuple[Name, ...] | None:
         given = (number,)
     elif isinstance(value, str):
         given = [part.strip() for part in value.split(",")]
-    # Bytes would be numbers.
+    # Iterating over bytes gives numbers.
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | memoryview):
         raise InvalidOptionError(option, value, _EXPECTED_NAMES)
     names = tuple(

@@ -47,7 +47,7 @@ class HostSource:
         return Lease()
 
     def exiting(self, devices: Collection[Device]) -> frozenset[Device]:
-        """Those whose lease is held by exiting processes only, in the registry or not."""
+        """Those whose lease only exiting processes hold, in the registry or not."""
         holders = leases.holders(devices)
         pids = {one: [holder.pid for holder in holders[one.uuid]] for one in devices}
         return frozenset(one for one in devices if pids[one] and all(map(_is_exiting, pids[one])))
@@ -80,7 +80,7 @@ class SubLease:
         """Lock all devices, or none.
 
         Returns:
-            None; or a device that another rank has.
+            None; or a device that another rank has locked.
         """
         for device in devices:
             byte = self.bytes_of[device.uuid]

@@ -1,4 +1,4 @@
-"""Which process has which GPU, and which wait: observed without taking a lock."""
+"""The holders of GPUs, and the waiters: observed without taking a lock."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Snapshot:
         readings: what the driver reports of each device.
         usages: whether each is free; in the same order.
         entries: the registry.
-        living: the slots of those whose process lives, and is visible here.
+        living: the slots whose process lives, and is visible here.
         slow: the slots of waiters that are stopped or stuck.
         locks: the holders of each device's locks, by UUID, from the kernel.
         sharing: the processes that hold each device's lease, by UUID, as far as they are visible.
         opened: the processes that have each GPU's device file open, by its index; likewise.
         processes: the processes themselves, by id.
         users: the names of users, by number.
-        ours: whether the driver's process ids are those of here.
+        ours: whether the driver's process ids are valid here.
         notices: what could not be observed.
     """
 
@@ -67,7 +67,7 @@ class Snapshot:
 
 
 def take_snapshot() -> Snapshot:
-    """Observe the GPUs, the processes that have them, and the queue. Nothing is changed."""
+    """Observe the GPUs, their holders, and the queue. This changes nothing."""
     entries, notices = _entries()
     usages, readings, more = _devices(entries)
     devices = [reading.device for reading in readings]
@@ -153,7 +153,7 @@ class ProcessInfo:
         user: its user's name.
         since: when a claimer or waiter began to hold or wait, or another process started, in
             seconds since 1970.
-        exiting: whether it is exiting: soon the kernel gives back all that it has.
+        exiting: whether it is exiting: the kernel is about to free all that it holds.
     """
 
     pid: int | None = None
@@ -235,7 +235,7 @@ class GpuStatus:
     Attributes:
         reading: which one, and what the driver reports of it.
         busy: why it is not free; None when it is.
-        message: that in words, without the GPU's name; empty when it is free.
+        message: the reason in words, without the GPU's name; empty when it is free.
         lease: its lease; None without.
         kept_for: the first waiter that may choose it, so that no new claim gets it; None when none
             waits, or it is not idle.
@@ -389,14 +389,14 @@ def _lease(snapshot: Snapshot, uuid: str) -> LeaseStatus | None:
 
 def _uses(snapshot: Snapshot, reading: DeviceReading) -> Iterator[Use]:
     graphics = reading.graphics or {}
-    # A process in both lists is a screen's: it makes no GPU busy.
+    # A process in both lists serves a display: it makes no GPU busy.
     compute = {p: memory for p, memory in (reading.compute or {}).items() if p not in graphics}
     for kind, processes in ((Kind.COMPUTE, compute), (Kind.GRAPHICS, graphics)):
         for pid, memory in sorted(processes.items()):
             process = _process(snapshot, pid) if snapshot.ours else ProcessInfo(pid=pid)
             yield Use(process=process, kind=kind, memory=memory)
     if not reading.device.is_mig:  # the device file is the whole GPU's
-        # CUDA opens those of all visible GPUs; a process that the driver lists is where it says.
+        # CUDA opens those of all visible GPUs; a listed process is on the GPU that lists it.
         opened = set(snapshot.opened.get(reading.device.index, ())) - listed(snapshot.readings)
         for pid in sorted(opened):
             yield Use(process=_process(snapshot, pid), kind=Kind.OPEN)

@@ -1,8 +1,8 @@
 """Has a stranger come onto a GPU between the look and the claim?
 
-Whoever is listed now and was not before, and is not ours, is a stranger. Where the driver does not
-list everybody, memory tells, and somebody who had looked before we
-could be seen may be there only a moment after us: so there we look once more.
+A stranger is a process that is listed now, was not before, and is not ours. Where the driver does
+not list all processes, memory in use reveals one; and one that looked before we were visible may
+come only a moment after us, so there we look once more.
 """
 
 from __future__ import annotations
@@ -32,40 +32,38 @@ from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
 from gpuaff.errors import ClaimLostError, PlaceholderError
 from gpuaff.formatting import size
 
-# Whether memory tells of a process that the driver does not list (case E15). Pure.
+# Whether memory in use reveals a process that the driver does not list (case E15). Pure.
 #
-# Inside a container the lists may be empty, hold the host's numbers, or hold nobody from outside:
-# in
-# a PID namespace of its own a process was told of the processes there alone, by their numbers
-# there,
-# and of all the memory in use (driver 580.159.04, H200). So outside of the first PID namespace, and
-# wherever a process does not find itself in the lists, what tells of strangers is memory that no
-# listed process has.
+# Inside a container the lists may be empty, hold the host's numbers, or lack the processes outside:
+# in a PID namespace of its own a process got only the processes there, by their numbers there, and
+# all the memory in use (driver 580.159.04, H200). So outside of the first PID namespace, and
+# wherever a process does not find itself in the lists, memory that no listed process has reveals
+# strangers.
 
 
 CONTEXT = 524 << 20
-"""Bytes by which a context makes the memory in use grow on an H100 and an H200, the most that was
-seen; it is less on smaller GPUs."""
+"""Bytes by which a context increases the memory in use: the most that was measured on an H100 and
+an H200. It is less on smaller GPUs."""
 
 
 class View(Enum):
-    """Whom the driver lists on a device that we have occupied."""
+    """Which processes the driver lists on a device that we have occupied."""
 
     ALL = "all"
-    """Everybody."""
+    """All."""
     OURS = "ours"
-    """Us, with our memory, and perhaps not others: what nobody who is listed has is not ours."""
+    """Ours, with its memory, and perhaps no others: what no listed process has is not ours."""
     NONE = "none"
-    """Not even us, or not what we have: what nobody who is listed has may be ours."""
+    """Not even ours, or not its memory: what no listed process has may be ours."""
 
 
 def view(reading: DeviceReading, new: Collection[int], people: People) -> View:
-    """Whom the driver lists on a device.
+    """Which processes the driver lists on a device.
 
     Args:
-        reading: what it tells of the device, now that we are there.
-        new: those who are listed and were not before we came.
-        people: who is who.
+        reading: what it reports of the device, now that we are there.
+        new: the processes that are listed and were not before we came.
+        people: what is known of listed processes.
     """
     listed = reading.compute or {}
     if people.me in listed and people.first_namespace:
@@ -80,14 +78,14 @@ def unlisted(
 ) -> Mapping[Device, int]:
     """The bytes in use on each device that no listed process has.
 
-    Those are missing on which they would tell nothing: where it is not known how many are in use,
-    where a display is active (what a screen needs is listed only in part), where the compute mode
-    lets one process in, as a stranger and we cannot both be there, and where another part of the
-    same GPU instance (MIG) uses the memory too: a rightful neighbour may not be listed either.
+    Devices are missing on which they would prove nothing: where the memory in use is unknown, where
+    a display is active (the lists show only part of its memory), where the compute mode allows one
+    process, as a stranger and we cannot both be there, and where another part of the same GPU
+    instance (MIG) uses the memory too: a rightful neighbour may not be listed either.
 
     Args:
-        readings: what the driver tells of all devices of the machine.
-        devices: those that are asked about.
+        readings: what the driver reports of all devices of the machine.
+        devices: the ones to check.
     """
     return {
         one.device: one.used - memory_of_listed(readings, one.device)[0]
@@ -106,11 +104,11 @@ def too_much(grown: Mapping[Device, int], readings: Sequence[DeviceReading]) -> 
 
     Contexts of a process are alike on GPUs that are alike, so the smallest growth is that of one
     context, unless strangers have come onto all of them. This may be wrong for a GPU that is larger
-    than any that was seen, so it is to be made sure of.
+    than any that was measured, so the caller verifies it.
 
     Args:
         grown: by how many bytes, on each device that we have a context on.
-        readings: what the driver tells of them.
+        readings: what the driver reports of them.
     """
     kinds = {one.device: (one.device.name, one.total) for one in readings}
     alike = [[grown[one] for one in grown if kinds[one] == kind] for kind in {*kinds.values()}]
@@ -118,24 +116,24 @@ def too_much(grown: Mapping[Device, int], readings: Sequence[DeviceReading]) -> 
 
 
 _SETTLES = 0.5
-"""For how long a stranger must be there, in seconds. The driver lists the dead for another 0.10 to
-0.15 s, and another claimer may have had the GPU, and died, since we looked first. One that is
-exiting gets longer."""
+"""How long a stranger must stay, in seconds. The driver lists ended processes for another 0.10 to
+0.15 s, and another claimer may have had the GPU, and ended, since our first look. An exiting one
+gets longer."""
 
 _COMES = 0.35
 """How long it takes to start CUDA and make a context, in seconds, where one GPU is visible (H100,
-H200): who found nobody just before ours was made is there by then. With more GPUs, or after
-importing a framework, it takes longer, and nobody waits for that."""
+H200): a process that saw a free GPU just before our context was made is there by then. With more
+GPUs, or after importing a framework, it takes longer; we do not wait for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stranger:
-    """Somebody on a claimed device.
+    """A stranger on a claimed device.
 
     Attributes:
         device: which one.
-        pids: as the driver calls them; empty where memory alone tells.
-        bytes: how many no listed process has, more than is explained.
+        pids: in the driver's numbers; empty where only memory reveals it.
+        bytes: how many no listed process has, beyond the explained ones.
         leaving: whether all of them are exiting, or have ended.
         exiting: whether some of these are exiting.
     """
@@ -156,7 +154,7 @@ class Strangers:
     """Looks for strangers on the devices that are about to be claimed."""
 
     def __init__(self, probe: Probe, devices: Collection[Device]) -> None:
-        """Remember how it was.
+        """Remember the last look.
 
         Args:
             probe: has looked when they were leased, and looks again.
@@ -171,11 +169,11 @@ class Strangers:
     def refuse_early(self) -> None:
         """Look once more before we occupy, where strangers may not be listed afterwards.
 
-        By memory nobody can tell them from us then; and CUDA is mostly not started yet, so that
+        Then memory cannot distinguish them from us; and CUDA is mostly not started yet, so that
         this process can claim again.
 
         Raises:
-            ClaimLostError: there is a stranger, who stays.
+            ClaimLostError: there is a stranger, and it stays.
             PlaceholderError: a device was lost meanwhile.
         """
         before = [one for one in self._before.values() if one.device in self._devices]
@@ -186,12 +184,12 @@ class Strangers:
         self._rests = unlisted(self._steady(), self._devices)
 
     def refuse(self, kind: Kind, occupied: Occupied, ordinals: Sequence[int]) -> None:
-        """Look whether we are alone on the devices.
+        """Check that we are alone on the devices.
 
         Where not even we are listed, memory has grown by our contexts, and perhaps by a stranger's.
-        If it is more than ours explain, they are let go for a moment: what stays is not ours. (They
-        are gone at once, and come back as large as they were: driver 580.159.04, H200.) What a
-        framework or a function takes is not known.
+        If it is more than ours explain, we release them for a moment: what stays is not ours. (They
+        are gone at once, and come back as large as they were: driver 580.159.04, H200.) How much a
+        framework or a function allocates is unknown.
 
         Args:
             kind: what occupies them.
@@ -199,7 +197,7 @@ class Strangers:
             ordinals: CUDA's numbers of them.
 
         Raises:
-            ClaimLostError: there is a stranger, who stays.
+            ClaimLostError: there is a stranger, and it stays.
             PlaceholderError: a device was lost meanwhile, or could not be occupied again.
         """
         self._are_there, self._taken = True, {}
@@ -212,7 +210,7 @@ class Strangers:
             grown = {device: rests[device] - self._rests[device] for device in known}
             if too_much(grown, readings):
                 self._make_sure(occupied, ordinals)
-        # What one of ours allocates it has by now; a function may have started what goes on.
+        # Our placeholders have allocated all by now; what a function started may still allocate.
         self._taken = rests if isinstance(kind, Placeholder) else {}
         if any(views[one] is View.OURS for one in rests) or blind & self._taken.keys():
             with interruptible():
@@ -227,7 +225,7 @@ class Strangers:
         self._are_there = True
 
     def _steady(self) -> Sequence[DeviceReading]:
-        """What the driver tells when no stranger is there, or none any more."""
+        """What the driver reports when there is no stranger, or no longer one."""
         settling = Settling(_SETTLES)
         while True:
             readings = self._probe.look()
@@ -241,7 +239,7 @@ class Strangers:
                 time.sleep(STEP)
 
     def _found(self, readings: Sequence[DeviceReading]) -> list[_Stranger]:
-        """Who is on which claimed device and was not there before."""
+        """The strangers on the claimed devices, which were not there before."""
         people = process_info(readings)
         rests = unlisted(readings, self._devices)
         found = []
@@ -269,7 +267,7 @@ class Strangers:
         return frozenset(reading.compute or ()) - {*known} - {*(reading.graphics or ())}
 
     def _strangers(self, new: frozenset[int], people: People) -> frozenset[int]:
-        """Where the driver's numbers mean nothing to us, one that is new is ours."""
+        """The strangers among them. Without valid numbers one of the new ones is ours."""
         if people.me is not None and people.first_namespace:
             return new - {*people.own, people.me}
         return new if len(new) > self._are_there else frozenset()
@@ -303,15 +301,15 @@ def _lost(found: Sequence[_Stranger]) -> ClaimLostError:
 
 # After a lost claim, the next one of this user waits a random moment first.
 #
-# Two jobs that come onto a GPU at the same time and both give up, because one of them asks for no
-# lease or the other cannot see it, would otherwise meet again at every new start.
+# Two jobs that come onto a GPU at the same time and both give up, because one of them takes no
+# lease or the other cannot see it, would otherwise collide again at every new start.
 
 
 _FRESH = 60.0
 """How long a loss is remembered, in seconds."""
 
 _LONGEST = 2.0
-"""The longest that is waited, in seconds."""
+"""The longest pause, in seconds."""
 
 _TIME = struct.Struct("<d")
 
@@ -321,7 +319,7 @@ def _name() -> str:
 
 
 def remember() -> None:
-    """A claim was lost just now; that is the error to tell, whatever else goes wrong."""
+    """Record that a claim was lost just now; no failure here hides that error."""
     with suppress(OSError), _opened() as handle:
         locks.write_at(handle, 0, _TIME.pack(kernel.uptime()))
 
@@ -329,8 +327,8 @@ def remember() -> None:
 def stand_back() -> None:
     """Wait a random moment if this user has lost a claim lately.
 
-    Nobody is kept from claiming by this: what somebody else has put in the file's place, or keeps
-    from being opened, is as if nothing was lost.
+    This never prevents a claim: where another user has put something in the file's place, or keeps
+    it from being opened, no loss is assumed.
     """
     with suppress(OSError):
         if not lockdir.has(_name()):
@@ -342,15 +340,15 @@ def stand_back() -> None:
                 return
             locks.write_at(handle, 0, _TIME.pack(0.0))
         with interruptible():
-            time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - not to be guessed by nobody
+            time.sleep(random.uniform(0, _LONGEST))  # noqa: S311 - no secret
 
 
 @contextmanager
 def _opened() -> Iterator[int]:
-    """This user's file, which is made if there is none.
+    """Open this user's file, which is made if it is missing.
 
     Raises:
-        OSError: it cannot be had, or it is somebody else's.
+        OSError: it cannot be used, or another user owns it.
     """
     handle = lockdir.open_file(_name(), size=_TIME.size)
     try:

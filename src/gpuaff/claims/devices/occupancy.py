@@ -1,27 +1,28 @@
-"""Whether a device is free, and who has it if not. Pure: it knows only what it is told.
+"""Whether a device is free, and what uses it if not. Pure: it knows only its arguments.
 
-The first of these that holds is said:
+The first rule that applies gives the reason:
 
-1. It can never be had: it is lost, or denied to this process; its compute mode lets nobody in; it
-   is smaller than what was asked for.
-2. Somebody holds its lease; for a MIG instance, the lease of its GPU counts as well.
-3. Its compute mode lets one process in, and one is there (cases E13, E16). Ours count too, since
-   CUDA would refuse a second process of ours all the same: only this very process may go on. One
-   that draws as well has a context, and counts.
-4. Others compute on it (cases E4, E11). One that draws as well does not count: it is a screen's.
-5. More than ``UNEXPLAINED`` bytes are in use that no listed process has (case E15: a process of
-   another container is not listed).
-6. It has too little free memory, or works too hard, for what was asked for.
+1. It can never be claimed: it is lost, or denied to this process; its compute mode allows no
+   process; it is smaller than requested.
+2. Another claim holds its lease; for a MIG instance, the lease of its GPU counts as well.
+3. Its compute mode allows one process, and one is there (cases E13, E16). Our processes count too,
+   since CUDA would refuse a second one of ours as well: only this very process may go on. A
+   process that also does graphics has a context, and counts.
+4. Other processes compute on it (cases E4, E11). One that also does graphics serves a display, and
+   does not count.
+5. More than ``UNEXPLAINED`` bytes are in use that no listed process has (case E15: the driver does
+   not list a process of another container).
+6. It has too little free memory, or too high a utilization, for the request.
 
-Rule 5 is about what the lists do not show. Where a display is active and nobody else computes it
-does not count: what a screen needs is listed only in part, and a machine's only GPU must be
-possible to claim. Where the lists do not tell who computes, little memory is proof enough: a
-context needs more. Where memory is not told, or not that of some listed process, the lists are
-believed if they show everybody, as they do in the first PID namespace; elsewhere nobody knows.
+Rule 5 covers what the lists do not show. It does not apply where a display is active and no other
+process computes: the lists show only part of a display's memory, and a machine's only GPU must be
+claimable. Where the driver does not list compute processes, little memory in use is proof enough: a
+context needs more. Where the memory in use is unknown, or that of some listed process, the lists
+decide if they are complete, as in the first PID namespace; elsewhere the state is unknown.
 
-What a process that is exiting or has ended still holds is listed with it, so that rule 4 finds it,
-and says that it is leaving; so does rule 2 where the holder of the lease is exiting. Memory of a
-process that is not listed any more is unexplained.
+The driver lists an exiting or ended process with what it still holds, so rule 4 finds it and
+reports it as leaving; so does rule 2 where the lease's holder is exiting. Memory of a process that
+is no longer listed is unexplained.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading
 from gpuaff.formatting import enumeration, size
 from gpuaff.notices import printable
 
-# Whether a device fits what was asked for: its memory, and how hard it works. Pure.
+# Whether a device meets the requirements: its memory and its utilization. Pure.
 
 
 def never_fits(reading: DeviceReading, demand: Demand) -> Usage | None:
-    """Why a device can never be what was asked for; None when it can."""
+    """Why a device can never meet the requirements; None when it can."""
     wanted, total = demand.min_free_memory, reading.total
     if wanted is not None and total is not None and total < wanted:
         why = f"has {size(total)} of memory in all, and {size(wanted)} are to be free"
@@ -49,7 +50,7 @@ def never_fits(reading: DeviceReading, demand: Demand) -> Usage | None:
 
 
 def not_now(reading: DeviceReading, demand: Demand) -> Usage | None:
-    """Why a device is not now what was asked for; None when it is. What is not told is not."""
+    """Why a device does not meet the requirements now; else None. An unknown value does not."""
     wanted, most = demand.min_free_memory, demand.max_utilization
     if wanted is not None and reading.free is None:
         why = "the driver does not tell how much memory is free (min_free_memory)"
@@ -78,7 +79,7 @@ EXCLUSIVE = {
     ComputeMode.EXCLUSIVE_PROCESS: "exclusive process",
     ComputeMode.EXCLUSIVE_THREAD: "exclusive thread",
 }
-"""The compute modes that let one process in, in words."""
+"""The compute modes that allow one process, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,12 @@ class People:
     """What is known of the processes that the driver lists.
 
     Attributes:
-        own: those that count as free.
-        ended: those that have ended, and are listed still.
+        own: those that leave a GPU free.
+        ended: those that have ended, and are still listed.
         exiting: those that are exiting, and have not ended yet.
-        me: this process, as the driver calls it; None when that is not known.
-        first_namespace: whether the driver lists everybody's processes, as in the first PID
-            namespace. Elsewhere its lists may be empty, or mean others' numbers (case E15).
+        me: this process, in the driver's numbers; None when unknown.
+        first_namespace: whether the driver lists all processes, as in the first PID namespace.
+            Elsewhere its lists may be empty, or their numbers mean other processes (case E15).
     """
 
     own: Collection[int] = frozenset()
@@ -102,7 +103,7 @@ class People:
 
     @property
     def leaving(self) -> frozenset[int]:
-        """Those that hold what they have on a GPU for a moment only."""
+        """Those that will free what they hold on a GPU in a moment."""
         return frozenset(self.ended) | frozenset(self.exiting)
 
 
@@ -115,17 +116,17 @@ def judge(
     names: Mapping[int, str] | None = None,
     demand: Demand | None = None,
 ) -> tuple[Usage, ...]:
-    """Tell of each device whether it is free.
+    """Evaluate whether each device is free.
 
     Args:
-        readings: what the driver tells of all devices of the machine.
-        people: who is who.
-        leased: who holds a lease, by UUID, in one line (``train.py (pid 42) of alice since
-            10:32``; empty: not known). None of our own leases. A GPU that MIG has cut is in it
-            only when the lease of the whole GPU is held.
+        readings: what the driver reports of all devices of the machine.
+        people: the processes that it lists.
+        leased: the holders of leases, by UUID, each in one line (``train.py (pid 42) of alice
+            since 10:32``; empty: unknown). Our own leases are missing. A partitioned (MIG) GPU is
+            in it only when the lease of the whole GPU is held.
         ending: the leases whose holders are exiting, by UUID.
-        names: processes in words; of others the number is said.
-        demand: what is asked of each device. Which of them may be had is not looked at here.
+        names: processes in words; the message has the numbers of others.
+        demand: the requirements of each device. Which ones are allowed is not checked here.
 
     Returns:
         In the order of the readings.
@@ -143,12 +144,12 @@ def listed(readings: Sequence[DeviceReading]) -> frozenset[int]:
 def memory_of_listed(
     readings: Sequence[DeviceReading], device: Device
 ) -> tuple[int, frozenset[int]]:
-    """What listed processes have of a device's memory, and those of whom it is not told.
+    """The bytes of a device that listed processes have, and those whose amount is unknown.
 
     Parts of one GPU instance share its memory, so processes on any of them have some of it.
 
     Args:
-        readings: what the driver tells of all devices of the machine.
+        readings: what the driver reports of all devices of the machine.
         device: which one.
     """
     sharing = [r for r in readings if same_memory(r.device, device)]
@@ -158,7 +159,7 @@ def memory_of_listed(
 
 
 class _Judging:
-    """One call of :func:`judge`. A rule that does not hold answers None."""
+    """One call of :func:`judge`. A rule that does not apply returns None."""
 
     def __init__(
         self,
@@ -248,7 +249,7 @@ class _Judging:
         return _busy(reading, Busy.MEMORY, why)
 
     def _without_memory(self, reading: DeviceReading) -> Usage | None:
-        """Where the memory in use is not told: the lists must do, if they are whole."""
+        """Where the memory in use is unknown: the lists decide, if they are complete."""
         if reading.compute is None:
             why = "the driver tells neither who computes on it nor how much memory is in use"
         elif self.people.first_namespace:
@@ -270,13 +271,13 @@ class _Judging:
 
 
 def leased_by(who: str, *, exiting: bool) -> str:
-    """Who holds a lease, for one line."""
+    """The holder of a lease, for one line."""
     ends = ", which is exiting" if exiting else ""
     return f"leased by {printable(who) or 'somebody who has left no word'}{ends}"
 
 
 def _never(reading: DeviceReading) -> Usage | None:
-    """What waiting does not help with, whatever is asked for."""
+    """Why waiting does not help, whatever the requirements; None when it may."""
     why: tuple[Busy, str]
     if reading.lost:
         why = Busy.LOST, "the driver has lost it"
@@ -314,12 +315,12 @@ def _busy(
 
 
 def _computing(reading: DeviceReading) -> frozenset[int]:
-    """Who computes on it, and does not draw."""
+    """The processes that compute on it, and do no graphics."""
     return frozenset(reading.compute or ()) - frozenset(reading.graphics or ())
 
 
 def _memory_by_process(reading: DeviceReading) -> dict[int, int | None]:
-    """What each listed process has. Both lists tell the same of one that is in both."""
+    """The memory of each listed process; the same in both lists for one that is in both."""
     held = dict(reading.graphics or {})
     for pid, bytes_ in (reading.compute or {}).items():
         told = [value for value in (bytes_, held.get(pid)) if value is not None]
@@ -328,7 +329,7 @@ def _memory_by_process(reading: DeviceReading) -> dict[int, int | None]:
 
 
 def same_memory(one: Device, other: Device) -> bool:
-    """Whether they are one, or parts of one GPU instance, whose memory they share."""
+    """Whether they are one device, or parts of one GPU instance, which share its memory."""
     if one.uuid == other.uuid:
         return True
     where = (other.parent, other.gpu_instance)

@@ -35,7 +35,7 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
 
     Args:
         readings: what the driver lists.
-        own_is_free: whether own processes are ignored.
+        own_is_free: whether to ignore own processes.
     """
     pids = listed(readings)
     first = kernel.in_first_pid_namespace()
@@ -78,7 +78,7 @@ def _ancestors(pid: int) -> set[int]:
 def names_of(pids: Collection[int], people: People) -> dict[int, str]:
     """Descriptions of processes, for messages; those that cannot be looked up are missing.
 
-    It takes a while (psutil), so it is called only for an error or a wait.
+    It takes a while (psutil), so only an error or a wait calls it.
 
     Args:
         pids: processes, in the driver's numbers.
@@ -202,9 +202,9 @@ class Probe:
     def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
 
-        A lease that is not in the registry is found when the lease is tried: /proc/locks has it as
-        well, but to read that stops all processors, 20 ms and more on a large machine. Messages
-        have the numbers of processes only: to find their names takes longer than all the rest.
+        A lease that is not in the registry is found when this one is tried: /proc/locks has it as
+        well, but reading that stops all processors, 20 ms and more on a large machine. Messages
+        have the numbers of processes only: finding their names takes longer than all the rest.
         """
         if not self._all_leased:
             self._holders, self._exiting = _holders(entries), ending(entries)

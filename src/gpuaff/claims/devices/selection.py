@@ -1,6 +1,6 @@
 """Which of the free GPUs a claim takes: the best connected ones that leave the rest most useful.
 
-Of all sets of the requested size the best one is taken. The first rule that tells two sets apart
+Of all sets of the requested size the best one is taken. The first rule by which two sets differ
 decides:
 
 1. The worst pair of a set counts first: a ring all-reduce is as fast as its slowest hop. So the
@@ -8,7 +8,7 @@ decides:
 2. What is left for the next claim: more pairs of the nearest kind are better, then of the second
    nearest, and so on. This takes single GPUs from islands that are broken already.
 3. Then the best four GPUs that are left, by rule 1, and then the best eight: claims are mostly for
-   1, 2, 4 or 8. Pairs alone don't tell which of two sets breaks a group of four.
+   1, 2, 4 or 8. Pairs alone don't show which of two sets breaks a group of four.
 4. Rules 2 and 3 once more, for what is left when the GPUs that are busy now have been given back.
 5. The lowest indices, compared from the first.
 
@@ -63,7 +63,7 @@ def choose(
     Args:
         count: how many.
         free: the GPUs to choose from, by physical index: free ones that meet all requirements.
-        topology: how they are connected. GPUs of which nothing is known are alike.
+        topology: how they are connected. Unknown GPUs are alike.
         idle: all free GPUs, also those that don't meet this claim's requirements: the next claim
             may want them. Those of ``free`` count as well.
         usable: all GPUs that a later claim may use, busy ones too; None: all of the topology.
@@ -265,7 +265,7 @@ def _kind(link: int | None, one: Place, other: Place) -> tuple[int, int]:
 
 
 def _place(topology: Topology, gpu: Gpu | None) -> Place:
-    """A GPU's PCI bus, its NUMA node and its package, each by whatever tells them apart."""
+    """A GPU's PCI bus, its NUMA node and its package, each by something that identifies it."""
     if gpu is None:
         return _NOWHERE
     near = gpu.local_cpus or gpu.node_cpus or _node_cpus(topology, gpu.numa_node)
@@ -307,4 +307,4 @@ def observe_connections(session: Session) -> Topology:
 
 def _numa_node(tree: Tree, address: str | None) -> int | None:
     text = tree.read(f"{DEVICES}/{address}/numa_node") if address else None
-    return int(text) if text is not None and text.isdecimal() else None  # -1: not told
+    return int(text) if text is not None and text.isdecimal() else None  # -1: unknown

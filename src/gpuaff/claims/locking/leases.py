@@ -26,7 +26,7 @@ class Lock:
     Attributes:
         path: what is locked.
         name: its name in the lock directory; None for a directory in sysfs.
-        shared: whether others may have it too (the GPU of a MIG instance).
+        shared: whether other leases may hold it too (the GPU of a MIG instance).
     """
 
     path: str
@@ -54,13 +54,13 @@ def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
 
 
 def files_of(device: Device) -> tuple[str, ...]:
-    """What the kernel calls the files that hold a lease of this device alone."""
+    """The kernel's names of the files that hold a lease of this device alone."""
     return tuple(locks.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process that has a lock of a device.
+    """A process that holds a lock of a device.
 
     Attributes:
         pid: the process that has taken it; children may share it, and may have outlived that
@@ -75,7 +75,7 @@ class Holder:
 def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
     """The holders that keep others from leasing each device, by UUID, from /proc/locks.
 
-    No lock is taken to look. Of a whole GPU these include those that share its lock, as the
+    Looking takes no lock. The holders of a whole GPU include those that share its lock, as the
     holders of its instances do.
 
     A process in a PID namespace of its own does not see the locks of those outside.
@@ -92,7 +92,7 @@ def _holders_of(
     device: Device, held: Mapping[tuple[int, int], Sequence[Holder]]
 ) -> Iterable[Holder]:
     from gpuaff._system.locks import (
-        locked_name_of,  # only who is to be told of holders needs it
+        locked_name_of,  # only descriptions of holders need it
     )
 
     found: list[Holder] = []
@@ -110,7 +110,7 @@ class Lease:
     """The locks that a process holds.
 
     Attributes:
-        handles: their descriptors, and what tells each from a later one of its number.
+        handles: their descriptors, and what distinguishes each from a later one of its number.
     """
 
     handles: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Lease:
         """Take the locks of all devices, or of none.
 
         Returns:
-            None; or a device that another process has.
+            None; or a device that another process has leased.
 
         Raises:
             LockDirectoryError: a lock file, or a directory in sysfs, cannot be used.

@@ -1,6 +1,6 @@
 """The lock directory: one path for everyone on this machine.
 
-``GPUAFF_LOCK_DIR``, else ``/tmp/gpuaff``. It holds the guard, the registry (who holds, who waits)
+``GPUAFF_LOCK_DIR``, else ``/tmp/gpuaff``. It holds the guard, the registry (holders and waiters)
 and lock files for devices that have none in sysfs. Where the variable is set, for containers that
 mount one directory, each claim takes a lock file there as well (case E5). It must be local: no
 network file system (case E9).
@@ -19,8 +19,8 @@ DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
 second when a user logs out."""
 
 _KEPT = 0o1666
-"""For everyone, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
-specification), which would else remove a registry that jobs of weeks still use (case E9)."""
+"""Writable for all, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
+specification); else it would remove a registry that jobs of weeks still use (case E9)."""
 
 _README = b"""Here gpuaff coordinates which process holds or waits for which GPU.
 docs/lease-protocol.md in its sources says what the files are. Do not remove them.
@@ -30,7 +30,7 @@ _REMEDY = "remove it, ask its owner to, or set GPUAFF_LOCK_DIR to another folder
 
 
 def path() -> str:
-    """Where it is.
+    """The lock directory's path.
 
     Raises:
         LockDirectoryError: the path is relative, so it would differ in each working directory.
@@ -49,7 +49,7 @@ def is_shared() -> bool:
 
 
 def open_file(name: str, *, size: int = 0) -> int:
-    """Open a file of the lock directory, which is made if there is none; so is the file.
+    """Open a file of the lock directory; both are made if missing.
 
     Args:
         name: its name there.
@@ -80,13 +80,13 @@ def open_file(name: str, *, size: int = 0) -> int:
 
 @contextmanager
 def using(file: str) -> Iterator[None]:
-    """Have what the kernel refuses to do with a file raised as an error that says what to try.
+    """Raise what the kernel refuses to do with a file as an error that has a remedy.
 
     Args:
         file: its path.
 
     Raises:
-        LockDirectoryError: it has refused something.
+        LockDirectoryError: the kernel has refused something.
     """
     try:
         yield
@@ -112,7 +112,7 @@ def _remedy(error: OSError) -> str:
 
 
 def has(name: str) -> bool:
-    """Whether there is such a file."""
+    """Whether the lock directory has such a file."""
     return locks.identity(f"{path()}/{name}") is not None
 
 

@@ -67,11 +67,11 @@ def ahead(
     """The waiters that come first and want some of the same GPUs, in order.
 
     Args:
-        entries: the registry's, without one's own.
+        entries: the registry's, without this process's.
         wants: the keys of the GPUs that are wanted.
         now: seconds since the machine started.
         stopped: the slots of stopped processes.
-        ticket: one's own; None when one has only just come.
+        ticket: this process's; None when it has none yet.
     """
     waiting = [
         entry
@@ -160,7 +160,7 @@ class Place:
         self.slot.write(self._record)
 
     def beat(self) -> None:
-        """Say that this process is well; stand in the new registry if the file was removed.
+        """Write that this process is well; move to the new registry if the file was removed.
 
         Raises:
             LockDirectoryError: the registry is unusable.
@@ -174,7 +174,7 @@ class Place:
         self.write()
 
     def wait_behind(self, others: Sequence[Entry], seconds: float = math.inf) -> None:
-        """Sleep until a waiter in the way leaves or is passed over, or the whole is to be read.
+        """Sleep until a waiter in the way leaves or is passed over, or a full read is due.
 
         Args:
             others: the waiters that are :func:`in_the_way`.
@@ -241,10 +241,10 @@ def _exists(pid: int) -> bool:
 
 
 def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
-    """Stand in the queue behind all that are in it. The guard is held meanwhile.
+    """Join the queue behind all its waiters. The guard must be held.
 
     Args:
-        record: what the registry says of this process.
+        record: this process's record in the registry.
         wanted: how many GPUs are wanted.
         gpus: of which, by their keys.
 

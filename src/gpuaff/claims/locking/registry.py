@@ -1,4 +1,4 @@
-"""The registry: who holds GPUs and who waits for them, for every process to read.
+"""The registry: the holders of GPUs and the waiters, for every process to read.
 
 One file with a slot for each claimer: a ticket and a beat, and a record in JSON. A slot counts
 while its writer locks one of its bytes by an open file description lock, which ends with the
@@ -216,7 +216,7 @@ class Slot:
         """
         used = {at - WAITS for at in locks.locked_bytes(self.handle, WAITS, WAITS + SLOTS)}
         used |= holding(self.handle)
-        first = kernel.process_id()  # so that a slot is seldom used again at once
+        first = kernel.process_id()  # so that a slot is rarely reused at once
         for number in (at % SLOTS for at in range(first, first + SLOTS)):
             if number in used or not locks.try_range(self.handle, WAITS + number):
                 continue
@@ -257,7 +257,7 @@ class Slot:
             locks.write_at(self.handle, TICKETS.size + 8 * self.number, now)
 
     def hold_begins(self) -> None:
-        """Say that this process holds GPUs, and no longer waits."""
+        """Write that this process holds GPUs, and no longer waits."""
         locks.try_range(self.handle, HOLDS + self.number)
         _waiting.pop(self.handle, None)
         self.beat(ticket=0)
@@ -266,7 +266,7 @@ class Slot:
     def withdraw(self) -> None:
         """Neither wait nor hold any longer, children that share the slot included.
 
-        This comes before the locks are released: whoever sees a free lock finds it free here, too.
+        This comes before the locks are released: one that sees a free lock finds it free here, too.
         """
         if self.is_ours and self.number >= 0:
             with suppress(LockDirectoryError):
@@ -296,7 +296,7 @@ class Slot:
 
     @property
     def is_current(self) -> bool:
-        """Whether others see the slot: the file may have been removed."""
+        """Whether other processes see the slot: the file may have been removed."""
         return lockdir.still_has(NAME, self.handle)
 
 

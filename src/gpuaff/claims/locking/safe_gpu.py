@@ -23,11 +23,11 @@ from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.notices import Notice, printable
 
 DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108 - safe_gpu's
-"""The one that is built into safe_gpu."""
+"""The path that is built into safe_gpu."""
 
 LIMIT = 60.0
-"""How long a claim waits at least for safe_gpu users to choose, in seconds. They do so while they
-import torch, 4 s each on a real machine, and each waits for those before."""
+"""How long a claim waits at least for safe_gpu users to choose, in seconds. They import torch
+meanwhile, 4 s each on a real machine, one after another."""
 
 STAND_BACK = 20.0
 """How long a claim lets waiting safe_gpu users go first, in seconds. Claims that hold the lock
@@ -35,7 +35,7 @@ meanwhile need a second, or the time that importing torch takes; one that holds 
 stopped, and standing back does not help then."""
 
 _STEP = 0.005
-"""Seconds between two looks at who waits."""
+"""Seconds between two looks at the waiters."""
 
 _TELL = 1.0
 """Seconds of waiting after which the log names the process that the claim waits for."""
@@ -69,7 +69,7 @@ def path() -> str | None:
         return None
     if said.lower() in ("on", "yes", "1", "true"):
         return DEFAULT
-    # A relative path would be another file in each folder, and a mistyped word is one.
+    # A relative path would be another file in each folder; a mistyped word is such a path.
     if not said.startswith("/") or said.endswith("/"):
         expected = "off, or the absolute path of the lock file that safe_gpu uses here"
         raise InvalidOptionError("GPUAFF_SAFE_GPU", said, expected)
@@ -151,10 +151,10 @@ def _close(handle: int) -> None:
 
 
 def _opened(where: str) -> int:
-    """The open file, made if there is none.
+    """Open the file, which is made if it is missing.
 
     safe_gpu makes a folder that only its maker may write to (the usual umask), and then the file:
-    so where there is a folder and no file, it may be there in a moment.
+    so where there is a folder and no file, the file may appear in a moment.
     """
     folder, _, name = where.rpartition("/")
     for turn in range(_PATIENCE):
@@ -164,8 +164,8 @@ def _opened(where: str) -> int:
             handle = _open_or_make(folder or "/", name)
         except (FileNotFoundError, PermissionError) as error:
             problem: OSError = error
-            # Not found though it is there: the folder was a new one of safe_gpu's, still empty, and
-            # somebody else's was put in its place meanwhile.
+            # Not found though it exists: the folder was a new one of safe_gpu's, still empty, and
+            # another one was put in its place meanwhile.
             there = locks.identity(where) is not None and isinstance(error, PermissionError)
             if there or locks.identity(folder) is None:
                 raise
@@ -206,12 +206,12 @@ def _lock(handle: int, where: str, wanted: int, started: float, limit: float | N
 
 
 def _stand_back(handle: int, where: str, limit: float) -> None:
-    """Let those have their turn who waited before we came; but not those who come after us.
+    """Let earlier waiters have their turn, but not those that come after us.
 
-    It has come when one of them has the lock: then we stand in the line behind it. One that is
-    just being woken is in neither list, so it counts as done only when it is missing twice.
+    It has come when one of them holds the lock: then we queue behind it. A waiter that is just
+    being woken is in neither list, so it counts as done only when it is missing twice.
     """
-    if _open - {handle}:  # what they wait for is this process
+    if _open - {handle}:  # they wait for this process
         return
     ahead = locks.exclusive_waiters(handle)
     started = time.monotonic()
@@ -228,10 +228,10 @@ def _stand_back(handle: int, where: str, limit: float) -> None:
 
 
 class _Line:
-    """A place in the kernel's line for the lock.
+    """A place in the kernel's queue for the lock.
 
-    There is no way to end such a wait, so it is another thread that sleeps. Where this one gives
-    up, that one stays, asleep, and gives the lock back as soon as it gets it.
+    Such a wait cannot be interrupted, so another thread sleeps. When this one gives up, that one
+    stays asleep, and unlocks as soon as it gets the lock.
     """
 
     def __init__(self, handle: int) -> None:
@@ -244,16 +244,16 @@ class _Line:
         try:
             self._thread.start()
             self._stands = True
-        except RuntimeError:  # no more threads can be had: then we try again and again
+        except RuntimeError:  # no more threads can be started: then we poll
             self._stands = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the lock is there, or never will be."""
+        """Whether we have the lock, or never will."""
         return self._done
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until then, but no longer."""
+        """Sleep until then, at most for so long."""
         if self._stands:
             self._thread.join(seconds)
         elif locks.try_shared(self._handle):
@@ -262,7 +262,7 @@ class _Line:
             time.sleep(_STEP)
 
     def leave(self) -> None:
-        """Give up, unless the lock is there."""
+        """Give up, unless we have the lock."""
         if not self._stands:
             return
         with self._mutex:
@@ -270,10 +270,10 @@ class _Line:
             if self._left:
                 _open.discard(self._handle)
         if not self._left:
-            self._thread.join()  # nobody is to be forked beside it
+            self._thread.join()  # no fork may happen while it runs
 
     def check(self) -> None:
-        """Raise what was wrong, if there can be no such lock.
+        """Raise the problem, if such a lock is impossible here.
 
         Raises:
             OSError: the kernel's reason.
@@ -335,11 +335,11 @@ def _tell(where: str, whom: str) -> None:
 
 
 def _log(level: str, message: str) -> None:
-    """Say it, once in a process."""
+    """Log it, once in a process."""
     if message in _said:
         return
     _said.add(message)
-    import logging  # only those who wait, or are warned, pay for it
+    import logging  # only a claim that waits, or warns, pays for it
 
     getattr(logging.getLogger("gpuaff"), level)(printable(message))
 

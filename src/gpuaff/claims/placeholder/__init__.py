@@ -109,7 +109,7 @@ class Occupied:
         while self._held:
             try:
                 self._occupant.release(self._held.pop())
-            except BaseException as error:  # noqa: BLE001, PERF203 - raised when all have been tried
+            except BaseException as error:  # noqa: BLE001, PERF203 - raised after all tries
                 errors.append(error)
         self._occupant.finish()
         if errors:  # Ctrl-C goes before an Exception

@@ -62,7 +62,7 @@ def _imported(name: str, part: str = "") -> Any:
             raise _broken(name, error) from error
         text = f"placeholder={name!r}: the Python module {name} is not installed"
         raise PlaceholderError(f"{text}; pip install {PACKAGES[name]}", name) from None
-    except Exception as error:  # it may be anything, and run anything
+    except Exception as error:  # a module may run and raise anything
         raise _broken(name, error) from error
 
 
