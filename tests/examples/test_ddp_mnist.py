@@ -152,7 +152,7 @@ REFUSED = [
     (
         {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RANK": "3", "WORLD_SIZE": "2"},
         ["--no-cuda"],
-        "is not known: RANK='3', WORLD_SIZE='2' cannot be",
+        "is not known: RANK='3', WORLD_SIZE='2' is impossible",
     ),
 ]
 """Variables of a process, its options, and what it is told."""

@@ -74,5 +74,5 @@ def test_the_wrong_order_is_refused(driver: FakeDriver, tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines
     for line in lines:
-        assert "CudaInitializedError: CUDA is initialised in this process already" in line
+        assert "CudaInitializedError: CUDA is already initialised in this process" in line
         assert "Claim before that" in line
