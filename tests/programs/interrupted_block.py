@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from gpuaff._system import interrupts
-from gpuaff._system.interrupts import interruptible, uninterrupted
+from gpuaff._system.interrupts import deliver_pending, interruptible, uninterrupted
 
 HANDLER = signal.default_int_handler
 OURS = (__file__, interrupts.__file__)
@@ -38,12 +38,13 @@ class Interrupt:
 
 
 def change(done: list[str]) -> None:
-    """Two steps that belong together, with a window between them."""
+    """Two steps that belong together, with a window between them, and a delivery."""
     with uninterrupted():
         done.append("first")
         try:
             with interruptible():
                 sum(range(3))
+            deliver_pending()
             done.append("second")
         except BaseException:
             done.remove("first")

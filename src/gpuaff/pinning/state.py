@@ -6,12 +6,12 @@ The only module of ``pinning`` that holds state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpuaff._system import env, kernel
-from gpuaff._system.interrupts import interruptible, uninterrupted
+from gpuaff._system.interrupts import deliver_pending, uninterrupted
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.launch.inherited import PINNED_VARIABLE
@@ -261,8 +261,7 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
             "set_affinity, reapply or restore was called during another such call in the same "
             "thread, as by a signal handler: call it after that call has returned"
         )
-    window = nullcontext if undoes else interruptible
-    with uninterrupted(), _locked(process, window), ExitStack() as undo:
+    with uninterrupted(), _locked(process, undoes=undoes), ExitStack() as undo:
         before = process.state
         process.moved = {}
         undo.callback(setattr, process, "state", before)
@@ -274,16 +273,16 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
             _guard_policy(process, undo)
         undo.callback(_move_back, process, before)
         yield
-        with window():  # Ctrl-C that came meanwhile raises here: all is undone
-            pass
+        if not undoes:
+            deliver_pending()  # Ctrl-C that came meanwhile raises here: all is undone
         undo.pop_all()
 
 
 @contextmanager
-def _locked(process: Process, window: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def _locked(process: Process, *, undoes: bool) -> Iterator[None]:
     while not process.lock.acquire(timeout=0.1):  # another thread is at work
-        with window():
-            pass
+        if not undoes:
+            deliver_pending()
     process.thread = threading.get_ident()
     try:
         yield
