@@ -13,7 +13,7 @@ from gpuaff import GPUAffinityError, Plan, Topology
 from gpuaff.allocator.model import Options, Share
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.allocation import OwnGpus
+from gpuaff.launch.gpus import OwnGpus
 from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks

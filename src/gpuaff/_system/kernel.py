@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -30,6 +30,8 @@ _NO_SETAFFINITY = 0x04000000
 
 _HIGHEST_PID = 1 << 22
 """``PID_MAX_LIMIT`` of ``include/linux/threads.h``."""
+
+_MOST_ANCESTORS = 64
 
 _MOST = 1 << 20
 """The most that is read of a file, in bytes; the longest known has some ten thousand."""
@@ -205,6 +207,16 @@ def parent_of(pid: int) -> int | None:
     """The id of a process's parent; None when there is none, or it is not visible."""
     fields = _fields(Tree().read(f"proc/{pid}/stat") or "")
     return int(fields[1]) or None if len(fields) > 1 else None
+
+
+def ancestors() -> Iterator[int]:
+    """The processes above this one, the nearest first, as far as they are visible."""
+    pid = os.getppid()
+    for _ in range(_MOST_ANCESTORS):  # a chain that changes meanwhile may not end
+        if not pid:
+            return
+        yield pid
+        pid = parent_of(pid) or 0
 
 
 def name_of(pid: int | None) -> str | None:
