@@ -3,7 +3,7 @@
 NVML's start, the first handle of each GPU and the first query take 50 to 100 ms together, all of
 it waiting in the driver; importing pynvml and the rest of gpuaff takes about as long. Both at once
 halve the user's wait. Nothing is read here: :mod:`nvml` queries everything again, through pynvml,
-and finds the driver awake.
+and finds the driver awake. Errors are ignored: they come again, and are reported, there.
 """
 
 from __future__ import annotations
@@ -73,10 +73,7 @@ def _load_cuda() -> None:
 
 
 def _keep_awake(in_use: threading.Lock) -> None:
-    """Start NVML, open every GPU, and shut NVML down once the lock is free.
-
-    Errors are ignored: they come again, and are reported, when NVML is used.
-    """
+    """Start NVML, open every GPU, and shut NVML down once the lock is free."""
     with suppress(ImportError, OSError, AttributeError):  # AttributeError: an old library
         import ctypes
 
