@@ -70,10 +70,14 @@ def _islands(
     nodes = [_clean_nodes(groups, placements) if scope is Scope.SOCKET else () for groups in found]
     node_sizes = [cutter.even(node.cores, _count(node)) for own in nodes for node in own]
     least = min(node_sizes, default=0)
+    gpus = [ranks for groups in found for group in groups for ranks in group.ranks]
+    crowded = len(gpus) < len(placements)
     return [
         _Fair(groups, cutter, cores)
         if len(groups) > 1
-        else _Even(groups[0].cores, own or groups, cutter, least if own else 0)
+        else _Even(
+            groups[0].cores, own or groups, cutter, least=least if own else 0, crowded=crowded
+        )
         for groups, own in zip(found, nodes, strict=True)
     ]
 
@@ -135,19 +139,34 @@ class _Even:
             other cores are distributed to theirs.
         cutter: how they are cut.
         least: the smallest equal part of any node of any socket.
+        crowded: whether there are more ranks than GPUs.
     """
 
     def __init__(
-        self, cores: Sequence[int], nodes: Sequence[GpuGroup], cutter: Cutter, least: int
+        self,
+        cores: Sequence[int],
+        nodes: Sequence[GpuGroup],
+        cutter: Cutter,
+        *,
+        least: int,
+        crowded: bool,
     ) -> None:
+        self._cores = cores
         self._nodes = nodes
         self._cutter = cutter
         self._least = least
+        # With more ranks than GPUs there is no answer of gpu_affinity that must be kept.
+        self._equal = cutter.even(cores, sum(map(_count, nodes))) if crowded else 0
         node_cores = [core for node in nodes for core in node.cores]
         self._rounds, self._spare = distribute(cores, node_cores)
         self._each = 1 + len(self._rounds[node_cores[0]])  # a node core, and those it brings
 
     def sizes(self) -> list[int]:
+        """The sizes in the partition, or the largest equal size where that is larger."""
+        sizes = self._partition_sizes()
+        return sizes if self._equal <= min(sizes) else [self._equal]
+
+    def _partition_sizes(self) -> list[int]:
         """The largest equal size in each node; the sizes of the shares where cores are spare."""
         if self._spare:
             return [len(found.cores) for _, found in self.cut(None)]
@@ -167,8 +186,10 @@ class _Even:
         Node cores are cut as by node. Where that comes to less than the size, as other sockets
         have more cores to distribute, there are more of them.
         """
+        if size is not None and min(self._partition_sizes()) < size <= self._equal:
+            return self._cut_equal(size)
         if self._spare:
-            return self._with_spare()
+            return self._grown(dict(self._cut(None, by_rank=True)))
         return self._cut(None if size is None else max(self._least, -(-size // self._each)))
 
     def _cut(self, size: int | None, *, by_rank: bool = False) -> Iterator[tuple[int, Assignment]]:
@@ -209,15 +230,23 @@ class _Even:
                 yield from _assign(part, ranks, cutter, size)
         yield from _shared(chain(*(ranks for ranks, part in gpus if not part)), node.cores)
 
-    def _with_spare(self) -> Iterable[tuple[int, Assignment]]:
-        """Every core is in a share, and what no full round brings goes to the smallest shares.
+    def _cut_equal(self, size: int) -> Iterable[tuple[int, Assignment]]:
+        """At least this size for each: equal parts of its node, and more of what is left."""
+        found = {}
+        for node in self._nodes:
+            ranks = [*chain(*node.ranks)]
+            parts = self._cutter.cut(node.cores, len(ranks), size)
+            found.update(zip(ranks, map(Assignment, parts), strict=True))
+        return self._grown(found)
+
+    def _grown(self, found: Mapping[int, Assignment]) -> Iterable[tuple[int, Assignment]]:
+        """The cores that are in no share yet go to the smallest shares.
 
         What a rank has already no other rank wants: it keeps that, and it counts.
         """
-        found = dict(self._cut(None, by_rank=True))
         ranks = [*chain(*sorted(chain(*(node.ranks for node in self._nodes))))]
         shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
-        spare = frozenset(self._spare)
+        spare = frozenset(self._cores).difference(*shares)
         slow = frozenset(core for core in spare if core >= self._cutter.slow_from)
         for kind in (spare - slow, slow):
             shares = grow(shares, [kind] * len(ranks), self._cutter.in_blocks.fill)
