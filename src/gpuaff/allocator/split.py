@@ -232,7 +232,7 @@ class _Even:
 
     def _cut_equal(self, size: int) -> Iterable[tuple[int, Assignment]]:
         """At least this size for each: equal parts of its node, and more of what is left."""
-        found = {}
+        found: dict[int, Assignment] = {}
         for node in self._nodes:
             ranks = [*chain(*node.ranks)]
             parts = self._cutter.cut(node.cores, len(ranks), size)
