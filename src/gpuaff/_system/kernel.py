@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import env
 from gpuaff._system.interrupts import is_in_block, uninterrupted
@@ -136,8 +137,7 @@ def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
 # ---- processes and threads -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadFacts:
+class ThreadFacts(NamedTuple):
     """What /proc says about a thread (``proc_pid_stat(5)``).
 
     Attributes:

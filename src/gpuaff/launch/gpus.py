@@ -7,7 +7,7 @@ has claimed it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.launch import inherited, slurm
@@ -17,8 +17,7 @@ from gpuaff.launch.masks import carries, own_variables
 from gpuaff.launch.ranks import Ranks, active_launcher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnGpus:
+class OwnGpus(NamedTuple):
     """The GPUs that this rank sees are its own; the other ranks see others.
 
     Indices count the machine's GPUs in the order of their PCI addresses.
@@ -99,11 +98,11 @@ def _of_task(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
         return None
     own = OwnGpus(on_node=on_node, shared=slurm.shares_gpus(get, ranks.local_size))
     if step is not None and not is_part and len(step) > visible:
-        return replace(own, named=step)
+        return own._replace(named=step)
     # The batch script's GPUs: in a job of several nodes they are the first one's only.
     job = slurm.gpu_indices(get("SLURM_JOB_GPUS"))
     is_here = number(get("SLURM_JOB_NUM_NODES")) == 1 and len(job or ()) >= (on_node or 0)
-    return replace(own, named=job if is_here else None, own=step)
+    return own._replace(named=job if is_here else None, own=step)
 
 
 def sharers(

@@ -15,17 +15,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.launch.launchers import Get, number, quoted
 from gpuaff.notices import Notice
 from gpuaff.options import natural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 CLAIM_VARIABLE = "GPUAFF_CLAIM"
 PINNED_VARIABLE = "GPUAFF_PINNED"
@@ -37,8 +33,7 @@ EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
 """Warnings about a mask of unknown origin: a pinned share explains it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParentClaim:
+class ParentClaim(NamedTuple):
     """A claim, by its slot, process, and GPUs or MIG instances; ``str()`` is the variable's value.
 
     Attributes:
@@ -88,8 +83,7 @@ def is_uuid(text: str) -> bool:
     return text.startswith(("GPU-", "MIG-")) and rest.isascii() and rest.isalnum()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
+class Pinned(NamedTuple):
     """The share that a rank was pinned to; ``str()`` gives the variable's value."""
 
     local_rank: int

@@ -8,15 +8,15 @@ job or a task of srun. Variables are inherited, so those of several launchers ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NamedTuple
 
 from gpuaff.cpuset import MAX_CPU_ID
 from gpuaff.options import natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
+    from typing import TypeAlias
 
 Get: TypeAlias = Callable[[str], "str | None"]
 """Reads a variable, None when it is unset: ``env.get``, or the ``get`` of a test's dict."""
@@ -56,8 +56,7 @@ class Launcher(str, Enum):
     """Another launcher, a script's own loop, or none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """The variables that a launcher sets for each of its processes; ``""``: it sets none.
 
     Attributes:
@@ -86,10 +85,9 @@ def _row(
     launcher: Launcher, names: str, *, marks: str = "", run: str = "", programs: str = ""
 ) -> Row:
     """A row; ``names`` are those of the numbers, in the order of the fields, ``-`` for none."""
-    variables: list[Any] = ["" if name == "-" else name for name in names.split()]
-    sets = {"marks": marks, "run": run, "programs": programs}
-    others: dict[str, Any] = {field: tuple(text.split()) for field, text in sets.items()}
-    return Row(launcher, *variables, **others)
+    numbers = ["" if name == "-" else name for name in names.split()]
+    fields: list[Any] = [*numbers, *[""] * (6 - len(numbers))]
+    return Row(launcher, *fields, *(tuple(text.split()) for text in (marks, run, programs)))
 
 
 _DRAGON = "{0}LOCAL_RANK {0}LOCAL_WORLD_SIZE {0}RANK {0}WORLD_SIZE {0}GROUP_RANK"

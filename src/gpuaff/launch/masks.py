@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
@@ -19,8 +19,7 @@ from gpuaff.launch.ranks import Ranks, active_launcher, local_size, present
 from gpuaff.notices import Notice
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestry:
+class Ancestry(NamedTuple):
     """Processes above this one, observed at one moment.
 
     A launcher that does not bind hands its own mask down. A wrapper between it and Python (a shell,
@@ -54,8 +53,7 @@ def observe_ancestry(ranks: Ranks) -> Ancestry:
 def own_variables(get: Get, ranks: Ranks) -> dict[str, str | None]:
     """The variables that only this rank has; none where its launcher is unknown.
 
-    They are its number, and what distinguishes one run of the launcher from another: it may run
-    inside a rank of another run.
+    They also distinguish one run of the launcher from another, inside a rank of which it may run.
     """
     launcher = active_launcher(get, ranks)
     for row in ROWS:
@@ -81,8 +79,7 @@ class Whose(str, Enum):
     """They may differ, and nothing lists them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Masks:
+class Masks(NamedTuple):
     """The masks of this node's ranks.
 
     Attributes:
@@ -130,8 +127,7 @@ def classify_masks(
     Args:
         ranks: the ranks in use.
         own: the CPUs that this process may use, before anything is pinned.
-        above: the processes above, observed at the same moment: a cpuset that changes, or a CPU
-            that goes offline, changes the masks of both.
+        above: observed at the same moment: a change of a cpuset changes the masks of both.
         online: the CPUs of the machine.
         cpuset: observes the CPUs of this process's cpuset; called only where they matter.
         get: the environment.
@@ -151,7 +147,7 @@ def classify_masks(
         masks = _of_open_mpi(get, own, above, online)
     else:
         masks = _by_starter(own, above, online)
-    return replace(masks, unbound=_UNBOUND.get(launcher, masks.unbound))
+    return masks._replace(unbound=_UNBOUND.get(launcher, masks.unbound))
 
 
 def _by_starter(own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
@@ -194,15 +190,14 @@ def _of_unbound_task(
 
 
 def _of_bound_task(get: Get, ranks: Ranks, kind: str, own: CpuSet, online: CpuSet) -> Masks:
-    why, named = "", slurm.named_masks(get, ranks.local_size)
+    named = slurm.named_masks(get, ranks.local_size)
     if kind not in slurm.LISTED:
-        why = f"srun bound the ranks by {kind[:40]}"
-    elif number(get("SLURM_LOCALID")) != ranks.local_rank:
+        return Masks(Whose.UNKNOWN, f"srun bound the ranks by {kind[:40]}", bound=True)
+    if number(get("SLURM_LOCALID")) != ranks.local_rank:
         why = "srun numbers the ranks differently (SLURM_LOCALID)"
-    elif named is None:
-        why = "SLURM_CPU_BIND_LIST is malformed"
-    if why or named is None:
         return Masks(Whose.UNKNOWN, why, bound=True)
+    if named is None:
+        return Masks(Whose.UNKNOWN, "SLURM_CPU_BIND_LIST is malformed", bound=True)
     return _of_listed_task(tuple(mask & online for mask in named), ranks.local_rank, own)
 
 

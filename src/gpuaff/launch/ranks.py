@@ -14,15 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.launch import inherited, slurm
 from gpuaff.launch.launchers import BY_PROGRAM, ROWS, Get, Launcher, Row, number, quoted
 from gpuaff.notices import Notice
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "from_environment", "ranks"]
 
@@ -146,24 +143,16 @@ def classify_ranks(
 # What one launcher says.
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """A launcher's numbers for this node.
-
-    Attributes:
-        local_rank: None when it is missing or malformed.
-        local_size: None when there is a ``problem``.
-        problem: why the numbers are no valid rank; empty when they are.
-        is_partial: whether the problem is only that one of the numbers is missing.
-    """
+class _Report(NamedTuple):
+    """A launcher's numbers for this node."""
 
     row: Row
     rank_variable: str
-    local_rank: int | None = None
-    local_size: int | None = None
+    local_rank: int | None = None  # None when it is missing or malformed
+    local_size: int | None = None  # None when there is a problem
     size_variable: str = ""
-    problem: str = ""
-    is_partial: bool = False
+    problem: str = ""  # why the numbers are no valid rank
+    is_partial: bool = False  # one of the numbers is missing, and that is the only problem
     warnings: tuple[Notice, ...] = ()
 
 
@@ -205,13 +194,13 @@ def _report(get: Get, row: Row) -> _Report:
         return _by_job_size(get, report, rank)
     is_slurm = row.launcher is Launcher.SLURM
     given = f"{row.local_size}={quoted(get(row.local_size))}"
-    if not size:
-        at = f" at SLURM_NODEID={quoted(get('SLURM_NODEID'))}" if is_slurm else ""
-        return replace(report, problem=f"{given}{at} is not a number of processes on this node")
-    if rank >= size:
+    if size and rank < size:
+        return report._replace(local_size=size, size_variable=row.local_size)
+    if size:
         here = f" ({size} on this node)" if is_slurm else ""
-        return replace(report, problem=f"{name}={rank} is not below {given}{here}")
-    return replace(report, local_size=size, size_variable=row.local_size)
+        return report._replace(problem=f"{name}={rank} is not below {given}{here}")
+    at = f" at SLURM_NODEID={quoted(get('SLURM_NODEID'))}" if is_slurm else ""
+    return report._replace(problem=f"{given}{at} is not a number of processes on this node")
 
 
 def _by_job_size(get: Get, report: _Report, rank: int) -> _Report:
@@ -222,18 +211,18 @@ def _by_job_size(get: Get, report: _Report, rank: int) -> _Report:
     row = report.row
     size, nodes = number(get(row.size)), number(get(row.nodes))
     if (rank, size) == (0, 1):
-        return replace(report, local_size=1, size_variable=row.size)
+        return report._replace(local_size=1, size_variable=row.size)
     if row.local_size or not size or not nodes:
         missing = row.local_size or f"{row.size} or {row.nodes}"
         problem = f"{row.local_rank}={rank} is set, but {missing} is not"
-        return replace(report, problem=problem, is_partial=True)
+        return report._replace(problem=problem, is_partial=True)
     most = -(-size // nodes)
     if rank >= most:
         problem = (
             f"{row.local_rank}={rank} is not below {most}, the most processes per node when "
             f"{row.size}={size} are spread evenly over {row.nodes}={nodes}"
         )
-        return replace(report, problem=problem, is_partial=True)
+        return report._replace(problem=problem, is_partial=True)
     assumed = Notice(
         "size-assumed",
         f"{row.launcher.value} does not give the number of ranks on this node; {most} are assumed "
@@ -241,7 +230,7 @@ def _by_job_size(get: Get, report: _Report, rank: int) -> _Report:
         rank=rank,
     )
     warnings = (assumed,) if nodes > 1 else ()
-    return replace(report, local_size=most, size_variable=row.size, warnings=warnings)
+    return report._replace(local_size=most, size_variable=row.size, warnings=warnings)
 
 
 def _virtual_rank(get: Get) -> tuple[int, str] | None:
