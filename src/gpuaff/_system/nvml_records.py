@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from gpuaff.cpuset import CpuSet
 
@@ -121,8 +122,7 @@ class ComputeMode(str, Enum):
     EXCLUSIVE_PROCESS = "exclusive_process"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReading:
+class DeviceReading(NamedTuple):
     """How a device is used.
 
     Attributes:
