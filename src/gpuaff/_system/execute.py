@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-_DEFAULT_PATH = "/bin:/usr/bin"
-"""Where glibc searches when PATH is not set."""
+_DEFAULT_PATH = "/bin:/usr/bin"  # where glibc searches when PATH is not set
+_SHELL = "/bin/sh"
 
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 """Python ignores them as it starts, and what is ignored stays so over exec."""
 
 _COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 """What Python sets LC_CTYPE to where that is C (PEP 538)."""
-
-_SHELL = "/bin/sh"
 
 
 def find(command: str) -> str:
@@ -73,12 +71,8 @@ def _obstacle(path: str, *, is_path: bool) -> str | None:
 def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> NoReturn:
     """Replace this process's program: its files, signals and environment stay.
 
-    What Python has changed for itself is put back first.
-
-    Args:
-        path: the program's file.
-        words: its name as it was called, and its arguments.
-        keeping: descriptors that it is to inherit, besides those that are inheritable.
+    What Python has changed for itself is put back first. ``words`` are the program's name as it
+    was called, and its arguments; it inherits the descriptors in ``keeping``, too.
 
     Raises:
         CommandError: the kernel refuses. No descriptor is left to be inherited.

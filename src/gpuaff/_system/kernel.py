@@ -18,8 +18,8 @@ from gpuaff._system import env
 from gpuaff._system.interrupts import is_in_block, uninterrupted
 from gpuaff.cpuset import CpuSet
 
-_PAGE = 4096
-"""Bytes per read: nearly every such file has less, and a large buffer costs more than a call."""
+_PAGE = 4096  # nearly every such file has less, and a large buffer costs more than a call
+_MOST = 1 << 20  # the most bytes that are read of a file; the longest known has some ten thousand
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Do not wait for the writer of a FIFO: a variable may name anything (PBS_GPUFILE)."""
@@ -28,15 +28,10 @@ _EXITING, _NO_SETAFFINITY = 0x00000004, 0x04000000
 """``PF_EXITING`` (set before memory and files are freed) and ``PF_NO_SETAFFINITY`` of
 ``include/linux/sched.h``."""
 
-_HIGHEST_PID = 1 << 22
-"""``PID_MAX_LIMIT`` of ``include/linux/threads.h``."""
-
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """Its number is fixed: ``PROC_PID_INIT_INO`` of ``include/linux/proc_ns.h``."""
 
-_MOST = 1 << 20
-"""The most that is read of a file, in bytes; the longest known has some ten thousand."""
-
+_HIGHEST_PID = 1 << 22  # ``PID_MAX_LIMIT`` of ``include/linux/threads.h``
 _MOST_ANCESTORS = 64
 
 process_id, user_id, wall_clock = os.getpid, os.geteuid, time.time
@@ -183,9 +178,7 @@ def _stat(what: str) -> tuple[str, list[str]]:
 def thread_ids() -> list[int] | None:
     """The ids of this process's threads, in order.
 
-    Returns:
-        None when they are not visible: without /proc, or with that of another PID namespace,
-        whose numbers mean other processes here.
+    Also None with the /proc of another PID namespace, whose numbers mean other processes here.
     """
     ids = _numbers("proc/self/task")
     return ids if os.getpid() in ids else None

@@ -165,8 +165,7 @@ class Session:
     def devices(self) -> tuple[Device, ...]:
         """All that can be claimed: GPUs, and MIG instances of those in MIG mode.
 
-        A GPU without a handle (a device cgroup denies it, or it is lost) or without UUID is not
-        among them: a note says so.
+        A GPU without a handle or UUID is not among them: a note says so.
         """
         return tuple(device for device, _, _ in self._devices)
 
@@ -180,10 +179,7 @@ class Session:
         return tuple(one for one in found if one is not None)
 
     def look(self, *, utilization: bool = False) -> tuple[DeviceReading, ...]:
-        """Read how each device is used now, in the order of :meth:`devices`.
-
-        How busy a GPU is costs more, and is unknown for MIG instances.
-        """
+        """Read how each device is used now, in the order of :meth:`devices`."""
         return tuple(gpu.usage(*found, utilization=utilization) for *found, gpu in self._devices)
 
     def links(self) -> tuple[tuple[int, ...], Matrix | None]:
@@ -193,14 +189,10 @@ class Session:
 
 
 class _Gpu:
-    """One GPU: queries NVML about it, and keeps what failed.
+    """One GPU: queries NVML about it, and keeps what failed, in words.
 
-    Attributes:
-        problems: what failed, in words.
-        lost: whether it has fallen off the bus, or has no handle. It is not queried again, since
-            the answer would be the same and may take long.
-        denied: whether a device cgroup denies it to this process.
-        code: NVML's code of the last query; 0 is success.
+    One that is lost (it has fallen off the bus, or has no handle) is not queried again, since the
+    answer would be the same and may take long. ``code`` is NVML's of the last query.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -226,14 +218,9 @@ class _Gpu:
     def query(
         self, what: str, function: str, *args: Any, of: Any = None, fine: Collection[int] = ()
     ) -> Any:
-        """Call one function of NVML; None when it has no answer.
+        """Call a function with the GPU's handle or another's; None when it has no answer.
 
-        Args:
-            what: what is queried, in words.
-            function: its name.
-            args: its arguments after the handle.
-            of: the handle of a MIG instance; the default is the GPU's.
-            fine: the codes that are no problem.
+        ``what`` is queried, in words; ``fine`` are the codes that are no problem.
         """
         if self.lost:
             return None

@@ -58,9 +58,8 @@ class Granted:
 def granted(*, may_ask: bool = True) -> Granted:
     """What this process was granted on this node.
 
-    Args:
-        may_ask: also call ``qstat`` (at most 5 seconds) in a job of a Grid Engine without resource
-            maps, whose variables say nothing. It gives the number only.
+    In a job of a Grid Engine without resource maps, whose variables say nothing, ``qstat`` is
+    called, if that is allowed (at most 5 seconds). It gives the number only.
     """
     file = env.get("PBS_GPUFILE") or ""
     found = classify_grant(
@@ -82,13 +81,8 @@ def classify_grant(
     """:func:`granted` without ``qstat``, for any environment. Pure.
 
     The first scheduler that gives a number counts. One of two that contradict each other is left
-    over from another job; which one is unknown, so the source names both.
-
-    Args:
-        get: the environment.
-        names: the names of its variables that begin with ``SGE_HGR_``.
-        gpu_file: the text of the file that ``PBS_GPUFILE`` names; None when it is unreadable.
-        host: this machine's name.
+    over from another job; which one is unknown, so the source names both. ``names`` are those of
+    the variables that begin with ``SGE_HGR_``; ``gpu_file`` is the text of ``PBS_GPUFILE``.
     """
     # No LSB_ variable lists GPUs: LSB_GPU_REQ is the administrator's default.
     lsf = _grant(_NO_LSF) if get("LSB_JOBID") else None

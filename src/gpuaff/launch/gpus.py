@@ -42,11 +42,8 @@ def own_gpus(
 ) -> OwnGpus | None:
     """What makes the visible GPUs this rank's own; None: all ranks see the same ones.
 
-    Args:
-        ranks: the ranks in use.
-        visible: how many GPUs CUDA shows this process.
-        is_rank: whether this process is known to be the rank itself, and no worker of it.
-        get: the environment.
+    ``visible`` is how many GPUs CUDA shows this process; ``is_rank`` says that it is known to be
+    the rank itself, and no worker of it.
     """
     if ranks.local_size == 1 or not visible:
         return None
@@ -108,22 +105,16 @@ def _of_task(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
 def sharers(
     ranks: Ranks, *, visible: int, claim: ParentClaim | None = None, get: Get = env.get
 ) -> Ranks | None:
-    """The ranks that were granted the same GPUs as this process, and its place among them.
+    """The ranks that were granted the same GPUs as this process; None: all are this process's.
 
-    Args:
-        ranks: this process's rank, by its launcher.
-        visible: how many GPUs are candidates, by what CUDA shows and the scheduler lists.
-        claim: the claim in which this process runs.
-        get: the environment.
+    ``visible`` is how many GPUs are candidates, by what CUDA shows and the scheduler lists. All
+    are this process's where
 
-    Returns:
-        None where all of them are this process's:
-
-        - it is no rank, or the only one of its node;
-        - the launcher gave each rank GPUs of its own (:func:`own_gpus`);
-        - it sees one: usually a launcher or a wrapper shows each rank its own. If all are on the
-          same one after all, the first gets it, and the others an error that says so;
-        - the rank itself made the claim around it, not its launcher's parent.
+    - it is no rank, or the only one of its node;
+    - the launcher gave each rank GPUs of its own (:func:`own_gpus`);
+    - it sees one: usually a launcher or a wrapper shows each rank its own. If all are on the same
+      one after all, the first gets it, and the others an error that says so;
+    - the rank itself made the claim around it, not its launcher's parent.
     """
     if not ranks.is_told or ranks.local_size == 1 or visible == 1:
         return None

@@ -26,8 +26,7 @@ from gpuaff.options import natural
 CLAIM_VARIABLE = "GPUAFF_CLAIM"
 PINNED_VARIABLE = "GPUAFF_PINNED"
 
-_MOST = 65_536
-"""The longest share that is parsed, in characters."""
+_MOST = 65_536  # the longest share that is parsed, in characters
 
 EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
 """Warnings about a mask of unknown origin: a pinned share explains it."""
@@ -104,10 +103,6 @@ def classify_pinned(get: Get, own: CpuSet) -> Pinned | None:
     """The share that this process was started with; None where its mask is not inside one. Pure.
 
     A mask alone does not show that it is this rank's share already.
-
-    Args:
-        get: the environment.
-        own: the CPUs that this process may use.
     """
     text = get(PINNED_VARIABLE) or ""
     fields = text.split(":")

@@ -75,7 +75,7 @@ def ranks() -> Ranks:
     here = classify_ranks(
         env.get,
         host=kernel.host_name(),
-        ancestors=_ancestors,
+        ancestors=lambda: tuple(kernel.name_of(pid) or "" for pid in kernel.ancestors()),
         cgroup=lambda: kernel.Tree().read("proc/self/cgroup") or "",
     )
     if not here.is_told:
@@ -92,11 +92,6 @@ def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
     return None if is_bad else here, here.warnings
 
 
-def _ancestors() -> tuple[str, ...]:
-    """The names of this process's ancestors, the nearest first."""
-    return tuple(kernel.name_of(pid) or "" for pid in kernel.ancestors())
-
-
 def classify_ranks(
     get: Get,
     *,
@@ -106,12 +101,8 @@ def classify_ranks(
 ) -> Ranks:
     """:func:`ranks` for any environment. Pure.
 
-    Args:
-        get: the environment.
-        host: this machine's name.
-        ancestors: the names of the processes above this one, the nearest first; called only where
-            variables contradict each other or this machine.
-        cgroup: the text of ``/proc/self/cgroup``; called only then, too.
+    The names of the processes above this one, the nearest first, and the text of
+    ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
     reports, stale = [_report(get, row) for row in present(get)], None
     if any(report.row.launcher is Launcher.SLURM for report in reports):

@@ -28,9 +28,7 @@ LISTED = ("mask_cpu", "map_cpu")
 
 _GPU_BINDINGS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
 
-_LONGEST = 65_536
-"""The longest list of nodes that is read, in characters."""
-
+_LONGEST = 65_536  # the longest list of nodes that is read, in characters
 _ELEMENT = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
