@@ -38,7 +38,10 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 from gpuaff.launch import inherited
+from gpuaff.launch.allocation import granted
+from gpuaff.launch.gpus import sharers
 from gpuaff.launch.inherited import ParentClaim
+from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
 from gpuaff.options import flag
 
@@ -197,10 +200,6 @@ def _limits(
     left_out: Sequence[LeftOut],
 ) -> Limits:
     """What limits the choice of this process; ``qstat`` is run only for a count."""
-    from gpuaff.launch.allocation import granted
-    from gpuaff.launch.gpus import sharers
-    from gpuaff.launch.ranks import ranks
-
     found = granted(may_ask=request.count is None)
     limits = Limits(
         visible=env.get(VISIBLE),
