@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
-get = os.environ.get
-"""A variable's value; None when it is unset. Set but empty is ``""``."""
+
+def get(name: str) -> str | None:
+    """A variable's value; None when it is unset. Set but empty is ``""``."""
+    return os.environ.get(name)  # not bound once: tests replace os.environ
 
 
 def names(prefix: str) -> list[str]:
