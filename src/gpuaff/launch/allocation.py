@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from gpuaff._system import env, kernel
 from gpuaff._system.subprocess import ProgramError, output_of
 from gpuaff.cpuset import format_cpulist
+from gpuaff.formatting import printable
 from gpuaff.launch import inherited, slurm
 from gpuaff.launch.inherited import ParentClaim
 from gpuaff.launch.launchers import Get, Launcher, number
 from gpuaff.launch.masks import carries, own_variables
 from gpuaff.launch.ranks import Ranks, active_launcher
 from gpuaff.launch.ranks import ranks as observe_ranks
-from gpuaff.notices import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
