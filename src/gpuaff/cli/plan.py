@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 
 from gpuaff import settings
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
@@ -13,7 +14,7 @@ from gpuaff.cli.dispatch import argument
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import one_reason
-from gpuaff.options import cpus
+from gpuaff.options import count, cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc",
         metavar="N",
-        type=argument(settings.NUMBER),
+        type=argument(partial(count, text=True)),
         help="ranks on the machine; the default is as many as --rank-allowed names, else the "
         "number of visible GPUs, or 1",
     )

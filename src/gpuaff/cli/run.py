@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from gpuaff import options
 from gpuaff._system import execute
@@ -34,15 +35,8 @@ gpuaff run [-n N | --gpus LIST] [--candidates LIST] [--wait [DURATION]]
                   [--min-free-memory SIZE] [--max-utilization PCT] [--per-rank]
                   [--no-claim] [--no-pin] [--dry-run] -- COMMAND ..."""
 
-_OPTIONS = {
-    "n": "-n",
-    "gpus": "--gpus",
-    "candidates": "--candidates",
-    "wait": "--wait",
-    "min_free_memory": "--min-free-memory",
-    "max_utilization": "--max-utilization",
-}
-"""The option for each argument of ``claim_gpus``."""
+_ARGUMENTS = ("n", "gpus", "candidates", "wait", "min_free_memory", "max_utilization")
+"""The arguments of ``claim_gpus`` that have an option."""
 
 _REMEDY = "to queue: --wait 10m (at most ten minutes) or --wait (no limit)"
 
@@ -119,13 +113,10 @@ def gpu_count(name: str, text: str) -> int | str:
     return text if text == "auto" else options.count(name, text, text=True, expected=expected)
 
 
-def wait_time(name: str, text: str) -> float:
-    """A duration; the error is also for a command without ``--`` before it."""
-    try:
-        return options.duration(name, text)
-    except InvalidOptionError as error:
-        hint = "--wait alone waits without limit, and -- stands before the command"
-        raise InvalidOptionError(name, text, f"{error.expected}; {hint}") from None
+wait_time = partial(
+    options.duration,  # of a command without ``--`` before it, too
+    hint="; --wait alone waits without limit, and -- stands before the command",
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -176,19 +167,21 @@ def _as_options() -> Iterator[None]:
     try:
         yield
     except InvalidOptionError as error:
-        option = _OPTIONS.get(error.option, error.option)
-        raise InvalidOptionError(option, error.value, error.expected) from None
+        if error.option in _ARGUMENTS:
+            error.option = _option(error.option)
+        raise
     except NotEnoughGpusError as error:
-        raise NotEnoughGpusError(error.wanted, error.found, _spelled(error.reason)) from None
-    except GpusBusyError as error:
-        raise _busy(error, _REMEDY) from None
-    except ClaimTimeoutError as error:
-        raise ClaimTimeoutError(error.waited, _busy(error.busy, "")) from None
+        error.reason = _spelled(error.reason)
+        raise
+    except (GpusBusyError, ClaimTimeoutError) as error:
+        is_over = isinstance(error, ClaimTimeoutError)
+        busy = error.busy if isinstance(error, ClaimTimeoutError) else error
+        busy.narrowed, busy.remedy = _spelled(busy.narrowed), "" if is_over else _REMEDY
+        raise
 
 
-def _busy(error: GpusBusyError, remedy: str) -> GpusBusyError:
-    narrowed = _spelled(error.narrowed)
-    return GpusBusyError(error.wanted, error.free, error.reasons, narrowed, remedy)
+def _option(name: str) -> str:
+    return "-n" if name == "n" else f"--{name.replace('_', '-')}"
 
 
 def _spelled(text: str) -> str:
@@ -251,7 +244,7 @@ def settle(args: argparse.Namespace, ranks: Ranks | None) -> Job:
             "same GPUs"
         )
         raise InvalidOptionError("--gpus", _listed(args.gpus), expected)
-    claim = {name: getattr(args, name) for name in _OPTIONS}
+    claim = {name: getattr(args, name) for name in _ARGUMENTS}
     return Job(claim={**claim, "n": args.n or 1, "pin": not args.no_pin}, pin=False)
 
 
