@@ -12,7 +12,7 @@ from gpuaff._system.processes import caller_and_descendants
 from gpuaff.allocator.model import Scope
 from gpuaff.allocator.proximity import Neighbourhood
 from gpuaff.cli import output
-from gpuaff.cli.dispatch import argument
+from gpuaff.cli.dispatch import add_option
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GpuaffError, NoDriverError
 from gpuaff.notices import Notice
@@ -35,8 +35,6 @@ _FOREIGN = Notice(
     "its open device files only; run it on the host",
 )
 
-_process_id = partial(count, most=999_999_999, text=True, expected="the number of a process")
-
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
@@ -45,13 +43,12 @@ def register(parser: argparse.ArgumentParser) -> None:
         "other threads, and against the CPUs near the GPUs that it uses. Nothing is changed. "
         "Exit code 1 if anything is off."
     )
-    parser.add_argument(
-        "--pid",
-        metavar="PID",
-        type=argument(_process_id),
-        help="this process; the default is the process that called gpuaff (a shell, a job "
-        "script) and all its descendants",
+    meaning = (
+        "this process; the default is the process that called gpuaff (a shell, a job script) and "
+        "all its descendants"
     )
+    read = partial(count, most=999_999_999, text=True, expected="the number of a process")
+    add_option(parser, "--pid", "PID", read, meaning)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 

@@ -23,11 +23,9 @@ from gpuaff.formatting import one_line, printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import NoReturn, TextIO, TypeVar
+    from typing import Any, NoReturn, TextIO
 
     from _typeshed import SupportsWrite
-
-    T = TypeVar("T")
 
 _COMMANDS = {
     "topo": "show the CPUs, NUMA nodes and GPUs of a machine",
@@ -93,17 +91,24 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def argument(read: Callable[[str, str], T]) -> Callable[[str], T]:
-    """A reader for argparse, whose error says what was given and what is expected."""
+def add_option(
+    parser: argparse._ActionsContainer,
+    name: str,
+    metavar: str,
+    read: Callable[[str, str], object],
+    meaning: str,
+    **how: Any,
+) -> None:
+    """Add an option; ``read`` takes its name and its text, and its error is argparse's."""
 
-    def convert(text: str) -> T:
+    def convert(text: str) -> object:
         try:
             return read("", text)  # argparse itself names the argument
         except InvalidOptionError as error:
             problem = f"{one_line(text, 60)!r}: expected {error.expected}"
             raise argparse.ArgumentTypeError(problem) from None
 
-    return convert
+    parser.add_argument(name, metavar=metavar, type=convert, help=meaning, **how)
 
 
 def build_parser(wanted: str | None) -> Parser:

@@ -10,7 +10,7 @@ from gpuaff import settings
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
 from gpuaff.allocator.plan import plan
 from gpuaff.cli import output, source, views
-from gpuaff.cli.dispatch import argument
+from gpuaff.cli.dispatch import add_option
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import one_reason
@@ -24,12 +24,12 @@ _IRRELEVANT = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknow
 """Notices of a topology that no plan depends on, or that the planner repeats."""
 
 _WORDS = {
-    "mode": (Mode, Mode.UNIQUE_CONTIGUOUS),
-    "scope": (Scope, Scope.NODE),
-    "multithreading": (Multithreading, Multithreading.ALL_LOGICAL),
-    "partition": (Partition, Partition.AUTO),
+    "mode": ("M", Mode, Mode.UNIQUE_CONTIGUOUS),
+    "scope": ("S", Scope, Scope.NODE),
+    "multithreading": ("T", Multithreading, Multithreading.ALL_LOGICAL),
+    "partition": ("P", Partition, Partition.AUTO),
 }
-"""The options that are words, and their defaults."""
+"""The options that are words: the sign of these, the words, and the default."""
 
 _NUMBERS = {
     "min_physical_cores": "fail if a rank gets fewer physical cores than N",
@@ -42,16 +42,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
     parser.description = "Show which cores each rank would get. Nothing is changed."
     source.add_options(parser)
-    parser.add_argument(
-        "--nproc",
-        metavar="N",
-        type=argument(partial(count, text=True)),
-        help="ranks on the machine; the default is as many as --rank-allowed names, else the "
-        "number of visible GPUs, or 1",
-    )
-    for name, (words, default) in _WORDS.items():
+    ranks = "as many as --rank-allowed names, else the number of visible GPUs, or 1"
+    meaning = f"ranks on the machine; the default is {ranks}"
+    add_option(parser, "--nproc", "N", partial(count, text=True), meaning)
+    for name, (sign, words, default) in _WORDS.items():
         meaning = f"{', '.join(map(str, words))} (default: {default})"
-        _add(parser, name, metavar=name[0].upper(), meaning=meaning)
+        add_option(parser, f"--{name}", sign, settings.READERS[name], meaning)
     parser.add_argument(
         "--unbalanced",
         dest="balanced",
@@ -60,29 +56,15 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="let the ranks' numbers of cores differ, so that fewer stay free",
     )
     for name, meaning in _NUMBERS.items():
-        _add(parser, name, metavar="N", meaning=meaning)
+        option = f"--{name.replace('_', '-')}"
+        add_option(parser, option, "N", settings.READERS[name], meaning)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--allowed",
-        metavar="CPULIST",
-        type=argument(cpus),
-        help="plan as if the ranks may use only these CPUs, e.g. 0-3,8",
-    )
-    which.add_argument(
-        "--rank-allowed",
-        nargs="+",
-        action="extend",
-        metavar="CPULIST",
-        type=argument(cpus),
-        help="plan as if rank 0 may use only the first of these lists of CPUs, rank 1 only the "
-        "second, …",
-    )
+    meaning = "plan as if the ranks may use only these CPUs, e.g. 0-3,8"
+    add_option(which, "--allowed", "CPULIST", cpus, meaning)
+    each = "rank 0 may use only the first of these lists of CPUs, rank 1 only the second, …"
+    how = {"nargs": "+", "action": "extend"}
+    add_option(which, "--rank-allowed", "CPULIST", cpus, f"plan as if {each}", **how)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-
-
-def _add(parser: argparse.ArgumentParser, name: str, *, metavar: str, meaning: str) -> None:
-    read = argument(settings.READERS[name])
-    parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=read, help=meaning)
 
 
 def run(args: argparse.Namespace) -> int:

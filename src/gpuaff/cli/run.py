@@ -15,8 +15,9 @@ from functools import partial
 from gpuaff import options
 from gpuaff._system import execute
 from gpuaff.cli import raise_on_interrupt
-from gpuaff.cli.dispatch import argument
+from gpuaff.cli.dispatch import add_option
 from gpuaff.cli.output import print_stderr, show
+from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError, NotEnoughGpusError
 from gpuaff.formatting import Span, Table, counted
 
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuaff.claims.claim import Claim
-    from gpuaff.claims.model import Device, Waiting
+    from gpuaff.claims.model import Waiting
     from gpuaff.cli.dispatch import Parser
-    from gpuaff.cpuset import CpuSet
     from gpuaff.launch.ranks import Ranks
 
 _USAGE = """\
@@ -57,45 +57,19 @@ def register(parser: Parser) -> None:
         "srun, mpirun) nothing is claimed, and the rank is pinned."
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "-n",
-        metavar="N",
-        type=argument(gpu_count),
-        help="how many GPUs; 1 by default, auto for as many as the scheduler has granted",
-    )
-    which.add_argument(
-        "--gpus",
-        metavar="LIST",
-        type=argument(options.gpus),
-        help="exactly these GPUs, by index (0,2 or 4-7), UUID or PCI address",
-    )
-    parser.add_argument(
-        "--candidates",
-        metavar="LIST",
-        type=argument(options.gpus),
-        help="some of these GPUs, named likewise",
-    )
-    parser.add_argument(
-        "--wait",
-        metavar="DURATION",
-        nargs="?",
-        default=0.0,
-        const=None,
-        type=argument(wait_time),
-        help="wait for busy GPUs, for so long (90, 10m, 1h30m) or without limit",
-    )
-    parser.add_argument(
-        "--min-free-memory",
-        metavar="SIZE",
-        type=argument(options.size),
-        help="the least memory that must be free on each (40G)",
-    )
-    parser.add_argument(
-        "--max-utilization",
-        metavar="PCT",
-        type=argument(options.percent),
-        help="the highest recent utilization of each, in percent",
-    )
+    meaning = "how many GPUs; 1 by default, auto for as many as the scheduler has granted"
+    add_option(which, "-n", "N", gpu_count, meaning)
+    meaning = "exactly these GPUs, by index (0,2 or 4-7), UUID or PCI address"
+    add_option(which, "--gpus", "LIST", options.gpus, meaning)
+    meaning = "some of these GPUs, named likewise"
+    add_option(parser, "--candidates", "LIST", options.gpus, meaning)
+    meaning = "wait for busy GPUs, for so long (90, 10m, 1h30m) or without limit"
+    how = {"nargs": "?", "default": 0.0, "const": None}
+    add_option(parser, "--wait", "DURATION", wait_time, meaning, **how)
+    meaning = "the least memory that must be free on each (40G)"
+    add_option(parser, "--min-free-memory", "SIZE", options.size, meaning)
+    meaning = "the highest recent utilization of each, in percent"
+    add_option(parser, "--max-utilization", "PCT", options.percent, meaning)
     switches = {
         "--per-rank": "inside a launcher: let each rank claim",
         "--no-claim": "claim nothing, and pin",
@@ -273,40 +247,26 @@ def _show(job: Job, words: Sequence[str]) -> None:
     """Print what would be done. This process is pinned for that, and then ends."""
     from shlex import join
 
-    from gpuaff.cpuset import format_cpulist
+    from gpuaff.claims.acquire import preview
+    from gpuaff.pinning.affinity import set_affinity
+    from gpuaff.pinning.grant import take_grant
 
-    devices = _previewed(job.claim)
-    cpus = _pinned(job, devices)
+    claim = dict(job.claim or {})
+    is_pinned = claim.pop("pin", False)
+    cpus: CpuSet | None = None
+    devices = preview(claim.pop("n"), arguments=claim) if claim else ()
+    if job.pin:
+        affinity = set_affinity()
+        cpus = affinity if affinity.pinned else None
+    elif is_pinned:
+        grant = take_grant([device.index for device in devices])
+        cpus = grant.cpus if grant.pinned else None
     rows = {
         "claim": ", ".join(f"{device} ({device.uuid})" for device in devices) or "nothing",
         "pin": "nothing" if cpus is None else f"to CPUs {format_cpulist(cpus)}",
         "run": join(words),
     }
     show([Table([(Span(f"would {step}", "head"), what) for step, what in rows.items()])])
-
-
-def _previewed(claim: Mapping[str, object] | None) -> tuple[Device, ...]:
-    from gpuaff.claims.acquire import preview
-
-    if claim is None:
-        return ()
-    arguments = {name: value for name, value in claim.items() if name not in ("n", "pin")}
-    return preview(claim["n"], arguments=arguments)
-
-
-def _pinned(job: Job, devices: Sequence[Device]) -> CpuSet | None:
-    """The CPUs of the command; None when it would not be pinned."""
-    if job.pin:
-        from gpuaff.pinning.affinity import set_affinity
-
-        affinity = set_affinity()
-        return affinity if affinity.pinned else None
-    if job.claim is None or not job.claim["pin"]:
-        return None
-    from gpuaff.pinning.grant import take_grant
-
-    grant = take_grant([device.index for device in devices])
-    return grant.cpus if grant.pinned else None
 
 
 # ``--wait``

@@ -7,9 +7,7 @@ a picture of the cores.
 from __future__ import annotations
 
 import string
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Share
 from gpuaff.cpuset import CpuSet, format_cpulist
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     _Row: TypeAlias = Sequence[Line | Span | str]
-    _Owners: TypeAlias = defaultdict[int, set[int]]
-    """The ranks of each CPU."""
 
 _LETTERS = string.digits + string.ascii_letters
 """The sign of each rank."""
@@ -83,11 +79,6 @@ def regions_of(topology: Topology) -> list[tuple[str, CpuSet, list[Gpu]]]:
 
 def plan_blocks(topology: Topology, plan: Plan, name: str) -> list[Line | Table]:
     """A plan: what was chosen, a table of the ranks, a picture of the cores."""
-    heading = line(Span(name, "head"), f": {', '.join(_choices(plan))}")
-    return [heading, (), _shares(plan), (), *_picture(topology, plan)]
-
-
-def _choices(plan: Plan) -> list[str]:
     choices = [counted(len(plan.shares), "rank"), str(plan.mode), f"by {plan.scope}"]
     if plan.multithreading is not Multithreading.ALL_LOGICAL:
         choices.append(str(plan.multithreading))
@@ -95,15 +86,13 @@ def _choices(plan: Plan) -> list[str]:
         choices.append("unbalanced")
     if plan.partition is not Partition.JOB:
         choices.append(f"cut by {plan.partition}")
-    return choices
-
-
-def _shares(plan: Plan) -> Table:
     titles = ["rank", "GPU", "NUMA", "cores", "source", "CPUs", "reserved"]
     rows = [[Span(title, "head") for title in titles], *map(_share, plan.shares)]
     if not any(share.reserved for share in plan.shares):
         rows = [row[:-1] for row in rows]
-    return Table(rows, right=(0, 1, 2, 3))
+    table = Table(rows, right=(0, 1, 2, 3))
+    heading = line(Span(name, "head"), f": {', '.join(choices)}")
+    return [heading, (), table, (), *_picture(topology, plan)]
 
 
 def _share(share: Share) -> _Row:
@@ -119,13 +108,11 @@ def _share(share: Share) -> _Row:
     ]
 
 
-def _picture(topology: Topology, plan: Plan) -> list[Line | Table]:
-    owners = _owners((share.rank, share.cpus) for share in plan.shares)
-    keepers = _owners((share.rank, share.reserved) for share in plan.shares)
+def _picture(topology: Topology, plan: Plan) -> Iterator[Line | Table]:
     rows: list[_Row] = []
     signs = set()
     for name, cpus, gpus in regions_of(topology):
-        strip = _strip(topology, cpus, owners, keepers)
+        strip = _strip(topology, plan, cpus)
         signs |= {span.text[0] for span in strip}
         numbers = format_cpulist(gpu.index for gpu in gpus)
         label = Span(f"GPU {numbers}" if numbers else "", "gpu")
@@ -133,40 +120,34 @@ def _picture(topology: Topology, plan: Plan) -> list[Line | Table]:
     unit = "a core" if topology.cores is not None else "a CPU (cores are not known)"
     legend = [f"one character {unit}: the rank that has it"]
     legend += [f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in signs]
-    return [line(Span(", ".join(legend), "dim")), *([Table(rows)] if rows else [])]
+    yield line(Span(", ".join(legend), "dim"))
+    if rows:
+        yield Table(rows)
 
 
-def _owners(held: Iterable[tuple[int, CpuSet]]) -> _Owners:
-    owners: _Owners = defaultdict(set)
-    for rank, cpus in held:
-        for cpu in cpus:
-            owners[cpu].add(rank)
-    return owners
-
-
-def _strip(topology: Topology, cpus: CpuSet, owners: _Owners, keepers: _Owners) -> Line:
+def _strip(topology: Topology, plan: Plan, cpus: CpuSet) -> Line:
     """The cores of a region, a blank after each L3 domain."""
     cores = [core for core in topology.cores or () if core & cpus]
     cores += [frozenset({cpu}) for cpu in sorted(cpus.difference(*cores))]
-    domain = {cpu: number for number, shared in enumerate(topology.l3 or ()) for cpu in shared}
-    domains = [domain.get(min(core)) for core in cores]
-    blanks = [" " if here != after else "" for here, after in pairwise([*domains, *domains[-1:]])]
-    signs = [_sign(core, topology.allowed, owners, keepers) for core in cores]
-    return tuple(
-        Span(sign.text + blank, sign.style) for sign, blank in zip(signs, blanks, strict=True)
-    )
+    l3 = {cpu: number for number, domain in enumerate(topology.l3 or ()) for cpu in domain}
+    domains = [l3.get(min(core)) for core in cores]
+    spans = []
+    for core, here, after in zip(cores, domains, [*domains[1:], *domains[-1:]], strict=True):
+        sign = _sign(core, plan, is_allowed=bool(core & topology.allowed))
+        spans.append(Span(sign.text + (" " if here != after else ""), sign.style))
+    return tuple(spans)
 
 
-def _sign(core: CpuSet, allowed: CpuSet, owners: _Owners, keepers: _Owners) -> Span:
-    ranks = sorted({rank for cpu in core for rank in owners.get(cpu, ())})
+def _sign(core: CpuSet, plan: Plan, *, is_allowed: bool) -> Span:
+    ranks = sorted(share.rank for share in plan.shares if share.cpus & core)
     if len(ranks) > 1:
         return Span("*", "bad")
     if ranks:
         return Span((_LETTERS + "#")[min(ranks[0], len(_LETTERS))], f"rank:{ranks[0]}")
-    kept = {rank for cpu in core for rank in keepers.get(cpu, ())}
+    kept = [share.rank for share in plan.shares if share.reserved & core]
     if kept:
-        return Span("+", f"rank:{min(kept)}" if len(kept) == 1 else "dim")
-    return Span("." if core & allowed else "-", "dim")
+        return Span("+", f"rank:{kept[0]}" if len(kept) == 1 else "dim")
+    return Span("." if is_allowed else "-", "dim")
 
 
 # A topology.
