@@ -57,7 +57,7 @@ class NoDriverError(GpuaffError, RuntimeError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return _joined(self.reason, self.remedy)
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
 @dataclass(eq=False, repr=False)
@@ -146,7 +146,7 @@ class GpusBusyError(ClaimError):
         free = f"only {self.free}" if self.free else "none"
         found = f"{free} {'is' if self.free < 2 else 'are'} free"
         request = f"requested {counted(self.wanted, 'GPU')}"
-        return _joined(request, found, *self.reasons, self.narrowed, self.remedy)
+        return "; ".join(filter(None, (request, found, *self.reasons, self.narrowed, self.remedy)))
 
 
 @dataclass(eq=False, repr=False)
@@ -236,7 +236,3 @@ class CommandError(GpuaffError):
     found: bool
     problem: str
     _message = "{command}: {problem}"
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(filter(None, parts))

@@ -428,6 +428,11 @@ class TestOutput:
         out, err = capsys.readouterr()
         assert (out, err) == ("", "gpuaff: note: one\\ntwo [a]\ngpuaff: note: three [b]\n")
 
+    def test_text_that_is_none_is_valid_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        output.show_json({"a\udcff": ["\ud83d\ude00", "\udcff"]})
+        shown = '{\n  "a\\ufffd": [\n    "\\ud83d\\ude00",\n    "\\ufffd"\n  ]\n}\n'
+        assert capsys.readouterr().out == shown
+
     def test_json_is_indented_ascii_in_order(self, capsys: pytest.CaptureFixture[str]) -> None:
         output.show_json({"b": "é", "a": 1})
         assert capsys.readouterr().out == '{\n  "b": "\\u00e9",\n  "a": 1\n}\n'

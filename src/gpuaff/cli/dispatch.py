@@ -58,19 +58,15 @@ _READER_GONE = 141
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose help is coloured where the ``cli`` extra is installed.
 
-    Attributes:
-        one_line: whether errors take one line, without the usage.
-        help_of: the command whose help such an error names; None is this one.
+    ``help_of`` is the command whose help errors name, in one line; empty prints the usage instead.
     """
 
-    one_line = False
-    help_of: str | None = None
+    help_of = ""
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, and exit."""
-        if self.one_line:
-            command = self.help_of or self.prog
-            self.exit(2, f"gpuaff: error: {printable(message)}; see {command} --help\n")
+        if self.help_of:
+            self.exit(2, f"gpuaff: error: {printable(message)}; see {self.help_of} --help\n")
         super().error(printable(message))
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
@@ -136,7 +132,7 @@ def build_parser(wanted: str | None) -> Parser:
             module = import_module(f"gpuaff.cli.{name}")
             module.register(made)
             made.set_defaults(run=module.run)
-            parser.one_line, parser.help_of = made.one_line, made.prog
+            parser.help_of = made.help_of
     return parser
 
 

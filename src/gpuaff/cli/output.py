@@ -17,24 +17,15 @@ if TYPE_CHECKING:
 
 
 def show_json(data: dict[str, Any]) -> None:
-    """Print JSON: indented, in ASCII, its keys in order."""
+    """Print JSON: indented, in ASCII, its keys in order.
+
+    Lone surrogates, which JSON must not contain, are U+FFFD: Python reads them where the arguments
+    of a process, or a path, are no valid text.
+    """
     import json
 
-    print(json.dumps(_valid(data), indent=2, allow_nan=False))
-
-
-def _valid(value: Any) -> Any:
-    """The same with U+FFFD for lone surrogates, which JSON must not contain.
-
-    Python reads them where the arguments of a process, or a path, are no valid text.
-    """
-    if isinstance(value, dict):
-        return {key: _valid(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_valid(one) for one in value]
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
+    text = json.dumps(data, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    print(json.dumps(json.loads(text.decode("utf-16", "replace")), indent=2, allow_nan=False))
 
 
 def show(blocks: Iterable[Line | Table]) -> None:

@@ -48,7 +48,7 @@ _INTERVAL = 3.0
 
 def register(parser: Parser) -> None:
     """Add the command's options to its parser."""
-    parser.one_line = True
+    parser.help_of = parser.prog
     parser.usage = _USAGE
     parser.description = (
         "Claim free GPUs, make only these visible to the command, pin it to the CPUs next to them, "
