@@ -97,10 +97,8 @@ def _check(pid: int | None) -> list[Check]:
 class GpuUsage:
     """The processes on each GPU of a machine.
 
-    Attributes:
-        topology: the machine.
-        users: the processes that the driver lists, by the index of the GPU.
-        minors: the indices of GPUs by the minor numbers of their device files.
+    ``users`` are those that the driver lists, by the index of the GPU; ``minors`` the indices of
+    GPUs by the minor numbers of their device files.
     """
 
     topology: Topology

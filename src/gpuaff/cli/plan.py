@@ -11,7 +11,6 @@ from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
 from gpuaff.allocator.plan import plan
 from gpuaff.cli import output, source, views
 from gpuaff.cli.dispatch import add_option
-from gpuaff.cpuset import CpuSet
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import one_reason
 from gpuaff.options import count, cpus
@@ -69,9 +68,11 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make and show the plan; returns the exit code."""
-    machine = source.observe(
-        args.what, visible_devices=args.visible_devices, limit=_limit(args), links=False
-    )
+    limit = None if args.allowed is None else ("--allowed", args.allowed)
+    if args.rank_allowed is not None:
+        limit = "--rank-allowed", frozenset[int]().union(*args.rank_allowed)
+    visible = args.visible_devices
+    machine = source.observe(args.what, visible_devices=visible, limit=limit, links=False)
     topology = machine.topology
     nproc = _nproc(args, visible=len(topology.visible))
     chosen: dict[str, Any] = {name: getattr(args, name, None) for name in settings.READERS}
@@ -89,14 +90,6 @@ def run(args: argparse.Namespace) -> int:
     output.show(views.plan_blocks(topology, made, machine.name))
     output.show_notes(made.warnings)
     return 0
-
-
-def _limit(args: argparse.Namespace) -> source.Limit | None:
-    """The CPUs that the ranks may use at most, where an option names them."""
-    if args.rank_allowed is not None:
-        any_rank: CpuSet = frozenset().union(*args.rank_allowed)
-        return source.Limit("--rank-allowed", any_rank)
-    return None if args.allowed is None else source.Limit("--allowed", args.allowed)
 
 
 def _nproc(args: argparse.Namespace, *, visible: int) -> int:

@@ -30,25 +30,14 @@ _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that a command is about.
+    """What a machine has, and its name in the output.
 
-    Attributes:
-        topology: what it has.
-        name: its name in the output.
-        live: whether it is this machine, with this process's mask and environment.
+    ``live``: it is this machine, with this process's mask and environment.
     """
 
     topology: Topology
     name: str
     live: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The CPUs that an option allows."""
-
-    option: str
-    cpus: CpuSet
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -68,14 +57,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def observe(
-    what: str | None, *, visible_devices: str | None, limit: Limit | None = None, links: bool
+    what: str | None,
+    *,
+    visible_devices: str | None,
+    limit: tuple[str, CpuSet] | None = None,
+    links: bool,
 ) -> Machine:
     """Observe or read the machine.
 
     Args:
         what: ``--from``; None is the machine we run on, or the tree of GPUAFF_FSROOT.
         visible_devices: ``--visible-devices``; None when it was not given.
-        limit: the CPUs that an option allows; None when none was given.
+        limit: an option, and the CPUs that it allows; None when none was given.
         links: also find out how the GPUs are connected.
 
     Raises:
@@ -90,14 +83,14 @@ def observe(
             order = env.get("CUDA_DEVICE_ORDER")
             topology = topology.with_visible_devices(visible_devices, device_order=order)
     else:
-        name, topology = _tree(links=links) if what is None else _read(what)
+        name, topology = _read_tree(links=links) if what is None else _read(what)
         topology = _neutral(topology, name, visible_devices, is_limited=limit is not None)
     if limit is not None:
-        topology = _limited(topology, name, limit)
+        topology = _limited(topology, name, *limit)
     return Machine(topology, name, live)
 
 
-def _tree(*, links: bool) -> tuple[str, Topology]:
+def _read_tree(*, links: bool) -> tuple[str, Topology]:
     tree = kernel.machine_tree()
     if not tree.exists("sys/devices/system"):
         raise TopologyError(f"GPUAFF_FSROOT={tree.root}", "there is no sys/devices/system below it")
@@ -123,15 +116,15 @@ def _neutral(
     return replace(whole, notes=(*whole.notes, *notes))
 
 
-def _limited(topology: Topology, name: str, limit: Limit) -> Topology:
-    topology = topology.with_allowed(limit.cpus)
+def _limited(topology: Topology, name: str, option: str, cpus: CpuSet) -> Topology:
+    topology = topology.with_allowed(cpus)
     if not topology.allowed:
         expected = f"some of the CPUs of {name}, {format_cpulist(topology.cpus)}"
-        raise InvalidOptionError(limit.option, format_cpulist(limit.cpus), expected)
-    absent = format_cpulist(limit.cpus - topology.allowed)
+        raise InvalidOptionError(option, format_cpulist(cpus), expected)
+    absent = format_cpulist(cpus - topology.allowed)
     if not absent:
         return topology
-    note = Notice("allowed-absent", f"{limit.option}: {name} has no CPU {absent} online")
+    note = Notice("allowed-absent", f"{option}: {name} has no CPU {absent} online")
     return replace(topology, notes=(*topology.notes, note))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuaff._system import env
-from gpuaff.claims.model import Busy, DeviceReading
+from gpuaff.claims.model import Busy
 from gpuaff.claims.status import (
     GpuStatus,
     Kind,
@@ -77,21 +77,17 @@ def _table(
 
 def _rows(gpu: GpuStatus) -> Iterator[Sequence[Line | Span | str]]:
     reading, device = gpu.reading, gpu.reading.device
+    memory = [size(number) for number in (reading.used, reading.total) if number is not None]
     cells: list[Line | Span | str] = [
         Span(str(device.index), "gpu"),
         device.uuid if device.is_mig else device.name or "",
-        _memory(reading),
+        "/".join(memory) if reading.used is not None else "",
         "" if reading.utilization is None else f"{reading.utilization} %",
         "free" if gpu.busy is None else "kept" if gpu.busy is Busy.KEPT else "busy",
     ]
     for holder in list(_holders(gpu)) or [()]:
         yield (*cells, holder)
         cells = [""] * len(cells)
-
-
-def _memory(reading: DeviceReading) -> str:
-    parts = [size(number) for number in (reading.used, reading.total) if number is not None]
-    return "/".join(parts) if reading.used is not None else ""
 
 
 def _holders(gpu: GpuStatus) -> Iterator[Line]:
