@@ -18,7 +18,7 @@ from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry, living, stopped
 from gpuaff.claims.model import Busy, Device, DeviceReading, Usage
 from gpuaff.errors import LockDirectoryError, NoDriverError
-from gpuaff.formatting import person as in_words
+from gpuaff.formatting import process_in_words
 from gpuaff.notices import Notice
 from gpuaff.topology.pci import indices_by_minor, minors_of
 
@@ -346,7 +346,7 @@ def _gpu(
     kept_for = None if waiter is None else _writer(snapshot, waiter)
     if kept_for is not None:
         command = kept_for.command or "an unknown program"
-        message = f"kept for {in_words(command, kept_for.pid, user=kept_for.user, since=None)}"
+        message = f"kept for {process_in_words(command, kept_for.pid, user=kept_for.user)}"
         busy = Busy.KEPT
     return GpuStatus(
         reading=reading,
