@@ -18,7 +18,7 @@ from gpuaff.errors import GpuaffError, NoDriverError
 from gpuaff.notices import Notice
 from gpuaff.pinning.check import Check, evaluate, observe_process, render
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import indices_by_minor, minors_of
+from gpuaff.topology.pci import device_files
 
 CHECK_SCHEMA_VERSION = 1
 
@@ -112,13 +112,13 @@ class GpuUsage:
     Attributes:
         topology: the machine.
         users: the processes that the driver lists, by the index of the GPU.
-        minors: the indices of GPUs by the minor numbers of their device files.
+        device_files: the indices of GPUs by their device files.
         notices: what is unknown.
     """
 
     topology: Topology
     users: Mapping[int, Collection[int]]
-    minors: Mapping[int, int]
+    device_files: Mapping[str, int]
     notices: tuple[Notice, ...] = ()
 
     def complete(self, check: Check, files: Collection[str]) -> Check:
@@ -130,7 +130,7 @@ class GpuUsage:
                 only where the driver does not list the process.
         """
         listed = {index for index, pids in self.users.items() if check.pid in pids}
-        opened = {self.minors.get(minor) for minor in minors_of(files)}
+        opened = {self.device_files[name] for name in self.device_files.keys() & files}
         gpus = [gpu for gpu in self.topology.gpus if gpu.index in (listed or opened)]
         near, socket = self._near(gpus, Scope.NODE), self._near(gpus, Scope.SOCKET)
         # A whole socket is a choice that set_affinity offers too (scope="socket").
@@ -161,7 +161,7 @@ def gpu_usage() -> GpuUsage:
     return GpuUsage(
         topology=topology,
         users={} if foreign else users,
-        minors=indices_by_minor(Tree(), {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}),
+        device_files=device_files(Tree(), {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}),
         notices=(_FOREIGN,) if foreign else (),
     )
 

@@ -14,7 +14,7 @@ from gpuaff.formatting import Line, Span, counted, cpulist, line, listed, plain,
 from gpuaff.notices import Notice, printable
 from gpuaff.pinning import openmp
 from gpuaff.pinning.state import expected, remembered
-from gpuaff.topology.cgroup import cpuset_of
+from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
