@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
-from gpuaff.topology.machines import names
 from gpuaff.topology.model import Topology
+from gpuaff.topology.serialize import machine_names
 
 from allocator.described import box, cpus, one_node, shown, spread_cores
 from allocator.random_machines import MODES, SCOPES, any_machine, regular
@@ -152,7 +152,7 @@ def smallest(machine: Topology, nproc: int, **asked: object) -> int:
         any_machine(),
         topologies(min_gpus=1),
         topologies(min_gpus=1, complete=True),
-        st.sampled_from(names()).map(Topology.named),
+        st.sampled_from(machine_names()).map(Topology.named),
     ),
     st.integers(1, 9),
     st.sampled_from(ALL_MODES),

@@ -85,7 +85,7 @@ class _Methods(Topology):
         Raises:
             TopologyError: there is none of that name; the message lists the names.
         """
-        from gpuaff.topology.machines import named
+        from gpuaff.topology.serialize import named
 
         return named(name)
 
