@@ -42,14 +42,10 @@ class Source(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A physical package (socket).
-
-    Attributes:
-        id: the kernel's ``physical_package_id``; numbered 0, 1, … where the source has none.
-        cpus: its online CPUs.
-    """
+    """A physical package (socket), with its online CPUs."""
 
     id: int
+    """The kernel's ``physical_package_id``; numbered 0, 1, … where the source has none."""
     cpus: CpuSet
 
 

@@ -40,21 +40,13 @@ _MAY_BE_EMPTY = {"allowed", "efficiency_cpus", "numa_nodes.cpus"}
 
 @dataclass(slots=True)
 class _Document:
-    """What the checks of a member need of the whole.
+    """What the checks of a member need of the whole."""
 
-    Attributes:
-        source: where it came from, for messages.
-        data: the parsed JSON.
-        cpus: the machine's CPUs; empty when unknown.
-        notes: the notes so far.
-        used: the CPUs and names that were read so far, by the members that hold them.
-    """
-
-    source: str
+    source: str  # for messages
     data: Any
-    cpus: CpuSet = frozenset()
+    cpus: CpuSet = frozenset()  # empty when unknown
     notes: list[Notice] = field(default_factory=list)
-    used: dict[str, set[int | str]] = field(default_factory=dict)
+    used: dict[str, set[int | str]] = field(default_factory=dict)  # by members, what they hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,17 +271,10 @@ _READERS: Mapping[str, Callable[[_Member], Any]] = {
 
 
 def from_dict(data: Any, source: str = "the topology") -> Topology:
-    """Check and convert a topology: what ``Topology.to_dict`` wrote, or a user.
+    """Check and convert a topology, as :meth:`gpuaff.Topology.from_dict` does.
 
     CPUs near a GPU that the machine does not have are left out with the note ``near-foreign``
-    (case A22); every other contradiction is an error.
-
-    Args:
-        data: parsed JSON.
-        source: where it came from, for messages.
-
-    Raises:
-        TopologyError: it is not a topology; the message names the member.
+    (case A22); every other contradiction is an error, which names ``source``.
     """
     document = _Document(source, data)
     top = _Member(document, data)
@@ -335,11 +320,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def named(name: str) -> Topology:
-    """A machine that ships by its name, in upper or lower case.
-
-    Raises:
-        TopologyError: there is none of that name; the message lists those there are.
-    """
+    """A machine that ships by its name, in upper or lower case."""
     known, wanted = machine_names(), name.strip().lower()
     if wanted not in known:
         problem = f"no such machine; there are {', '.join(known)}{suggestion(wanted, known)}"
@@ -349,12 +330,7 @@ def named(name: str) -> Topology:
 
 
 def load(path: str | Path) -> Topology:
-    """Load a topology from a file.
-
-    Raises:
-        TopologyError: it holds none.
-        OSError: it cannot be read.
-    """
+    """Load a topology from a file."""
     file = Path(path)
     if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe could wait for ever
         raise TopologyError(str(path), "not a file: expected a topology that gpuaff saved")
@@ -363,11 +339,7 @@ def load(path: str | Path) -> Topology:
 
 
 def loads(data: bytes | str, source: str = "the topology") -> Topology:
-    """A topology from JSON text; ``source`` is where it came from, for messages.
-
-    Raises:
-        TopologyError: the text is no topology.
-    """
+    """A topology from JSON text; errors name ``source``."""
     try:
         parsed = parse_json(data)
     except ValueError as error:
@@ -417,11 +389,7 @@ def dumps(topology: Topology) -> str:
 
 
 def save(topology: Topology, path: str | Path) -> None:
-    """Write a topology to a file, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a topology to a file, whole or not at all."""
     text = dumps(topology)
     target = Path(os.path.realpath(path))  # a link stays, and the file behind it changes
     if target.exists() and not target.is_file():

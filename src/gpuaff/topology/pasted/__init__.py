@@ -9,6 +9,7 @@ contain stays None, and a note names the command whose output would; what may be
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -139,7 +140,7 @@ class _Placer:
         self._are_all_named = frozenset().union(*near or ()) == machine.cpus
         self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
         self._memory_nodes = {natural(row.affinity[2]) for row in rows.values()}
-        self.doubts: dict[str, set[int]] = {}
+        self.doubts: dict[str, set[int]] = defaultdict(set)
 
     def gpu(self, listed: Gpu) -> Gpu:
         """A GPU as it is listed, with its place."""
@@ -150,11 +151,11 @@ class _Placer:
         near = self._near(index, cpu, named) if named else None
         of_node = None if numa_node is None else self._nodes.get(numa_node)
         if of_node is not None and near is not None and near.isdisjoint(of_node):
-            self._doubt("contradiction", index)
+            self.doubts["contradiction"].add(index)
             near = None
         is_known = of_node is not None or near is not None
         if not is_known and index not in self.doubts.get("affinity-cut", ()):
-            self._doubt("affinity-unknown", index)
+            self.doubts["affinity-unknown"].add(index)
         return replace(
             listed,
             node_cpus=near,
@@ -163,14 +164,11 @@ class _Placer:
             source=Source.GIVEN if near or numa_node is not None else None,
         )
 
-    def _doubt(self, code: str, index: int) -> None:
-        self.doubts.setdefault(code, set()).add(index)
-
     def _ids(self, index: int, cell: str) -> CpuSet:
         """The ids in a cell; none when it is empty or unreadable."""
         ids = self._paste.cpulist(cell) if cell else None
         if cell and not ids:
-            self._doubt("cell-unreadable", index)
+            self.doubts["cell-unreadable"].add(index)
         return ids or frozenset()
 
     def _node(self, index: int, ids: CpuSet, named: CpuSet) -> int | None:
@@ -179,14 +177,14 @@ class _Placer:
             return None
         found = {id_ for id_ in ids if self._nodes.get(id_)} if self._nodes else set(ids)
         if not found:
-            self._doubt("node-dropped", index)
+            self.doubts["node-dropped"].add(index)
             return None
         if not self._nodes:
             found -= self._memory_nodes
         elif len(found) > 1:
             found = {id_ for id_ in found if named and named <= self._nodes[id_]}
         if len(found) != 1:
-            self._doubt("numa-ambiguous", index)
+            self.doubts["numa-ambiguous"].add(index)
             return None
         return found.pop()
 
@@ -195,10 +193,10 @@ class _Placer:
         if _looks_cut(cell) and not self._are_all_named:
             holders = [node for node in self._nodes.values() if named <= node]
             if not holders:
-                self._doubt("affinity-cut", index)
+                self.doubts["affinity-cut"].add(index)
             return holders[0] if holders else None
         if self._is_complete and not named <= self._cpus:
-            self._doubt("ids-dropped", index)
+            self.doubts["ids-dropped"].add(index)
         return named & self._cpus or None
 
 

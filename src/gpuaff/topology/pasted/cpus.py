@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import chain
 
 from gpuaff.cpuset import CpuSet, format_cpulist, grouped
+from gpuaff.formatting import counted
 from gpuaff.topology.model import NumaNode, Package, Topology
-from gpuaff.topology.pasted.lscpu import CPUS, NODES, SOCKETS, THREADS, Printed, read
+from gpuaff.topology.pasted.lscpu import CPUS, NODES, SOCKETS, THREADS, read
 from gpuaff.topology.pasted.text import Paste
 
 _SIZES = (2, 4, 8)
@@ -33,7 +34,7 @@ def assemble(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool]:
     topology = Topology(
         cpus=machine.cpus,
         allowed=machine.cpus,
-        cores=machine.cores(near),
+        cores=machine.cores(),
         packages=machine.packages(),
         l3=machine.l3(),
         numa_nodes=machine.nodes or None,
@@ -54,6 +55,14 @@ class _Machine:
         self.cpus = online or frozenset().union(*near)
         self.nodes = self._nodes(lists)
         self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
+        self._lists = self._node_cpus or near
+        self._all = max(self._printed.numbers.get(CPUS, 0), len(self.cpus))  # also offline ones
+        self._count = len(self.cpus) if self.is_complete else self._all
+        # lscpu's threads per core count only as far as its other numbers agree: before util-linux
+        # 2.37 they were the online CPUs divided by the cores and rounded down, so that one CPU
+        # offline makes them 1.
+        self._threads = self._printed.numbers.get(THREADS, 0)
+        self._is_doubtful = 0 < self._threads * max(self._printed.cores, default=0) < self._count
 
     def _complete_rows(self) -> Mapping[int, Mapping[str, int]]:
         """The rows, if there is one for every CPU: a part of them would split cores and nodes."""
@@ -186,18 +195,43 @@ class _Machine:
             self._note("l3-unknown", f"which CPUs share an L3 cache is unknown: {_ADD}")
         return None
 
-    def cores(self, near: Collection[CpuSet]) -> tuple[CpuSet, ...] | None:
+    def cores(self) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core: by lscpu's rows, or inferred from the numbering."""
         if self._rows and all("core" in row for row in self._rows.values()):
             return self._cores_by_id()
         if not self.cpus:
             return None
-        printed, lists = self._printed, self._node_cpus or near
-        numbering = _Numbering(printed, self.cpus, lists, self._node_cpus, self.is_complete)
-        cores = numbering.cores()
-        for code, message in numbering.notes(cores):
-            self._note(code, message)
+        if self._has_one_thread():
+            return grouped(self.cpus, lambda cpu: cpu)
+        cores = self._by_threads() if self._threads else None
+        if cores is None and (self._is_doubtful or self._threads in (0, 1, 2)):
+            cores = self._two_runs()
+        self._note_cores(cores)
         return cores
+
+    def _note_cores(self, cores: Sequence[CpuSet] | None) -> None:
+        threads, expected, online = self._threads, self._printed.cores, len(self.cpus)
+        if self._is_doubtful and online > threads * max(expected):
+            self._note(
+                "contradiction",
+                f"lscpu says {counted(threads, 'thread')} per core, but {online} CPUs online on "
+                f"{min(expected)} cores (sockets x cores per socket); its threads per core are "
+                "not used",
+            )
+        if cores is None:
+            known = f"lscpu prints {threads} threads per core, but not which CPUs they are"
+            is_known = threads > 1 and not self._is_doubtful
+            self._note(
+                "cores-unknown",
+                f"{known if is_known else 'which CPUs share a core is unknown'}, and the "
+                f"numbering does not show it, so each counts as a core of its own: {_ADD}",
+            )
+        else:
+            self._note(
+                "cores-inferred",
+                "which CPUs share a core is inferred from the numbering (the first core: "
+                f"{', '.join(map(str, sorted(cores[0])))}); to be sure {_ADD}",
+            )
 
     def _cores_by_id(self) -> tuple[CpuSet, ...]:
         """The CPUs of one socket with one core id, whatever their nodes, unless ids repeat.
@@ -232,49 +266,6 @@ class _Machine:
             lambda cpu: (place(cpu), self._rows[cpu].get("node") if place(cpu) in split else None),
         )
 
-
-def _are_apart(caches: Sequence[set[int | None]], repeat: bool) -> bool:
-    """Whether CPUs of one core id are a core in each node, by their caches in each.
-
-    Where these are not printed, ids that repeat in each socket are taken to repeat in nodes too.
-    """
-    if any(None in some for some in caches):
-        return repeat and len(caches) > 1
-    return any(some != caches[0] for some in caches)
-
-
-class _Numbering:
-    """Infers cores from lscpu's numbers and from how the CPUs are numbered.
-
-    lscpu's threads per core count only as far as its other numbers agree: before util-linux 2.37
-    they were the online CPUs divided by the cores and rounded down, so that one CPU offline makes
-    them 1.
-    """
-
-    def __init__(
-        self,
-        printed: Printed,
-        cpus: CpuSet,
-        lists: Collection[CpuSet],
-        node_cpus: Collection[CpuSet],
-        is_complete: bool,
-    ) -> None:
-        self._printed, self._cpus, self._lists, self._node_cpus = printed, cpus, lists, node_cpus
-        self._all = max(printed.numbers.get(CPUS, 0), len(cpus))  # offline ones included
-        self._threads = printed.numbers.get(THREADS, 0)
-        self._count = len(cpus) if is_complete else self._all
-        self._is_doubtful = 0 < self._threads * max(printed.cores, default=0) < self._count
-
-    def cores(self) -> tuple[CpuSet, ...] | None:
-        """The online CPUs of each core, ordered by their lowest id; None when unknown."""
-        threads = self._threads
-        if self._has_one_thread():
-            return grouped(self._cpus, lambda cpu: cpu)
-        found = self._by_threads() if threads else None
-        if found is None and (self._is_doubtful or threads in (0, 1, 2)):
-            found = self._two_runs()
-        return found
-
     def _has_one_thread(self) -> bool:
         """Whether no core can have two CPUs online, by one thread that lscpu prints for each.
 
@@ -286,7 +277,7 @@ class _Numbering:
             return False
         least = min(self._printed.cores, default=0)
         if not least:
-            return self._all == len(self._cpus)
+            return self._all == len(self.cpus)
         return self._count <= least or self._all < 2 * least
 
     def _by_threads(self) -> tuple[CpuSet, ...] | None:
@@ -298,8 +289,8 @@ class _Numbering:
         """
         expected, count = self._printed.cores, self._all
         places: Mapping[int, int] | None = None
-        if max(self._cpus) >= count:  # ids with gaps: only their order is known
-            count, places = len(self._cpus), {cpu: n for n, cpu in enumerate(sorted(self._cpus))}
+        if max(self.cpus) >= count:  # ids with gaps: only their order is known
+            count, places = len(self.cpus), {cpu: n for n, cpu in enumerate(sorted(self.cpus))}
         sizes = [size for size in _SIZES if size * min(expected, default=0) == count]
         for size in dict.fromkeys([self._threads, *sizes]):
             if size == 1 or count % size:
@@ -308,7 +299,7 @@ class _Numbering:
             if cores is None or (expected and len(cores) not in expected):
                 continue
             # The threads of the largest core, or, from an old lscpu, the average rounded down.
-            printed = (max(map(len, cores)), len(self._cpus) // len(cores))
+            printed = (max(map(len, cores)), len(self.cpus) // len(cores))
             if self._is_doubtful or self._threads in printed:
                 return cores
         return None
@@ -330,13 +321,13 @@ class _Numbering:
             return None
         apart = self._within_nodes(lambda cpu: cpu % (count // size))
         if apart is None:
-            return neighbours if self._cpus <= frozenset().union(*self._node_cpus) else None
+            return neighbours if self.cpus <= frozenset().union(*self._node_cpus) else None
         return None if self._printed.is_virtual and len(self._node_cpus) < 2 else apart
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core, or None when a core lies in two nodes."""
         node_of = {cpu: number for number, some in enumerate(self._node_cpus) for cpu in some}
-        cores = grouped(self._cpus, core_of)
+        cores = grouped(self.cpus, core_of)
         return cores if all(len(set(map(node_of.get, core))) == 1 for core in cores) else None
 
     def _two_runs(self) -> tuple[CpuSet, ...] | None:
@@ -349,7 +340,7 @@ class _Numbering:
         lack the siblings of as many CPUs as are offline. The second threads are numbered from the
         number of cores on.
         """
-        printed, lists, cpus = self._printed, self._lists, self._cpus
+        printed, lists, cpus = self._printed, self._lists, self.cpus
         distances = {_distance(ids) for ids in lists} - {None}
         distance = distances.pop() if len(distances) == 1 else None
         if distance is None or printed.is_power or (printed.is_virtual and len(lists) < 2):
@@ -361,32 +352,15 @@ class _Numbering:
             return None
         return grouped(cpus, lambda cpu: cpu % distance)
 
-    def notes(self, cores: Sequence[CpuSet] | None) -> list[tuple[str, str]]:
-        """How sure these cores are, as codes and messages."""
-        threads, expected, online = self._threads, self._printed.cores, len(self._cpus)
-        notes: list[tuple[str, str]] = []
-        if self._is_doubtful and online > threads * max(expected):
-            message = (
-                f"lscpu says {threads} thread{'s' if threads > 1 else ''} per core, but {online} "
-                f"CPUs online on {min(expected)} cores (sockets x cores per socket); its threads "
-                "per core are not used"
-            )
-            notes.append(("contradiction", message))
-        if cores is None:
-            known = f"lscpu prints {threads} threads per core, but not which CPUs they are"
-            is_known = threads > 1 and not self._is_doubtful
-            message = (
-                f"{known if is_known else 'which CPUs share a core is unknown'}, and the numbering "
-                f"does not show it, so each counts as a core of its own: {_ADD}"
-            )
-            notes.append(("cores-unknown", message))
-        elif not self._has_one_thread():
-            message = (
-                "which CPUs share a core is inferred from the numbering (the first core: "
-                f"{', '.join(map(str, sorted(cores[0])))}); to be sure {_ADD}"
-            )
-            notes.append(("cores-inferred", message))
-        return notes
+
+def _are_apart(caches: Sequence[set[int | None]], repeat: bool) -> bool:
+    """Whether CPUs of one core id are a core in each node, by their caches in each.
+
+    Where these are not printed, ids that repeat in each socket are taken to repeat in nodes too.
+    """
+    if any(None in some for some in caches):
+        return repeat and len(caches) > 1
+    return any(some != caches[0] for some in caches)
 
 
 def _distance(cpus: CpuSet) -> int | None:
