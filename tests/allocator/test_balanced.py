@@ -197,7 +197,7 @@ def test_no_balanced_share_is_smaller_than_all_unbalanced_ones(
 
 
 @given(
-    st.one_of(regular(), st.sampled_from(names()).map(Topology.named)),
+    st.one_of(regular(), st.sampled_from(machine_names()).map(Topology.named)),
     st.integers(1, 40),
     st.sampled_from(("unique_contiguous", "unique_interleaved", "core_complex")),
     st.sampled_from(SCOPES),
