@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu
@@ -52,8 +52,7 @@ _ULONG_MAX = 2**64 - 1
 _NO_INSTANCE = "has MIG on and no instance"
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(NamedTuple):
     """The CUDA devices of a process.
 
     Attributes:
@@ -65,7 +64,7 @@ class Visible:
 
     indices: tuple[int, ...]
     notes: tuple[Notice, ...] = ()
-    instances: tuple[str | None, ...] = field(default=(), compare=False)
+    instances: tuple[str | None, ...] = ()
 
 
 def resolve(
@@ -99,7 +98,7 @@ def resolve(
     if not visible.indices or (text is not None and _is_by_uuid(text)):
         return visible
     names = set() if device_order == "PCI_BUS_ID" else {gpu.name for gpu in ordered if gpu.name}
-    return replace(visible, notes=(*visible.notes, *_number_notes(names, lost)))
+    return visible._replace(notes=(*visible.notes, *_number_notes(names, lost)))
 
 
 def _unset(gpus: Sequence[Gpu]) -> Visible:

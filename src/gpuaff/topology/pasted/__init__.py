@@ -25,6 +25,7 @@ _PRINTED = 6
 """nvidia-smi ends a list of CPUs after so many entries (case A25)."""
 
 _MOST_GPUS = 256
+_NO_ROW = Row({})
 
 _ROCM = re.compile(
     r"^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)",
@@ -111,7 +112,7 @@ def _links(
 ) -> tuple[tuple[str, ...], ...] | None:
     """The matrix of links between these GPUs; None unless every row is whole."""
     names = [f"GPU{gpu.index}" for gpu in gpus]
-    links = [rows.get(gpu.index, Row()).links for gpu in gpus]
+    links = [rows.get(gpu.index, _NO_ROW).links for gpu in gpus]
     pairs = zip(names, links, strict=True)
     if gpus and all(row.get(own) == "X" and row.keys() >= set(names) for own, row in pairs):
         return tuple(tuple(row[name] for name in names) for row in links)
@@ -145,7 +146,7 @@ class _Placer:
     def gpu(self, listed: Gpu) -> Gpu:
         """A GPU as it is listed, with its place."""
         index = listed.index
-        cpu, numa, gpu_numa = self._rows.get(index, Row()).affinity
+        cpu, numa, gpu_numa = self._rows.get(index, _NO_ROW).affinity
         named = self._ids(index, cpu)
         numa_node = self._node(index, self._ids(index, numa), named)
         near = self._near(index, cpu, named) if named else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Gpu, MigInstance
@@ -38,8 +39,7 @@ _GLUED_LABEL = re.compile(r"^(GPU\d{1,3})(?=[XNSPC])", re.ASCII)
 _GLUED_LINKS = re.compile(rf"({_WORD})(?={_WORD})|(X|SYS|SOC|NODE|PHB|PXB|PIX)(?=\d)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """The row of one GPU.
 
     Attributes:
@@ -48,7 +48,7 @@ class Row:
             missing or N/A.
     """
 
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str]
     affinity: tuple[str, str, str] = ("", "", "")
 
 
@@ -80,7 +80,7 @@ def read_table(paste: Paste) -> tuple[set[int], Mapping[int, Row]]:
                 paste.note("contradiction", f"{problem}; the first one is used")
             else:  # one of them may have less
                 better = row if any(row.affinity) and not has_affinity else known
-                rows[gpu] = better if better.links else replace(better, links=row.links)
+                rows[gpu] = better if better.links else better._replace(links=row.links)
         gpus.update(found.gpus())
     return gpus, rows
 
