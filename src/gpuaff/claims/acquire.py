@@ -184,9 +184,11 @@ class _Setup:
         if self.probe is None:
             yield
             return
-        from gpuaff.claims.locking.safe_gpu import holding, patience
+        from gpuaff.claims.locking.safe_gpu import LIMIT, holding
 
-        with holding(self._count, limit=patience(self.request.wait)) as self.warnings:
+        wait = self.request.wait
+        limit = None if wait is None else max(LIMIT, wait)
+        with holding(self._count, limit=limit) as self.warnings:
             yield
 
 

@@ -26,7 +26,7 @@ from gpuaff.claims.devices.occupancy import (
     same_memory,
 )
 from gpuaff.claims.devices.probe import Probe, process_info
-from gpuaff.claims.locking import lockdir
+from gpuaff.claims.locking import directory
 from gpuaff.claims.model import Device, DeviceReading
 from gpuaff.claims.placeholder import Kind, Occupied, Placeholder
 from gpuaff.errors import ClaimLostError, PlaceholderError
@@ -331,7 +331,7 @@ def stand_back() -> None:
     it from being opened, no loss is assumed.
     """
     with suppress(OSError):
-        if not lockdir.has(_name()):
+        if not directory.has(_name()):
             return
         with _opened() as handle:
             data = locks.read_at(handle, 0, _TIME.size)
@@ -350,7 +350,7 @@ def _opened() -> Iterator[int]:
     Raises:
         OSError: it cannot be used, or another user owns it.
     """
-    handle = lockdir.open_file(_name(), size=_TIME.size)
+    handle = directory.open_file(_name(), size=_TIME.size)
     try:
         if descriptors.owner_of(handle) != kernel.user_id():
             raise PermissionError(_name())

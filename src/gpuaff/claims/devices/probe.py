@@ -120,7 +120,7 @@ def describe_writer(entry: Entry, *, since: float | None = None) -> str:
         since: its age is since then, in seconds since 1970; None shows none.
     """
     found = look_up(entry.pid) if living([entry]) and entry.pid is not None else None
-    command, user = (found.command, found.user) if found else (entry.text("name"), None)
+    command, user = (found.command, found.user) if found else (entry.name, None)
     if user is None and entry.uid is not None:
         user = user_name(entry.uid)
     return person(command or "an unknown program", entry.pid, user=user, since=since)

@@ -8,11 +8,13 @@ network file system (case E9).
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuaff._system import descriptors, env, locks
+from gpuaff._system import descriptors, env, kernel, locks
 from gpuaff.errors import LockDirectoryError
+from gpuaff.formatting import process_in_words
 
 DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
 """Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
@@ -27,6 +29,11 @@ docs/lease-protocol.md in its sources says what the files are. Do not remove the
 """
 
 _REMEDY = "remove it, ask its owner to, or set GPUAFF_LOCK_DIR to another folder for everyone"
+_OTHER_REMEDIES = {
+    errno.EMFILE: "close some, or raise the limit (ulimit -n)",
+    errno.ENFILE: "close some, or raise the limit (ulimit -n)",
+    errno.ENOENT: "make that one, or set GPUAFF_LOCK_DIR to another folder for everyone",
+}
 
 
 def path() -> str:
@@ -53,7 +60,7 @@ def open_file(name: str, *, size: int = 0) -> int:
 
     Args:
         name: its name there.
-        size: how many bytes are set aside when it is made.
+        size: how many bytes are set aside when it is made; 0 opens it for reading only.
 
     Returns:
         Its descriptor, which programs do not inherit.
@@ -63,19 +70,15 @@ def open_file(name: str, *, size: int = 0) -> int:
             full.
     """
     where = path()
-    at = where
+    with using(where):
+        folder = locks.open_folder(
+            where, mode=0o1777, name="README", content=_README, file_mode=_KEPT
+        )
     try:
-        locks.make_folder(where, mode=0o1777, name="README", content=_README, file_mode=_KEPT)
-        folder = locks.open_folder(where)
-        try:
-            at = f"{where}/{name}"
+        with using(f"{where}/{name}"):
             return locks.open_lock_file(folder, name, size=size, mode=_KEPT)
-        finally:
-            descriptors.close(folder)
-    except locks.UnusableError as error:
-        raise LockDirectoryError(at, f"{error}: {_REMEDY}") from None
-    except OSError as error:
-        raise _refusal(at, error) from None
+    finally:
+        descriptors.close(folder)
 
 
 @contextmanager
@@ -93,22 +96,9 @@ def using(file: str) -> Iterator[None]:
     except LockDirectoryError:
         raise
     except OSError as error:
-        raise _refusal(file, error) from None
-
-
-def _refusal(file: str, error: OSError) -> LockDirectoryError:
-    problem = f"{error.strerror} ({_why(error)}): {_remedy(error)}"
-    return LockDirectoryError(file, problem, error.errno)
-
-
-def _remedy(error: OSError) -> str:
-    import errno
-
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "close some, or raise the limit (ulimit -n)"
-    if error.errno == errno.ENOENT:
-        return "make that one, or set GPUAFF_LOCK_DIR to another folder for everyone"
-    return _REMEDY
+        remedy = _OTHER_REMEDIES.get(error.errno or 0, _REMEDY)
+        problem = f"{locks.problem_of(error)}: {remedy}"
+        raise LockDirectoryError(file, problem, error.errno) from None
 
 
 def has(name: str) -> bool:
@@ -118,36 +108,11 @@ def has(name: str) -> bool:
 
 def still_has(name: str, handle: int) -> bool:
     """Whether an open file is still the one of that name."""
-    try:
-        folder = locks.open_folder(path())
-    except OSError:
-        return False
-    try:
-        return locks.is_current(folder, name, handle)
-    finally:
-        descriptors.close(folder)
+    return locks.identity(f"{path()}/{name}") == locks.identity(handle)
 
 
-def _why(error: OSError) -> str:
-    import errno
-
-    words = {
-        errno.EPERM: "this user may not use it, or its file system has no hard links",
-        errno.ENOSPC: "no room is left",
-        errno.EDQUOT: "no room is left for this user",
-        errno.EROFS: "it cannot be written",
-        errno.ENOENT: "the folder above it is missing",
-        errno.EMFILE: "this process has too many files open",
-        errno.ENFILE: "this machine has too many files open",
-        errno.EAGAIN: "its owner keeps others from opening it",
-        errno.EBADF: _NO_LOCKS,
-        errno.EINVAL: _NO_LOCKS,
-        errno.ENOLCK: _NO_LOCKS,
-        errno.ENOSYS: _NO_LOCKS,
-        errno.EOPNOTSUPP: _NO_LOCKS,
-    }
-    told = locks.in_the_way(error) or words.get(error.errno or 0)
-    return told or "it cannot be used"
-
-
-_NO_LOCKS = "it cannot be locked as is needed: network file systems cannot"
+def holder_in_words(pid: int | None) -> str:
+    """The process that holds a lock, as the kernel knows it."""
+    if pid is None or pid <= 0:
+        return "a process that is not visible here"
+    return process_in_words(kernel.name_of(pid) or "a process", pid)
