@@ -279,12 +279,12 @@ def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> N
 
 
 def test_a_loss_is_remembered_for_its_user_and_told_by_no_other_error(lock_folder: Path) -> None:
-    conflicts.stand_back()  # none yet: no wait, and no file
+    conflicts.back_off()  # none yet: no wait, and no file
     assert not lock_folder.exists()
-    conflicts.remember()
+    conflicts.remember_loss()
     assert (lock_folder / f"lost-{os.geteuid()}").stat().st_size == 8
     (lock_folder / f"lost-{os.geteuid()}").unlink()
     (lock_folder / f"lost-{os.geteuid()}").mkdir()
-    conflicts.remember()
-    conflicts.stand_back()  # nobody is kept from claiming by what stands in its place
+    conflicts.remember_loss()
+    conflicts.back_off()  # nobody is kept from claiming by what stands in its place
     assert said("print(registry.entries())") == "()"
