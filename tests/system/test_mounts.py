@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import locks
-from gpuaff._system.locks import device_of, locked_name, locked_name_of
+from gpuaff._system.locks import device_of, locked_name
 
 # Taken down on Linux: a btrfs that is mounted at /mnt/m, where stat(2) told device 0:40, and
 # /proc/locks "FLOCK ADVISORY WRITE 9931 00:27:258 0 EOF" (0x27 is 39).
@@ -44,9 +44,9 @@ def test_is_what_the_kernel_lists(folder: str, tmp_path: Path) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             name = locked_name(file.fileno())
-            assert locked_name_of(str(path)) == name
+            assert locked_name(str(path)) == name
             listed = [lock.file for lock in locks.held_locks() if lock.pid == os.getpid()]
             assert name in listed
         finally:
             path.unlink()
-    assert locked_name_of(str(path)) is None
+    assert locked_name(str(path)) is None

@@ -24,26 +24,16 @@ from dataclasses import dataclass
 from gpuaff._system.descriptors import close, moved_up
 from gpuaff._system.kernel import Tree
 
-WHOLE = 0
-"""As a length: up to the end of the file, wherever that is."""
-
-_FLOCK = "hhqqi4x"
-"""``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
-
-_FLAGS = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
-"""Do not wait for the writer of a FIFO, and do not follow a link: either may have been planted."""
-
+WHOLE = 0  # as a length: up to the end of the file, wherever that is
+_FLOCK = "hhqqi4x"  # struct flock of a 64-bit system: type, whence, start, length, pid
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-
-_CHECKS = 20
-"""How often a file with too many names is checked, 5 ms apart: its maker may be about to remove
-one of them."""
-
+# Do not wait for the writer of a FIFO, and do not follow a link: either may have been planted.
+_FILE = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
+_CHECKS = 20  # of a file with too many names, 5 ms apart: its maker may be about to remove one
 _NO_LOCKS = (
     "it cannot be locked as is needed: network file systems cannot, and neither can Linux before "
     "3.15"
 )
-
 _PROBLEMS = {
     errno.ELOOP: "a link stands in its place",
     errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
@@ -74,19 +64,14 @@ def problem_of(error: OSError) -> str:
     """Why a lock file cannot be used, in words."""
     if isinstance(error, UnusableError):
         return str(error)
-    why = _PROBLEMS.get(error.errno or 0, "it cannot be used")
-    return f"{error.strerror} ({why})"
+    return f"{error.strerror} ({_PROBLEMS.get(error.errno or 0, 'it cannot be used')})"
 
 
-# ---- flock -----------------------------------------------------------------------------------
+# ---- locks: without room for one, or in a file system that has none, they raise OSError ----------
 
 
 def try_flock(handle: int, *, shared: bool = False) -> bool:
-    """Take a ``flock`` if that is possible at once.
-
-    Raises:
-        OSError: the file system has none.
-    """
+    """Take a ``flock`` if that is possible at once."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -99,15 +84,8 @@ def unlock(handle: int) -> None:
     fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-# ---- byte ranges -----------------------------------------------------------------------------
-
-
 def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False) -> bool:
-    """Take a byte range if that is possible at once.
-
-    Raises:
-        OSError: the file system, or this kernel, has no such locks.
-    """
+    """Take a byte range if that is possible at once."""
     try:
         _ofd(handle, fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, fcntl(2)
@@ -141,11 +119,7 @@ def locked_bytes(handle: int, start: int, end: int) -> list[int]:
 
 
 def wait_for_shared(handle: int) -> None:
-    """Lock the whole file, shared; sleep in the kernel's queue, which is first come, first served.
-
-    Raises:
-        OSError: there can be no such lock.
-    """
+    """Lock the whole file, shared; sleep in the kernel's queue, which serves in order."""
     _ofd(handle, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, 0, WHOLE)
 
 
@@ -187,8 +161,8 @@ class FileLock:
     Attributes:
         kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
         is_write: whether it is exclusive.
-        pid: the process that has taken it; −1 for OFD locks, 0 for one outside of this PID
-            namespace.
+        pid: the process that has taken it, or waits for it; −1 for OFD locks, 0 for one outside of
+            this PID namespace.
         file: the device number and inode of what is locked; see :func:`locked_name`.
         is_waiting: whether the process still waits for it.
     """
@@ -210,44 +184,41 @@ def held_locks() -> list[FileLock]:
 
 
 def _parse_lock(line: str) -> FileLock | None:
-    fields = line.split()
-    waiting = fields[1:2] == ["->"]
-    if waiting:
-        del fields[1]
-    if len(fields) < 8 or fields[5].count(":") != 2:  # "<none>:0" where there is no file
+    _, *fields = line.split() or [""]
+    is_waiting = fields[:1] == ["->"]
+    fields = fields[is_waiting:]
+    if len(fields) < 7 or fields[4].count(":") != 2:  # "<none>:0" where there is no file
         return None
-    major, minor, inode = fields[5].split(":")
+    major, minor, inode = fields[4].split(":")
     return FileLock(
-        kind=fields[1],
-        is_write=fields[3] == "WRITE",
-        pid=int(fields[4]),
+        kind=fields[0],
+        is_write=fields[2] == "WRITE",
+        pid=int(fields[3]),
         file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
-        is_waiting=waiting,
+        is_waiting=is_waiting,
     )
 
 
-def locked_name(handle: int) -> tuple[int, int]:
-    """The device number and inode of an open file, as /proc/locks has them.
+def locked_name(file: int | str) -> tuple[int, int] | None:
+    """The device number and inode of a file, as /proc/locks has them; None when there is none.
 
     That device is the file system's, as in /proc/self/mountinfo (``proc_pid_mountinfo(5)``).
     ``stat(2)`` mostly says the same, but on btrfs each subvolume has a device of its own there.
+
+    Args:
+        file: its path, also where it may not be read; or an open one.
     """
-    found, tree = os.fstat(handle), Tree()
-    mountinfo = tree.read("proc/self/mountinfo") or ""
-    device = device_of(tree.read(f"proc/self/fdinfo/{handle}") or "", mountinfo)
-    return (found.st_dev if device is None else device), found.st_ino
-
-
-def locked_name_of(path: str) -> tuple[int, int] | None:
-    """The same of a file that may not be opened for reading; None when there is none."""
     try:
-        handle = os.open(path, os.O_PATH)
+        handle = os.open(file, os.O_PATH) if isinstance(file, str) else os.dup(file)
     except OSError:
         return None
     try:
-        return locked_name(handle)
+        found = os.fstat(handle)
+        fdinfo = Tree().read(f"proc/self/fdinfo/{handle}") or ""
+        device = device_of(fdinfo, Tree().read("proc/self/mountinfo") or "")
     finally:
         close(handle)
+    return (found.st_dev if device is None else device), found.st_ino
 
 
 def device_of(fdinfo: str, mountinfo: str) -> int | None:
@@ -257,7 +228,7 @@ def device_of(fdinfo: str, mountinfo: str) -> int | None:
     return os.makedev(int(device[1]), int(device[2])) if device else None
 
 
-# ---- open files ------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------
 
 
 def real_name(path: str) -> str:
@@ -275,11 +246,7 @@ def identity(file: str | int) -> tuple[int, int] | None:
 
 
 def open_directory(path: str) -> int:
-    """Open a directory to lock it.
-
-    Raises:
-        OSError: there is none, or it may not be read.
-    """
+    """Open a directory to lock it."""
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
@@ -293,9 +260,6 @@ def write_at(handle: int, offset: int, data: bytes) -> None:
     os.pwrite(handle, data, offset)
 
 
-# ---- lock files ------------------------------------------------------------------------------
-
-
 def open_folder(
     path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
 ) -> int:
@@ -306,13 +270,10 @@ def open_folder(
 
     Args:
         path: the folder; a link to one is not followed.
-        mode: its rights, if it is made.
+        mode: the rights that it is made with.
         name: the file's name.
-        content: what is in the file.
-        file_mode: the file's rights.
-
-    Raises:
-        OSError: it cannot be made or used.
+        content: what is in it.
+        file_mode: its rights.
     """
     if not os.path.lexists(path):
         unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
@@ -349,10 +310,9 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
         mode: the rights that it is made with.
 
     Raises:
-        OSError: it cannot be opened or made.
         UnusableError: it is no lock file.
     """
-    flags = (os.O_RDWR if size else os.O_RDONLY) | _FLAGS
+    flags = (os.O_RDWR if size else os.O_RDONLY) | _FILE
     try:
         handle = os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
@@ -400,7 +360,7 @@ def _make(folder: int, name: str, *, mode: int, size: int = 0, content: bytes = 
     one that others cannot open.
     """
     unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
-    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FILE
     handle = os.open(unfinished, flags, mode=0o600, dir_fd=folder)
     try:
         if size:

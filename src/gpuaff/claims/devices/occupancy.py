@@ -1,28 +1,11 @@
 """Whether a device is free, and what uses it if not. Pure: it knows only its arguments.
 
-The first rule that applies gives the reason:
+The first rule that applies gives the reason: it can never be claimed; another claim holds its
+lease; its compute mode allows one process, and one is there; other processes compute on it; memory
+is in use that no listed process has; it does not meet the requirements now.
 
-1. It can never be claimed: it is lost; its compute mode allows no process; it is smaller than
-   requested.
-2. Another claim holds its lease; for a MIG instance, the lease of its GPU counts as well.
-3. Its compute mode allows one process, and one is there (cases E13, E16). Our processes count too,
-   since CUDA would refuse a second one of ours as well: only this very process may go on. A
-   process that also does graphics has a context, and counts.
-4. Other processes compute on it (cases E4, E11). One that also does graphics serves a display, and
-   does not count.
-5. More than ``UNEXPLAINED`` bytes are in use that no listed process has (case E15: the driver does
-   not list a process of another container).
-6. It has too little free memory, or too high a utilization, for the request.
-
-Rule 5 covers what the lists do not show. It does not apply where a display is active and no other
-process computes: the lists show only part of a display's memory, and a machine's only GPU must be
-claimable. Where the driver does not list compute processes, little memory in use is proof enough: a
-context needs more. Where the memory in use is unknown, or that of some listed process, the lists
-decide if they are complete, as in the first PID namespace; elsewhere the state is unknown.
-
-The driver lists an exiting or ended process with what it still holds, so rule 4 finds it and
-reports it as leaving; so does rule 2 where the lease's holder is exiting. Memory of a process that
-is no longer listed is unexplained.
+The driver lists an exiting or ended process with what it still holds, so it makes a device busy and
+is reported as leaving. Memory of a process that is no longer listed is unexplained.
 """
 
 from __future__ import annotations
@@ -34,14 +17,14 @@ from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading
 from gpuaff.formatting import enumeration, size
 from gpuaff.notices import printable
 
+# Bytes in use that need no explanation. An idle H100 has 3 MiB in use, and a context 518 MiB.
 UNEXPLAINED = 64 << 20
-"""Bytes in use that need no explanation. An idle H100 has 3 MiB in use, and a context 518 MiB."""
 
+# The compute modes that allow one process, in words.
 EXCLUSIVE = {
     ComputeMode.EXCLUSIVE_PROCESS: "exclusive process",
     ComputeMode.EXCLUSIVE_THREAD: "exclusive thread",
 }
-"""The compute modes that allow one process, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +86,8 @@ def evaluate(
     demand = demand or Demand()
     return tuple(
         _never(reading, demand)
-        or _lease(reading, leased, ending, processes)
-        or _exclusive(reading, processes)
-        or _processes(reading, processes)
+        or _lease(reading, leased, ending, frozenset(processes.own))
+        or _in_use(reading, processes)
         or _memory(reading, readings, processes)
         or _not_now(reading, demand)
         or Usage(device=reading.device)
@@ -118,29 +100,21 @@ def listed(readings: Iterable[DeviceReading]) -> frozenset[int]:
     return frozenset().union(*((*(r.compute or ()), *(r.graphics or ())) for r in readings))
 
 
-def memory_of_listed(
-    readings: Sequence[DeviceReading], device: Device
-) -> tuple[int, frozenset[int]]:
+def memory_of_listed(readings: Sequence[DeviceReading], device: Device) -> tuple[int, set[int]]:
     """The bytes of a device that listed processes have, and those whose amount is unknown.
 
     Parts of one GPU instance share its memory, so processes on any of them have some of it.
-
-    Args:
-        readings: what the driver reports of all devices of the machine.
-        device: which one.
     """
-    known, unknown = 0, set()
+    known, unknown = 0, set[int]()
     for reading in readings:
         if not same_memory(reading.device, device):
             continue
         compute, graphics = reading.compute or {}, reading.graphics or {}
         for pid in {*compute, *graphics}:  # one that is in both has the same memory in both
-            held = [
-                bytes_ for bytes_ in (compute.get(pid), graphics.get(pid)) if bytes_ is not None
-            ]
-            known += max(held, default=0)
+            held = {compute.get(pid), graphics.get(pid)} - {None}
+            known += max(filter(None, held), default=0)
             unknown |= set() if held else {pid}
-    return known, frozenset(unknown)
+    return known, unknown
 
 
 def same_memory(one: Device, other: Device) -> bool:
@@ -149,12 +123,6 @@ def same_memory(one: Device, other: Device) -> bool:
         return True
     where = (other.parent, other.gpu_instance)
     return None not in where and (one.parent, one.gpu_instance) == where
-
-
-def leased_by(who: str, *, exiting: bool) -> str:
-    """The holder of a lease, for one line."""
-    ends = ", which is exiting" if exiting else ""
-    return f"leased by {printable(who) or 'an unknown process'}{ends}"
 
 
 # ---- the rules: each returns None where it does not apply ----------------------------------------
@@ -177,10 +145,7 @@ def _never(reading: DeviceReading, demand: Demand) -> Usage | None:
 
 
 def _lease(
-    reading: DeviceReading,
-    leased: Mapping[str, str],
-    ending: Collection[str],
-    processes: ListedProcesses,
+    reading: DeviceReading, leased: Mapping[str, str], ending: Collection[str], own: frozenset[int]
 ) -> Usage | None:
     device = reading.device
     whole = device.parent is not None and device.parent in leased
@@ -189,45 +154,42 @@ def _lease(
         return None
     exiting = uuid in ending
     of_whole = f"its GPU {device.index} is " if whole else ""
-    why = f"{of_whole}{leased_by(leased[uuid], exiting=exiting)}"
-    pids = _computing(reading).difference(processes.own)
+    ends = ", which is exiting" if exiting else ""
+    why = f"{of_whole}leased by {printable(leased[uuid]) or 'an unknown process'}{ends}"
+    pids = _computing(reading) - own
     return _busy(reading, Busy.LEASED, why, pids, leaving=exiting, exiting=exiting)
 
 
-def _exclusive(reading: DeviceReading, processes: ListedProcesses) -> Usage | None:
-    mode = reading.compute_mode
-    there = frozenset(reading.compute or ())
-    if processes.me in processes.own:
-        there -= {processes.me}
-    if mode not in EXCLUSIVE or not there:
+def _in_use(reading: DeviceReading, processes: ListedProcesses) -> Usage | None:
+    own, mode = frozenset(processes.own), reading.compute_mode
+    there, busy, why = _computing(reading) - own, Busy.PROCESSES, "in use by"
+    if mode in EXCLUSIVE:
+        # CUDA would refuse a second process of ours as well: only this very one may go on. One that
+        # also does graphics has a context, and counts (cases E13, E16).
+        there = frozenset(reading.compute or ()) - (own & {processes.me})
+        busy, why = Busy.EXCLUSIVE, f"in {EXCLUSIVE[mode]} mode and used by"
+    if not there:
         return None
-    return _used(
-        reading, Busy.EXCLUSIVE, f"in {EXCLUSIVE[mode]} mode and used by", there, processes
-    )
-
-
-def _processes(reading: DeviceReading, processes: ListedProcesses) -> Usage | None:
-    others = _computing(reading).difference(processes.own)
-    return _used(reading, Busy.PROCESSES, "in use by", others, processes) if others else None
-
-
-def _used(
-    reading: DeviceReading, busy: Busy, why: str, pids: frozenset[int], processes: ListedProcesses
-) -> Usage:
-    leaving = pids <= processes.leaving
-    exiting = leaving and not pids <= frozenset(processes.ended)
+    leaving = there <= processes.leaving
+    exiting = leaving and not there <= frozenset(processes.ended)
     if leaving:
         why = f"still listed by the driver, though {'exiting' if exiting else 'ended'}:"
-    message = f"{why} {processes.in_words(pids)}"
-    return _busy(reading, busy, message, pids, leaving=leaving, exiting=exiting)
+    message = f"{why} {processes.in_words(there)}"
+    return _busy(reading, busy, message, there, leaving=leaving, exiting=exiting)
+
+
+def _computing(reading: DeviceReading) -> frozenset[int]:
+    """The processes that compute on it. One that also does graphics serves a display."""
+    return frozenset(reading.compute or ()) - frozenset(reading.graphics or ())
 
 
 def _memory(
     reading: DeviceReading, readings: Sequence[DeviceReading], processes: ListedProcesses
 ) -> Usage | None:
+    """What the lists do not show (case E15), as far as they or the memory in use are complete."""
     has_list, is_complete = reading.compute is not None, processes.first_namespace
     if reading.display and has_list:
-        return None
+        return None  # they show only part of its memory, and an only GPU must be claimable
     if reading.used is None:
         return None if has_list and is_complete else _no_memory(reading)
     known, unknown = memory_of_listed(readings, reading.device)
@@ -248,57 +210,33 @@ def _memory(
 
 
 def _no_memory(reading: DeviceReading) -> Usage:
-    missing = "the processes outside of this container"
-    if reading.compute is None:
-        missing = "the compute processes"
+    outside = "the processes outside of this container"
+    missing = "the compute processes" if reading.compute is None else outside
     why = f"the driver reports neither the memory in use nor {missing}"
     return _busy(reading, Busy.UNREADABLE, ": ".join([why, *reading.problems[:1]]))
 
 
 def _not_now(reading: DeviceReading, demand: Demand) -> Usage | None:
-    """An unknown value does not meet a requirement."""
     wanted, most = demand.min_free_memory, demand.max_utilization
+    free, utilization = reading.free, reading.utilization
     busy = Busy.UNREADABLE
-    if wanted is not None and reading.free is None:
+    if wanted is not None and free is None:
         why = "the driver does not report the free memory (min_free_memory)"
-    elif wanted is not None and reading.free is not None and reading.free < wanted:
-        busy, why = (
-            Busy.MEMORY_LOW,
-            f"only {size(reading.free)} are free; {size(wanted)} were requested",
-        )
-    elif most is not None and reading.utilization is None:
+    elif wanted is not None and free is not None and free < wanted:
+        busy = Busy.MEMORY_LOW
+        why = f"only {size(free)} are free; {size(wanted)} were requested"
+    elif most is not None and utilization is None:
         why = "the driver does not report the utilization (max_utilization)"
-    elif most is not None and reading.utilization is not None and reading.utilization > most:
-        busy, why = (
-            Busy.WORKING,
-            f"its utilization, {reading.utilization} %, exceeds max_utilization ({most} %)",
-        )
+    elif most is not None and utilization is not None and utilization > most:
+        busy = Busy.WORKING
+        why = f"its utilization, {utilization} %, exceeds max_utilization ({most} %)"
     else:
         return None
     return _busy(reading, busy, why)
 
 
 def _busy(
-    reading: DeviceReading,
-    busy: Busy,
-    why: str,
-    pids: Collection[int] = (),
-    *,
-    leaving: bool = False,
-    exiting: bool = False,
-    lasting: bool = False,
+    reading: DeviceReading, busy: Busy, why: str, pids: Collection[int] = (), **state: bool
 ) -> Usage:
-    return Usage(
-        device=reading.device,
-        busy=busy,
-        pids=tuple(sorted(pids)),
-        message=f"{reading.device}: {why}",
-        leaving=leaving,
-        exiting=exiting,
-        lasting=lasting,
-    )
-
-
-def _computing(reading: DeviceReading) -> frozenset[int]:
-    """The processes that compute on it, and do no graphics."""
-    return frozenset(reading.compute or ()) - frozenset(reading.graphics or ())
+    message, pids = f"{reading.device}: {why}", tuple(sorted(pids))
+    return Usage(device=reading.device, busy=busy, pids=pids, message=message, **state)

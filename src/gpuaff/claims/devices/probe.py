@@ -8,19 +8,18 @@ from dataclasses import replace
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff._system.processes import look_up, user_name
-from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate, leased_by, listed
+from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate, listed
 from gpuaff.claims.locking import leases
 from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import Entry, ending, living
-from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
+from gpuaff.claims.model import Demand, Device, DeviceReading, Usage
 from gpuaff.formatting import process_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff._system.nvml import Session
 
-_CUDA_OPENS = "/dev/nvidia-uvm"
-"""The device file that each process with a CUDA context has open; NVML does not open it."""
+_CUDA_OPENS = "/dev/nvidia-uvm"  # each process with a CUDA context does; NVML does not
 
 
 def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True) -> ListedProcesses:
@@ -166,7 +165,7 @@ class Probe:
         self._utilization = utilization or needed
         self._holders: Mapping[str, str] = {}
         self._exiting: Collection[str] = ()
-        self._all_leased = False
+        self._is_asked = True
         self.readings: tuple[DeviceReading, ...] = ()
         self.processes = ListedProcesses(me=0)
 
@@ -196,9 +195,11 @@ class Probe:
         The driver answers slowly while other processes start CUDA.
         """
         self._read(entries)
-        self._all_leased = all(device.uuid in self._holders for device in self._devices)
-        if not self._all_leased:
+        self._is_asked = any(device.uuid not in self._holders for device in self._devices)
+        if self._is_asked:
             self.look()
+        else:
+            self.readings = tuple(DeviceReading(device=device) for device in self._devices)
 
     def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
@@ -207,7 +208,7 @@ class Probe:
         well, but reading that stops all processors, 20 ms and more on a large machine. Messages
         have the numbers of processes only: finding their names takes longer than all the rest.
         """
-        if not self._all_leased:
+        if self._is_asked:
             self._read(entries)
         return self._evaluate(self._holders, self.processes)
 
@@ -229,8 +230,6 @@ class Probe:
     def _evaluate(
         self, holders: Mapping[str, str], processes: ListedProcesses
     ) -> tuple[Usage, ...]:
-        if self._all_leased:  # then the driver was not asked
-            return tuple(self._leased(device, holders[device.uuid]) for device in self._devices)
         usages = evaluate(
             self.readings,
             processes=processes,
@@ -240,13 +239,6 @@ class Probe:
         )
         by_device = {usage.device: usage for usage in usages}  # two may have the same UUID
         return tuple(by_device[device] for device in self._devices)
-
-    def _leased(self, device: Device, holder: str) -> Usage:
-        exiting = device.uuid in self._exiting
-        message = f"{device}: {leased_by(holder, exiting=exiting)}"
-        return Usage(
-            device=device, busy=Busy.LEASED, message=message, leaving=exiting, exiting=exiting
-        )
 
 
 def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> dict[str, str]:

@@ -16,13 +16,13 @@ from gpuaff._system import descriptors, env, kernel, locks
 from gpuaff.errors import LockDirectoryError
 from gpuaff.formatting import process_in_words
 
+# Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
+# second when a user logs out.
 DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
-"""Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
-second when a user logs out."""
 
+# Writable for all, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
+# specification); else it would remove a registry that jobs of weeks still use (case E9).
 _KEPT = 0o1666
-"""Writable for all, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
-specification); else it would remove a registry that jobs of weeks still use (case E9)."""
 
 _README = b"""Here gpuaff coordinates which process holds or waits for which GPU.
 docs/lease-protocol.md in its sources says what the files are. Do not remove them.
@@ -83,14 +83,7 @@ def open_file(name: str, *, size: int = 0) -> int:
 
 @contextmanager
 def using(file: str) -> Iterator[None]:
-    """Raise what the kernel refuses to do with a file as an error that has a remedy.
-
-    Args:
-        file: its path.
-
-    Raises:
-        LockDirectoryError: the kernel has refused something.
-    """
+    """Raise what the kernel refuses to do with a file as a LockDirectoryError with a remedy."""
     try:
         yield
     except LockDirectoryError:

@@ -23,19 +23,14 @@ from gpuaff.errors import LockDirectoryError
 
 NAME = "guard"
 
-LIMIT = 20.0
-"""Seconds to wait for it: leasing takes milliseconds, and the driver is not asked meanwhile."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01
-"""Seconds between two tries: a blocking ``flock`` has no time limit."""
+# In seconds.
+LIMIT = 20.0  # leasing takes milliseconds, and the driver is not asked meanwhile
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01  # between two tries: a blocking flock has no time limit
 
 
 @contextmanager
 def guarded(*, limit: float = LIMIT) -> Iterator[None]:
     """Hold the guard.
-
-    Args:
-        limit: how long to wait for it, in seconds.
 
     Raises:
         LockDirectoryError: its file is unusable, or another process holds it for too long.

@@ -26,37 +26,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# All in seconds, but for NEAR.
-
-BEAT = 2.0
-"""How often a waiter beats, if it is awake so often."""
-
-TOO_LONG = 10.0
-"""A waiter that has not beaten for so long is stuck."""
-
-NEAR = 8
-"""As many waiters, behind the first, poll fast: they are next when eight GPUs are freed at once."""
-
-_FIRST_POLLS, _NEAR_POLLS, _FAR_POLLS = 0.1, 0.2, 4.0
-"""Between two polls: of a waiter with no other in its way; with up to ``NEAR``; and at most of one
-further back, which takes 0.1 s for each in its way."""
-
-_SOON = 0.01
-"""Between two polls of a near waiter for ``_NEAR_POLLS`` after a change: when several GPUs are
-freed at once, each waiter is served just after the one before."""
-
-_NEAR_CHECKS, _FAR_CHECKS = 0.8, 10.0
-"""How often a waiter checks whether one in its way is stopped or stuck."""
-
-_NEAR_LOOKS, _FAR_LOOKS = 10.0, 120.0
-"""How often it reads the whole registry though nothing has changed in its way."""
-
-_LOOKS = 1.0
-"""How often the first looks at what no lock shows: other programs' processes."""
-
+# All in seconds, but for NEAR and _SLOWER.
+BEAT = 2.0  # a waiter beats so often, if it is awake so often
+TOO_LONG = 10.0  # a waiter that has not beaten for so long is stuck
+NEAR = 8  # so many waiters, behind the first, poll fast: eight GPUs may be freed at once
+_FIRST_POLLS = 0.1  # between two polls of a waiter with no other in its way
+_NEAR_POLLS = 0.2  # of one with up to NEAR in its way
+_FAR_POLLS = 4.0  # at most, of one further back, which takes 0.1 s for each in its way
+_SOON = (
+    0.01  # of a near one, for _NEAR_POLLS after a change: it is served just after the one before
+)
+_NEAR_CHECKS, _FAR_CHECKS = 0.8, 10.0  # between two checks if one in the way is stopped or stuck
+_NEAR_LOOKS, _FAR_LOOKS = 10.0, 120.0  # between two reads of the whole registry without a change
+_LOOKS = 1.0  # between two looks of the first at what no lock shows: other programs' processes
+# After a change the first looks again so soon, then after four times as long, until _LOOKS: memory
+# of a process that has ended may be freed a little later.
 _AGAIN, _SLOWER = 0.03, 4
-"""After a change the first looks again so soon, then after four times as long, until ``_LOOKS``:
-memory of a process that has ended may be freed a little later."""
 
 
 def ahead(
@@ -142,11 +127,11 @@ class Place:
         self._record = record
         self._beaten = time.monotonic()
         self._pause, self._quick_until = _LOOKS, 0.0
-        self._tickets = b""
+        self._tickets: list[int] = []
 
     def entries(self) -> tuple[Entry, ...]:
         """The claims and the earlier waiters; :meth:`wait_behind` waits until these change."""
-        self._tickets = registry.tickets(self.slot.handle)
+        self._tickets, _ = registry.tables(self.slot.handle)
         return registry.read(self.slot.handle, before=self.ticket)
 
     def write(self) -> None:
@@ -190,14 +175,16 @@ class Place:
         while now < end:
             self._sleep(_SOON if now < self._quick_until else poll, end)
             now = time.monotonic()
-            if (is_near and registry.tickets(handle) != self._tickets) or not all(
+            tickets, beats = registry.tables(handle)
+            if (is_near and tickets != self._tickets) or not all(
                 registry.still_waits(handle, other) for other in others
             ):
                 self._quick_until = now + _NEAR_POLLS
                 return
             if now >= check:
                 check = now + checks
-                if not self.slot.is_current or self._passes(others):
+                fresh = (_is_fresh(beats[other.slot], kernel.uptime()) for other in others)
+                if not (self.slot.is_current and all(fresh)) or stopped(others):
                     return
 
     def wait_for_gpus(
@@ -227,12 +214,6 @@ class Place:
         if now - self._beaten >= BEAT:
             self.slot.beat()
             self._beaten = now
-
-    def _passes(self, others: Sequence[Entry]) -> bool:
-        """Whether one of them is stopped or stuck by now."""
-        handle, now = self.slot.handle, kernel.uptime()
-        beats = [registry.beat_of(handle, other.slot) for other in others]
-        return not all(_is_fresh(beat, now) for beat in beats) or bool(stopped(others))
 
 
 def _exists(pid: int) -> bool:

@@ -25,37 +25,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NAME = "registry"
-VERSION = 2
-SLOTS = 512
-SLOT_SIZE = 4096
+NAME, VERSION = "registry", 2
+SLOTS, SLOT_SIZE = 512, 4096
 
-TICKETS = struct.Struct(f"<{SLOTS}Q")
-"""At the file's start: each slot's place in the queue; the lowest is first."""
-
-BEATS = struct.Struct(f"<{SLOTS}d")
-"""Behind the tickets: when each waiter was last known to be well, by CLOCK_BOOTTIME."""
-
+# The layout. At the file's start are two tables: each slot's ticket, of which the lowest is first,
+# and when its writer was last known to be well, by CLOCK_BOOTTIME. Then come the records. Bytes
+# behind them are locked: one of each slot while its writer waits, one while it holds GPUs, and 64
+# for the claims inside its claim, more than any has GPUs.
+TICKETS, BEATS = struct.Struct(f"<{SLOTS}Q"), struct.Struct(f"<{SLOTS}d")
 RECORDS = TICKETS.size + BEATS.size
-"""The first byte of slot 0's record."""
-
 WAITS = RECORDS + SLOTS * SLOT_SIZE
-"""The byte, behind the records, that slot 0's writer locks while it waits."""
-
 HOLDS = WAITS + SLOTS
-"""The byte that it locks while it holds GPUs."""
+PARTS, PART_COUNT = HOLDS + SLOTS, 64
 
-PARTS = HOLDS + SLOTS
-"""The first byte for the claims inside slot 0's claim; each slot has ``PART_COUNT``."""
-
-PART_COUNT = 64
-"""More than any claim has GPUs."""
-
-MOST = (1 << 53) - 1
-"""The largest number that counts: larger ones are not exact in other languages' JSON."""
-
-_READS = 3
-"""How often an unreadable record is read: a write may be half done."""
+MOST = (1 << 53) - 1  # the largest number that counts: others are not exact in all languages' JSON
+_READS = 3  # of an unreadable record: a write may be half done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +95,9 @@ def about_me() -> dict[str, Any]:
     """What this process writes about itself."""
     pid = kernel.process_id()
     facts = kernel.thread_facts(pid, pid)
-    return {
-        "pid": pid,
-        "start": facts.started if facts else None,
-        "uid": kernel.user_id(),
-        "name": kernel.name_of(pid) or "",
-        "since": kernel.wall_clock(),
-    }
+    start, name = (facts.started if facts else None), kernel.name_of(pid) or ""
+    now = kernel.wall_clock()
+    return {"pid": pid, "start": start, "uid": kernel.user_id(), "name": name, "since": now}
 
 
 def living(found: Iterable[Entry]) -> frozenset[int]:
@@ -164,8 +144,11 @@ class Slot:
     """
 
     def __init__(self, handle: int, number: int) -> None:
+        """It is locked; remove what its last writer has written."""
         self.handle, self.number = handle, number
         self._mark = descriptors.mark_of(handle)
+        self._put(RECORDS + self.number * SLOT_SIZE, b" " * SLOT_SIZE)
+        self.beat(ticket=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record.
@@ -191,11 +174,6 @@ class Slot:
     def _put(self, at: int, data: bytes) -> None:
         with directory.using(path()):
             locks.write_at(self.handle, at, data)
-
-    def clear(self) -> None:
-        """Remove what the slot's last writer has written."""
-        self._put(RECORDS + self.number * SLOT_SIZE, b" " * SLOT_SIZE)
-        self.beat(ticket=0)
 
     def hold_begins(self) -> None:
         """Write that this process holds GPUs, and no longer waits."""
@@ -251,12 +229,10 @@ def take() -> Slot:
     descriptors.private.add(handle)  # until it holds GPUs: a child must not keep a waiter's place
     try:
         with directory.using(path()):
-            slot = Slot(handle, _lock_free_slot(handle))
-        slot.clear()
+            return Slot(handle, _lock_free_slot(handle))
     except BaseException:
         descriptors.close(handle)
         raise
-    return slot
 
 
 def _lock_free_slot(handle: int) -> int:
@@ -318,9 +294,7 @@ def read(handle: int, *, before: int | None = None) -> tuple[Entry, ...]:
     with directory.using(path()):
         held = holding(handle)
         waiting = [] if before == 0 else locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
-        head = locks.read_at(handle, 0, RECORDS).ljust(RECORDS, b"\0")
-    tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
-    beats = BEATS.unpack_from(head, TICKETS.size)
+        tickets, beats = tables(handle)
     slots = {at - WAITS for at in waiting}
     if before is not None:
         slots = {slot for slot in slots if tickets[slot] < before}
@@ -342,23 +316,21 @@ def holding(handle: int, first: int = 0, end: int = SLOTS) -> frozenset[int]:
     return frozenset(at - HOLDS for at in found)
 
 
-def tickets(handle: int) -> bytes:
-    """All tickets: they change whenever a waiter comes, is served or gives up."""
-    return locks.read_at(handle, 0, TICKETS.size)
+def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
+    """The tickets and the beats of all slots.
+
+    The tickets change whenever a waiter comes, is served or gives up.
+    """
+    head = locks.read_at(handle, 0, RECORDS).ljust(RECORDS, b"\0")
+    tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
+    return tickets, BEATS.unpack_from(head, TICKETS.size)
 
 
 def still_waits(handle: int, entry: Entry) -> bool:
     """Whether a waiter is still there: a few microseconds, unlike :func:`read`."""
     byte, ticket = WAITS + entry.slot, struct.pack("<Q", entry.ticket)
-    return locks.read_at(handle, 8 * entry.slot, 8) == ticket and bool(
-        locks.locked_bytes(handle, byte, byte + 1)
-    )
-
-
-def beat_of(handle: int, slot: int) -> float:
-    """When the writer of a slot was last known to be well."""
-    data = locks.read_at(handle, TICKETS.size + 8 * slot, 8)
-    return float(struct.unpack("<d", data.ljust(8, b"\0"))[0])
+    is_same = locks.read_at(handle, 8 * entry.slot, 8) == ticket
+    return is_same and bool(locks.locked_bytes(handle, byte, byte + 1))
 
 
 def _read_record(handle: int, slot: int) -> Mapping[str, Any]:

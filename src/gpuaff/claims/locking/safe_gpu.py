@@ -22,37 +22,26 @@ from gpuaff.claims.locking.directory import holder_in_words
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.notices import Notice, printable
 
-DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108 - safe_gpu's
-"""The path that is built into safe_gpu."""
+# It is built into safe_gpu.
+DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108
 
+# In seconds: so long does a claim wait at least for safe_gpu users to choose, even one that does
+# not wait for GPUs: it is not known yet which they take. They import torch meanwhile, 4 s each on
+# a real machine, one after another.
 LIMIT = 60.0
-"""How long a claim waits at least for safe_gpu users to choose, in seconds, even one that does not
-wait for GPUs: it is not known yet which they take. They import torch meanwhile, 4 s each on a real
-machine, one after another."""
-
+# So long does a claim let waiting safe_gpu users go first. Claims that hold the lock meanwhile need
+# a second, or the time that importing torch takes; one that holds it for longer is stopped, and
+# standing back does not help then.
 STAND_BACK = 20.0
-"""How long a claim lets waiting safe_gpu users go first, in seconds. Claims that hold the lock
-meanwhile need a second, or the time that importing torch takes; one that holds it for longer is
-stopped, and standing back does not help then."""
-
-_STEP = 0.005
-"""Seconds between two looks at the waiters, or at what another process is about to make."""
-
-_MAKING = 0.1
-"""For how many seconds the file is looked for again, while safe_gpu may be making it."""
-
-_LOG_AFTER = 1.0
-"""Seconds of waiting after which the log names the process that the claim waits for."""
+_STEP = 0.005  # between two looks at the waiters, or at what another process is about to make
+_MAKING = 0.1  # so long is the file looked for again, while safe_gpu may be making it
+_LOG_AFTER = 1.0  # so long a wait is logged, with the process that the claim waits for
 
 _logged: set[str] = set()
 
 
 def path() -> str | None:
-    """The lock file's path; None when ``GPUAFF_SAFE_GPU`` is off.
-
-    Raises:
-        InvalidOptionError: the variable is neither ``off`` nor a path.
-    """
+    """The lock file's path; None when ``GPUAFF_SAFE_GPU`` is off."""
     value = env.option("safe_gpu") or "on"
     if value.lower() in ("off", "no", "0", "false"):
         return None
