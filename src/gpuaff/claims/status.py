@@ -430,7 +430,7 @@ def _writer(snapshot: Snapshot, entry: Entry) -> ProcessInfo:
     found = _process(snapshot, pid) if entry.slot in snapshot.living else ProcessInfo(pid=pid)
     return replace(
         found,
-        command=found.command or entry.text("name") or None,
+        command=found.command or entry.name or None,
         user=found.user or user,
         since=entry.since,
     )
