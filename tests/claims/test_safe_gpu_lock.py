@@ -592,7 +592,7 @@ with holding(): pass
 heavy = {{"logging", "typing", "pathlib", "subprocess"}} & set(sys.modules) - before
 print(sorted(heavy), threading.active_count())
 """
-    assert printed(script, env={"GPUAFF_SAFE_GPU": str(lock)}) == "[] 1"
+    assert printed(script, env={"GPUAFF_SAFE_GPU": str(lock)}, fresh=True) == "[] 1"
 
 
 @pytest.mark.fake_driver
