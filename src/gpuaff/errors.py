@@ -117,7 +117,7 @@ class NotEnoughGpusError(ClaimError):
     Attributes:
         wanted: how many were requested.
         found: how many match the request.
-        reason: what was found, and why, in one line.
+        reason: what was found, and why; where single GPUs are the reason, each on its own line.
     """
 
     wanted: int
@@ -149,7 +149,8 @@ class GpusBusyError(ClaimError):
     def __str__(self) -> str:
         count = f"only {self.free}" if self.free else "none"
         found = f"requested {_gpus(self.wanted)}; {count} {'is' if self.free < 2 else 'are'} free"
-        return _joined(found, *self.reasons, self.narrowed, self.remedy)
+        lines = _joined(found, self.narrowed), self.remedy, *self.reasons
+        return "\n  ".join(filter(None, lines))
 
 
 @dataclass(eq=False, repr=False)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff._system.cuda import CudaError
-from gpuaff.claims.placeholder import Placeholder, kind_of, occupy
-from gpuaff.claims.placeholder.cuda_errors import explain
+from gpuaff.claims.placeholder import Placeholder, explain, kind_of, occupy
 from gpuaff.errors import InvalidOptionError
 
 from fakedriver.driver import FakeDriver

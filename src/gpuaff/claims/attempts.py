@@ -11,15 +11,20 @@ from dataclasses import dataclass, replace
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.candidates import Candidates
-from gpuaff.claims.devices.probe import describe_waiter, describe_writer
-from gpuaff.claims.locking import queue, registry
+from gpuaff.claims.devices.probe import Probe, describe_waiter, describe_writer
+from gpuaff.claims.locking import leases, queue, registry
 from gpuaff.claims.locking.guard import guarded
-from gpuaff.claims.locking.queue import Place, join
-from gpuaff.claims.locking.registry import Entry, Slot, about_me, stopped
+from gpuaff.claims.locking.leases import Lease
+from gpuaff.claims.locking.queue import Place
+from gpuaff.claims.locking.registry import Entry, Slot, stopped
 from gpuaff.claims.model import Device, Usage, Waiting
-from gpuaff.claims.sources import AnyLease, Source
+from gpuaff.claims.sources import SubLease, usages_inside
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuaff.launch.inherited import ParentClaim
 
 SETTLES = 1.0
 """How long to look again at GPUs whose processes have just ended, in seconds: the driver lists
@@ -44,15 +49,10 @@ class Settling:
 
     The kernel ends a process in steps: it gives back memory, then files and with them locks and
     contexts, and only then is it a zombie. The driver lists it for all that time, and a little
-    longer.
+    longer: ``settles`` seconds.
     """
 
     def __init__(self, settles: float = SETTLES) -> None:
-        """Nothing is leaving yet.
-
-        Args:
-            settles: how long to look again when no process is exiting any more, in seconds.
-        """
         self._settles = settles
         self._since: float | None = None
         self._exited = 0.0
@@ -85,18 +85,12 @@ class Settling:
         return self._since is not None and now < self._since + self._settles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Obtained:
-    """Devices that this process has leased.
-
-    Attributes:
-        devices: which, in CUDA's order.
-        lease: the locks.
-        slot: this process's slot in the registry.
-    """
+    """Devices that this process has leased, in CUDA's order, and its slot in the registry."""
 
     devices: tuple[Device, ...]
-    lease: AnyLease
+    lease: Lease | SubLease
     slot: Slot
 
 
@@ -133,16 +127,6 @@ class _Refused:
         return len(self.ahead), holders, uses, self.hidden
 
     @property
-    def holding(self) -> frozenset[int]:
-        """The slots of all claims."""
-        return frozenset(entry.slot for entry in self.entries if not entry.waits)
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """The other processes that use the devices."""
-        return frozenset(pid for usage in self.usages for pid in usage.pids)
-
-    @property
     def free(self) -> tuple[Device, ...]:
         """The devices that this process may lease now."""
         free = [usage.device for usage in self.usages if usage.busy is None]
@@ -165,9 +149,10 @@ class Attempts:
 
     def __init__(
         self,
-        source: Source,
         candidates: Candidates,
         *,
+        probe: Probe,
+        parent: ParentClaim | None,
         choose: Callable[[Sequence[Device]], tuple[Device, ...]],
         until_occupied: ExitStack,
         lock_others: Callable[[], AbstractContextManager[object]],
@@ -175,19 +160,21 @@ class Attempts:
         """Nothing is leased yet.
 
         Args:
-            source: where they are claimed from.
             candidates: the devices to choose from, and how many are requested.
+            probe: asks the driver about them.
+            parent: the claim that they are part of; the driver is not asked about these.
             choose: chooses among the free ones.
             until_occupied: gets the lock of ``lock_others`` when devices are leased.
             lock_others: keeps other libraries' users from choosing at the same time.
         """
-        self._source, self._candidates, self._choose = source, candidates, choose
+        self._candidates, self._count, self._choose = candidates, candidates.count, choose
+        self._probe, self._parent = probe, parent
         self._until_occupied, self._lock_others = until_occupied, lock_others
-        self._wants = self._fit = frozenset(map(source.key, candidates.devices))
-        self._record = about_me()
+        self._wants = self._fit = frozenset(map(self._key, candidates.devices))
+        self._record = registry.about_me()
         self._place: Place | None = None
         self._slot: Slot | None = None
-        self._lease: AnyLease | None = None
+        self._lease: Lease | SubLease | None = None
         self._started = time.monotonic()
         self._reported: object = None
 
@@ -210,7 +197,7 @@ class Attempts:
         while isinstance(got := self._attempt(may_join=wait is None or wait > 0), _Refused):
             self._refuse_if_hopeless(got)
             now = time.monotonic()
-            leaving = len(got.free_soon) >= self._candidates.count
+            leaving = len(got.free_soon) >= self._count
             settles = settling.goes_on(now, leaving=leaving, exiting=got.has_exiting)
             if settles and (self._place is None or settling.is_short(now)):
                 with interruptible():
@@ -225,7 +212,9 @@ class Attempts:
             if got.in_the_way:
                 self._place.wait_behind(got.in_the_way, left)
             else:
-                self._place.wait_for_gpus(got.holding, got.pids, left)
+                holding = frozenset(entry.slot for entry in got.entries if not entry.waits)
+                pids = frozenset(pid for usage in got.usages for pid in usage.pids)
+                self._place.wait_for_gpus(holding, pids, left)
         return got
 
     def preview(self) -> tuple[Device, ...]:
@@ -236,26 +225,25 @@ class Attempts:
             GpusBusyError: they are not free.
             LockDirectoryError: the lock directory cannot be used.
         """
-        self._source.look()
+        self._look()
         entries = registry.entries()
-        found = self._refused(entries, self._source.usages(entries))
+        found = self._refused(entries, self._usages(entries))
         self._refuse_if_hopeless(found)
         free = found.free
-        if len(free) < self._candidates.count:
+        if len(free) < self._count:
             free = tuple(one for one in self._candidates.devices if one in found.free_soon)
-        if len(free) < self._candidates.count:
+        if len(free) < self._count:
             raise self._not_free(found, 0)
         return self._choose(free)
 
     def release(self) -> None:
         """Give back the place in the queue, the leases and the slot, as far as it has them."""
-        held = self._slot, None if self._place is None else self._place.slot
-        slots = [slot for slot in held if slot is not None]
-        for slot in slots:
+        slot = self._slot if self._place is None else self._place.slot
+        if slot is not None:
             slot.withdraw()  # first: waiters wake up by the leases, and read the registry
         if self._lease is not None:
             self._lease.release()
-        for slot in slots:
+        if slot is not None:
             slot.release()
 
     def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
@@ -266,7 +254,7 @@ class Attempts:
         with ExitStack() as locked:
             locked.enter_context(self._lock_others())
             while True:
-                self._source.look()
+                self._look()
                 looked = time.monotonic()
                 with guarded():
                     if time.monotonic() - looked > _FRESH:
@@ -280,54 +268,48 @@ class Attempts:
 
     def _choose_and_lease(self) -> Obtained | _Refused:
         entries = self._entries()
-        found = self._refused(entries, self._source.usages(entries))
-        while len(found.free) >= self._candidates.count:
+        found = self._refused(entries, self._usages(entries))
+        while len(found.free) >= self._count:
             got = self._lease_all(self._choose(found.free))
             if isinstance(got, Obtained):
                 return got
             found = replace(found, hidden=found.hidden | {got})
         if found.hidden and self._place is None:  # a waiter sees when their locks go
-            return replace(found, exiting=self._source.exiting(found.hidden))
+            return replace(found, exiting=self._exiting(found.hidden))
         return found
 
     def _lease_all(self, chosen: tuple[Device, ...]) -> Obtained | Device:
-        slot = self._slot_for_claim()
-        self._lease = lease = self._source.lease(slot)
-        leased = lease.take(chosen)
+        slot = self._slot or registry.take() if self._place is None else self._place.slot
+        if self._place is None:
+            self._slot = slot
+        self._lease = Lease() if self._parent is None else SubLease(self._parent, slot)
+        leased = self._lease.take(chosen)
         if leased is not None:
             return leased
-        gpus = [self._source.key(one) for one in chosen]
+        gpus = [self._key(one) for one in chosen]
         slot.write({**self._record, "since": kernel.wall_clock(), "gpus": gpus})
         slot.hold_begins()
-        return Obtained(devices=chosen, lease=lease, slot=slot)
-
-    def _slot_for_claim(self) -> Slot:
-        """The place's slot, which changes when the registry was removed; else one of our own."""
-        if self._place is not None:
-            return self._place.slot
-        if self._slot is None:
-            self._slot = registry.take()
-        return self._slot
+        return Obtained(chosen, self._lease, slot)
 
     def _join(self, usages: Sequence[Usage]) -> Place:
         if self._slot is not None:  # of an attempt that failed: the place has its own
             self._slot.release()
             self._slot = None
         # A GPU that this process can never use is not kept from others.
-        fit = frozenset(self._source.key(one.device) for one in usages if not one.lasting)
+        fit = frozenset(self._key(one.device) for one in usages if not one.lasting)
         self._fit = fit or self._wants
-        return join(self._record, wanted=self._candidates.count, gpus=self._fit)
+        return queue.join(self._record, wanted=self._count, gpus=self._fit)
 
     def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
-        devices, key = self._candidates.devices, self._source.key
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
         way: tuple[Entry, ...] = ()
         passed: Collection[int] = {-1}
         while passed:  # of those in the way the near ones decide; with none, all may keep GPUs
             ahead = tuple(entry for entry in ahead if entry.slot not in passed)
-            way = queue.in_the_way(ahead, wants=self._fit, count=self._candidates.count)
+            way = queue.in_the_way(ahead, wants=self._fit, count=self._count)
             passed = stopped(way[: queue.NEAR] or ahead)
-        kept = {device: queue.kept_for(ahead, key(device)) for device in devices}
+        devices = self._candidates.devices
+        kept = {device: queue.kept_for(ahead, self._key(device)) for device in devices}
         return _Refused(
             usages=usages,
             ahead=ahead,
@@ -336,21 +318,49 @@ class Attempts:
             entries=entries,
         )
 
+    # What differs between the GPUs of the machine and those of a parent claim.
+
+    def _key(self, device: Device) -> str:
+        """The registry's name of a device."""
+        return device.uuid if self._parent is None else f"{self._parent.slot}/{device.uuid}"
+
+    def _look(self) -> None:
+        """Ask the driver, which takes a while, and may hang."""
+        if self._parent is None:
+            self._probe.prepare(registry.entries(before=0))
+
+    def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """How the devices are used: by the driver's last answer, and by the registry now."""
+        if self._parent is None:
+            return self._probe.evaluated(entries)
+        return usages_inside(self._parent, self._candidates.devices, entries)
+
+    def _described(self, got: _Refused) -> tuple[Usage, ...]:
+        """The last usages, with the names of processes in their messages."""
+        named = self._parent is not None or not got.usages
+        return got.usages if named else self._probe.described(got.entries)
+
+    def _exiting(self, devices: Collection[Device]) -> frozenset[Device]:
+        """Those whose lease only exiting processes hold, in the registry or not."""
+        if self._parent is not None:  # the lock of a device ends with the registry's entry
+            return frozenset()
+        holders = leases.holders(devices)
+        pids = {one: [holder.pid for holder in holders[one.uuid]] for one in devices}
+        return frozenset(one for one in devices if pids[one] and all(map(_is_exiting, pids[one])))
+
     def _entries(self) -> tuple[Entry, ...]:
         return registry.entries() if self._place is None else self._place.entries()
 
     def _refuse_if_hopeless(self, got: _Refused) -> None:
-        never = sum(usage.lasting for usage in got.usages)
-        usable = len(got.usages) - never
-        if never and usable < self._candidates.count:
-            usages = self._source.described(got.usages, got.entries)
-            why = "; ".join(usage.message for usage in usages if usage.lasting)
-            raise NotEnoughGpusError(self._candidates.count, usable, f"{usable} can be used: {why}")
+        usable = sum(not usage.lasting for usage in got.usages)
+        if len(got.usages) > usable and usable < self._count:
+            never = [usage.message for usage in self._described(got) if usage.lasting]
+            reason = "\n  ".join([f"{usable or 'none'} can be used", *never])
+            raise NotEnoughGpusError(self._count, usable, reason)
 
     def _not_free(self, got: _Refused, wait: float | None) -> Exception:
-        count, narrowed = self._candidates.count, self._candidates.narrowed
-        reasons = self._reasons(got)
-        busy = GpusBusyError(count, len(got.free), reasons, narrowed, "" if wait else _REMEDY)
+        remedy, narrowed = "" if wait else _REMEDY, self._candidates.narrowed
+        busy = GpusBusyError(self._count, len(got.free), self._reasons(got), narrowed, remedy)
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
     def _report(self, got: _Refused, on_wait: Callable[[Waiting], object] | None) -> None:
@@ -361,7 +371,7 @@ class Attempts:
         waiting = Waiting(
             position=len(got.ahead),
             waited=time.monotonic() - self._started,
-            wanted=self._candidates.count,
+            wanted=self._count,
             free=len(got.free),
             reasons=self._reasons(got),
         )
@@ -379,23 +389,20 @@ class Attempts:
 
     def _reasons(self, got: _Refused) -> tuple[str, ...]:
         """A line for each candidate that is not free."""
-        usages = self._source.described(got.usages, got.entries) if got.usages else ()
-        reasons = {usage.device: usage.message for usage in usages if usage.busy is not None}
+        reasons = {one.device: one.message for one in self._described(got) if one.busy is not None}
         for device in got.hidden:
             reasons.setdefault(device, f"{device}: leased by a process that is not visible here")
-        if not got.usages:
-            reasons = self._leased(got.entries)
+        if not got.usages:  # the registry alone knows the holders
+            held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
+            for device in self._candidates.devices:
+                if (entry := held.get(self._key(device))) is not None:
+                    holder = describe_writer(entry, since=entry.since)
+                    reasons[device] = f"{device}: leased by {holder}"
         waiters = {entry.slot: describe_waiter(entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():
             reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
         return tuple(reasons[one] for one in self._candidates.devices if one in reasons)
 
-    def _leased(self, entries: Sequence[Entry]) -> dict[Device, str]:
-        """The holders by the registry alone."""
-        held = {key: entry for entry in entries if not entry.waits for key in entry.gpus}
-        found = {one: held.get(self._source.key(one)) for one in self._candidates.devices}
-        return {
-            device: f"{device}: leased by {describe_writer(entry, since=entry.since)}"
-            for device, entry in found.items()
-            if entry is not None
-        }
+
+def _is_exiting(pid: int | None) -> bool:
+    return pid is not None and kernel.is_exiting(pid)

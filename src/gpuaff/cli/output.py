@@ -97,10 +97,10 @@ def show_notes(notices: Iterable[Notice]) -> None:
 
 
 def print_stderr(text: str) -> None:
-    """Print one line on standard error, where that can be written."""
+    """Print a line, and indented ones below it, on standard error, where that can be written."""
     if sys.stderr is not None:  # print() would take standard output instead
         with suppress(OSError):  # its reader has gone, or its disk is full
-            print(f"gpuaff: {_encodable(text)}", file=sys.stderr)
+            print("gpuaff:", "\n  ".join(map(_encodable, text.split("\n  "))), file=sys.stderr)
 
 
 def _encodable(text: str) -> str:

@@ -221,7 +221,7 @@ class GPUOwner:
         self._claim_gpus(nb_gpus)
 
     def _claim_gpus(self, nb_gpus: int) -> None:
-        from gpuaff.claims.claiming import claim_gpus as claim
+        from gpuaff.claims import claim_gpus as claim
 
         if nb_gpus == 0:  # safe_gpu hides all GPUs then
             env.put("CUDA_VISIBLE_DEVICES", "")
