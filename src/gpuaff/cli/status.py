@@ -107,7 +107,7 @@ def _holders(gpu: GpuStatus) -> Iterator[Line]:
 
 
 def _lease(lease: LeaseStatus) -> Iterator[Line]:
-    claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
+    claimer = replace(lease, since=None) if lease.gone else lease
     ended = Span(", which has ended", "bad") if lease.gone else ""
     yield line(f"leased by {_process(claimer)}", ended or _exiting(claimer))
     if lease.gone is not False:
@@ -118,9 +118,9 @@ def _lease(lease: LeaseStatus) -> Iterator[Line]:
 
 
 def _use(use: Use, lease: LeaseStatus | None) -> Line:
-    process = use.process
-    if lease is not None and process.pid == lease.claimer.pid:  # shown just above
-        process = replace(process, user=None, since=None)
+    process = use
+    if lease is not None and use.pid == lease.pid:  # shown just above
+        process = replace(use, user=None, since=None)
     memory = "" if use.memory is None else f", {size(use.memory)}"
     return line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
 
@@ -139,7 +139,7 @@ def _process(process: ProcessInfo) -> str:
 
 def _waiting(place: int, waiter: Waiter, status: Status) -> tuple[Line, ...]:
     stuck = "" if waiter.well else Span(" (stopped or stuck: others pass)", "bad")
-    return line(f"{place}."), line(_process(waiter.process)), line(_wanted(waiter, status), stuck)
+    return line(f"{place}."), line(_process(waiter)), line(_wanted(waiter, status), stuck)
 
 
 def _wanted(waiter: Waiter, status: Status) -> str:
