@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from gpuaff._system import cuda, env
@@ -24,10 +24,8 @@ from gpuaff.claims.candidates import (
 from gpuaff.claims.claim import Claim, Undo, claiming, state
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.conflicts import Strangers
-from gpuaff.claims.devices.probe import Probe
-from gpuaff.claims.devices.selection import choose, observe_connections
-from gpuaff.claims.locking import registry, safe_gpu
-from gpuaff.claims.model import ClaimedGpu, Demand, Device, Waiting
+from gpuaff.claims.locking import registry
+from gpuaff.claims.model import ClaimedGpu, Device, Waiting
 from gpuaff.claims.placeholder import (
     Kind,
     Placeholder,
@@ -95,11 +93,11 @@ def acquire(
         with open_session() as session, ExitStack() as until_occupied, Undo() as undo:
             driver_is_started()
             try:
-                acquisition = _Acquisition(request, session, until_occupied, own_is_free)
+                acquisition = _Acquisition(session, request, until_occupied, own_is_free)
                 acquisition.refuse_unknown_order(kind)
                 conflicts.stand_back()
                 undo.callback(acquisition.attempts.release)
-                obtained = acquisition.attempts.obtain(wait=request.wait, on_wait=on_wait)
+                obtained = acquisition.attempts.obtain(on_wait)
             except (GpusBusyError, NotEnoughGpusError):
                 if inherited.imports_script() and inherited.observe_parent_claim()[0] is not None:
                     _warn(inherited.IMPORTED)
@@ -120,61 +118,35 @@ def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]
     """
     request = parse_request(n, **arguments)
     with open_session() as session, ExitStack() as until_occupied:
-        return _Acquisition(request, session, until_occupied, own_is_free=True).attempts.preview()
+        return _Acquisition(session, request, until_occupied).attempts.preview()
 
 
 class _Acquisition:
-    """What is claimed, from where, and how it becomes a claim.
+    """What is claimed, and how it becomes a claim.
 
     After an earlier claim the request is for the GPUs to which CUDA is bound.
     """
 
     def __init__(
-        self, request: Request, session: Session, until_occupied: ExitStack, own_is_free: bool
+        self,
+        session: Session,
+        request: Request,
+        until_occupied: ExitStack,
+        own_is_free: bool = True,
     ) -> None:
         self._session, self._devices = session, session.devices()
         self._parent = parent_claim()
         self._limits = _limits(session, self._parent, request)
-        self._request = request = _for_bound_cuda(request, self._devices)
-        self._warnings: tuple[Notice, ...] = ()
-        candidates = find_candidates(self._devices, request, self._limits)
-        self._probe = Probe(
-            session,
-            candidates.devices,
-            demand=Demand(
-                min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
-            ),
-            own_is_free=own_is_free,
-        )
-        self._count, self._topology = candidates.count, None
-        is_open = request.gpus is None and candidates.count < len(candidates.devices)
-        if is_open and not any(one.is_mig for one in candidates.devices):
-            self._topology = observe_connections(session)
+        self._request = _for_bound_cuda(request, self._devices)
+        candidates = find_candidates(self._devices, self._request, self._limits)
         self.attempts = Attempts(
+            session,
+            self._request,
             candidates,
-            probe=self._probe,
-            parent=self._parent,
-            choose=self._choose,
+            self._parent,
+            own_is_free=own_is_free,
             until_occupied=until_occupied,
-            lock_others=self._lock_safe_gpu,
         )
-
-    def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
-        if self._topology is None:
-            return tuple(free[: self._count])
-        indices = [device.index for device in free]
-        chosen = choose(self._count, indices, topology=self._topology, idle=self._probe.idle)
-        return tuple(device for device in free if device.index in chosen)
-
-    @contextmanager
-    def _lock_safe_gpu(self) -> Iterator[None]:
-        """Keep safe_gpu's users from choosing; inside a claim they never do."""
-        if self._parent is not None:
-            yield
-            return
-        limit = safe_gpu.patience(self._request.wait)
-        with safe_gpu.holding(self._count, limit=limit) as self._warnings:
-            yield
 
     def refuse_unknown_order(self, kind: Kind) -> None:
         """Without our variables, only CUDA itself knows how it numbers GPUs that differ (D6)."""
@@ -200,7 +172,7 @@ class _Acquisition:
         """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
         strangers = None
         if self._parent is None and kind is not None:
-            strangers = Strangers(self._probe, obtained.devices)
+            strangers = Strangers(self.attempts.probe, obtained.devices)
         left_out = self._session.left_out()  # again: one may be lost by now
         _export(self._variables(obtained, by_uuid=bool(left_out)), undo)
         ordinals = self._ordinals(obtained.devices, kind)
@@ -226,7 +198,7 @@ class _Acquisition:
             obtained=obtained,
             placeholders=placeholders,
             grant=grant,
-            warnings=(*self._warnings, *more),
+            warnings=(*self.attempts.warnings, *more),
             undo=undo.pop_all(),
         )
 
@@ -302,10 +274,10 @@ def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     if state.cuda_bound_gpus is None:
         return request
     uuids = tuple(gpu.uuid for gpu in state.cuda_bound_gpus)
-    exactly = named_devices("gpus", request.gpus or uuids, devices)
-    some = named_devices("candidates", request.candidates or uuids, devices)
-    fits = request.count in (None, len(uuids)) and {device.uuid for device in exactly} == {*uuids}
-    if not fits or not {*uuids} <= {device.uuid for device in some}:
+    option = "candidates" if request.gpus is None else "gpus"
+    names = request.gpus or request.candidates or uuids
+    named = {device.uuid for device in named_devices(option, names, devices)}
+    if request.count not in (None, len(uuids)) or not named.issuperset(uuids):
         raise CudaInitializedError(
             f"CUDA was started under an earlier claim of this process, of {', '.join(uuids)}, and "
             "shows those GPUs for good: claim all of them again, or start the program again (in a "

@@ -5,26 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.candidates import Candidates
+from gpuaff.claims.candidates import Candidates, Request
 from gpuaff.claims.devices.probe import Probe, describe_waiter, describe_writer
-from gpuaff.claims.locking import leases, queue, registry
+from gpuaff.claims.devices.selection import choose, observe_connections
+from gpuaff.claims.locking import leases, queue, registry, safe_gpu
 from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place
 from gpuaff.claims.locking.registry import Entry, Slot, stopped
-from gpuaff.claims.model import Device, Usage, Waiting
+from gpuaff.claims.model import Demand, Device, Usage, Waiting
 from gpuaff.claims.sources import SubLease, usages_inside
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpuaff._system.nvml import Session
     from gpuaff.launch.inherited import ParentClaim
+    from gpuaff.notices import Notice
 
 SETTLES = 1.0
 """How long to look again at GPUs whose processes have just ended, in seconds: the driver lists
@@ -145,32 +148,46 @@ class _Refused:
 
 
 class Attempts:
-    """Tries to lease devices, until it succeeds or its time is up."""
+    """Tries to lease some of the candidates, until it succeeds or its time is up.
+
+    Attributes:
+        probe: asks the driver about them, unless they are part of a parent claim.
+        warnings: what went wrong without preventing the claim.
+    """
 
     def __init__(
         self,
+        session: Session,
+        request: Request,
         candidates: Candidates,
-        *,
-        probe: Probe,
         parent: ParentClaim | None,
-        choose: Callable[[Sequence[Device]], tuple[Device, ...]],
+        *,
+        own_is_free: bool = True,
         until_occupied: ExitStack,
-        lock_others: Callable[[], AbstractContextManager[object]],
     ) -> None:
         """Nothing is leased yet.
 
         Args:
+            session: asks the driver.
+            request: what each device must meet, and how long to wait.
             candidates: the devices to choose from, and how many are requested.
-            probe: asks the driver about them.
-            parent: the claim that they are part of; the driver is not asked about these.
-            choose: chooses among the free ones.
-            until_occupied: gets the lock of ``lock_others`` when devices are leased.
-            lock_others: keeps other libraries' users from choosing at the same time.
+            parent: the claim that they are part of.
+            own_is_free: whether a device is free that only own processes use.
+            until_occupied: keeps safe_gpu's users from choosing once devices are leased.
         """
-        self._candidates, self._count, self._choose = candidates, candidates.count, choose
-        self._probe, self._parent = probe, parent
-        self._until_occupied, self._lock_others = until_occupied, lock_others
-        self._wants = self._fit = frozenset(map(self._key, candidates.devices))
+        self._devices, self._count = candidates.devices, candidates.count
+        self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
+        demand = Demand(
+            min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
+        )
+        self.probe = Probe(session, self._devices, demand=demand, own_is_free=own_is_free)
+        self.warnings: tuple[Notice, ...] = ()
+        self._until_occupied = until_occupied
+        self._topology = None
+        is_open = request.gpus is None and self._count < len(self._devices)
+        if is_open and not any(one.is_mig for one in self._devices):
+            self._topology = observe_connections(session)
+        self._wants = self._fit = frozenset(map(self._key, self._devices))
         self._record = registry.about_me()
         self._place: Place | None = None
         self._slot: Slot | None = None
@@ -178,23 +195,17 @@ class Attempts:
         self._started = time.monotonic()
         self._reported: object = None
 
-    def obtain(
-        self, *, wait: float | None, on_wait: Callable[[Waiting], object] | None = None
-    ) -> Obtained:
-        """Lease the devices, waiting in the queue if necessary.
-
-        Args:
-            wait: for how long, in seconds; None is without limit.
-            on_wait: called when the wait begins, and when its state changes.
+    def obtain(self, on_wait: Callable[[Waiting], object] | None = None) -> Obtained:
+        """Lease the devices, waiting in the queue if that was requested.
 
         Raises:
             NotEnoughGpusError: too many of the devices can never be used by this process.
-            GpusBusyError: they are not free, and ``wait`` is 0.
+            GpusBusyError: they are not free, and no wait was requested.
             ClaimTimeoutError: they did not become free in time.
             LockDirectoryError: the lock directory cannot be used.
         """
-        settling = Settling()
-        while isinstance(got := self._attempt(may_join=wait is None or wait > 0), _Refused):
+        settling, wait = Settling(), self._wait
+        while isinstance(got := self._attempt(), _Refused):
             self._refuse_if_hopeless(got)
             now = time.monotonic()
             leaving = len(got.free_soon) >= self._count
@@ -231,7 +242,7 @@ class Attempts:
         self._refuse_if_hopeless(found)
         free = found.free
         if len(free) < self._count:
-            free = tuple(one for one in self._candidates.devices if one in found.free_soon)
+            free = tuple(one for one in self._devices if one in found.free_soon)
         if len(free) < self._count:
             raise self._not_free(found, 0)
         return self._choose(free)
@@ -246,13 +257,15 @@ class Attempts:
         if slot is not None:
             slot.release()
 
-    def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
+    def _attempt(self) -> Obtained | _Refused:
         if self._place is not None:
             found = self._refused(self._entries(), ())
             if found.in_the_way:
                 return found
         with ExitStack() as locked:
-            locked.enter_context(self._lock_others())
+            if self._parent is None:  # inside a claim, safe_gpu's users never choose
+                limit = safe_gpu.patience(self._wait)
+                self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
                 self._look()
                 looked = time.monotonic()
@@ -262,7 +275,7 @@ class Attempts:
                     got = self._choose_and_lease()
                     if isinstance(got, Obtained):
                         self._until_occupied.push(locked.pop_all())
-                    elif may_join and self._place is None:
+                    elif self._wait != 0 and self._place is None:
                         self._place = self._join(got.usages)
                     return got
 
@@ -277,6 +290,13 @@ class Attempts:
         if found.hidden and self._place is None:  # a waiter sees when their locks go
             return replace(found, exiting=self._exiting(found.hidden))
         return found
+
+    def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
+        if self._topology is None:
+            return tuple(free[: self._count])
+        indices = [device.index for device in free]
+        chosen = choose(self._count, indices, topology=self._topology, idle=self.probe.idle)
+        return tuple(device for device in free if device.index in chosen)
 
     def _lease_all(self, chosen: tuple[Device, ...]) -> Obtained | Device:
         slot = self._slot or registry.take() if self._place is None else self._place.slot
@@ -308,7 +328,7 @@ class Attempts:
             ahead = tuple(entry for entry in ahead if entry.slot not in passed)
             way = queue.in_the_way(ahead, wants=self._fit, count=self._count)
             passed = stopped(way[: queue.NEAR] or ahead)
-        devices = self._candidates.devices
+        devices = self._devices
         kept = {device: queue.kept_for(ahead, self._key(device)) for device in devices}
         return _Refused(
             usages=usages,
@@ -327,18 +347,18 @@ class Attempts:
     def _look(self) -> None:
         """Ask the driver, which takes a while, and may hang."""
         if self._parent is None:
-            self._probe.prepare(registry.entries(before=0))
+            self.probe.prepare(registry.entries(before=0))
 
     def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used: by the driver's last answer, and by the registry now."""
         if self._parent is None:
-            return self._probe.evaluated(entries)
-        return usages_inside(self._parent, self._candidates.devices, entries)
+            return self.probe.evaluated(entries)
+        return usages_inside(self._parent, self._devices, entries)
 
     def _described(self, got: _Refused) -> tuple[Usage, ...]:
         """The last usages, with the names of processes in their messages."""
         named = self._parent is not None or not got.usages
-        return got.usages if named else self._probe.described(got.entries)
+        return got.usages if named else self.probe.described(got.entries)
 
     def _exiting(self, devices: Collection[Device]) -> frozenset[Device]:
         """Those whose lease only exiting processes hold, in the registry or not."""
@@ -359,7 +379,7 @@ class Attempts:
             raise NotEnoughGpusError(self._count, usable, reason)
 
     def _not_free(self, got: _Refused, wait: float | None) -> Exception:
-        remedy, narrowed = "" if wait else _REMEDY, self._candidates.narrowed
+        remedy, narrowed = "" if wait else _REMEDY, self._narrowed
         busy = GpusBusyError(self._count, len(got.free), self._reasons(got), narrowed, remedy)
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
@@ -394,14 +414,14 @@ class Attempts:
             reasons.setdefault(device, f"{device}: leased by a process that is not visible here")
         if not got.usages:  # the registry alone knows the holders
             held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
-            for device in self._candidates.devices:
+            for device in self._devices:
                 if (entry := held.get(self._key(device))) is not None:
                     holder = describe_writer(entry, since=entry.since)
                     reasons[device] = f"{device}: leased by {holder}"
         waiters = {entry.slot: describe_waiter(entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():
             reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
-        return tuple(reasons[one] for one in self._candidates.devices if one in reasons)
+        return tuple(reasons[one] for one in self._devices if one in reasons)
 
 
 def _is_exiting(pid: int | None) -> bool:
