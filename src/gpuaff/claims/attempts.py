@@ -18,7 +18,7 @@ from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place
 from gpuaff.claims.locking.registry import Entry, Slot, stopped
-from gpuaff.claims.model import Demand, Device, Usage, Waiting
+from gpuaff.claims.model import Busy, Demand, Device, Usage, Waiting
 from gpuaff.claims.sources import SubLease, usages_inside
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
@@ -62,15 +62,10 @@ class Settling:
         self._has_exiting = False
 
     def goes_on(self, now: float, *, leaving: bool, exiting: bool) -> bool:
-        """Whether to look again.
+        """Whether to look again, by what was seen ``now``, in seconds of a monotonic clock.
 
         Also once more when a process was exiting at the last look, and what is left is not leaving:
         it may have ended between two readings of that look.
-
-        Args:
-            now: seconds, by a clock that only goes forward.
-            leaving: whether what was seen now is about to go.
-            exiting: whether a process is still exiting.
         """
         had_exiting, self._has_exiting = self._has_exiting, leaving and exiting
         if not leaving:
@@ -99,17 +94,14 @@ class Obtained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    """Why an attempt got nothing.
+    """What an attempt saw that got nothing.
 
     Attributes:
-        usages: how the candidates are used; empty where earlier waiters want so many that the
-            driver was not asked.
+        usages: how the candidates are used; empty where the driver was not asked, as too many are
+            ``in_the_way``.
         ahead: the earlier waiters.
         in_the_way: those of them that must leave before there are enough devices to choose from.
-        kept: the candidates that these may choose, with the first such waiter of each.
-        entries: the registry.
-        hidden: devices whose lease an invisible process holds.
-        exiting: those of them whose lease only exiting processes hold.
+        kept: the candidates that ``ahead`` may choose, with the first such waiter of each.
     """
 
     usages: tuple[Usage, ...]
@@ -117,8 +109,6 @@ class _Refused:
     in_the_way: tuple[Entry, ...]
     kept: Mapping[Device, Entry]
     entries: tuple[Entry, ...]
-    hidden: frozenset[Device] = frozenset()
-    exiting: frozenset[Device] = frozenset()
 
     @property
     def state(self) -> object:
@@ -127,24 +117,17 @@ class _Refused:
         if self.in_the_way:
             return len(self.ahead), holders
         uses = [(one.device.uuid, one.busy, one.pids) for one in self.usages]
-        return len(self.ahead), holders, uses, self.hidden
+        return len(self.ahead), holders, uses
 
     @property
     def free(self) -> tuple[Device, ...]:
-        """The devices that this process may lease now."""
-        free = [usage.device for usage in self.usages if usage.busy is None]
-        return tuple(one for one in free if one not in self.hidden and one not in self.kept)
+        free = (usage.device for usage in self.usages if usage.busy is None)
+        return tuple(device for device in free if device not in self.kept)
 
     @property
-    def free_soon(self) -> frozenset[Device]:
-        """The free devices, and those whose processes are about to end."""
-        leaving = frozenset(usage.device for usage in self.usages if usage.leaving)
-        return (leaving | self.exiting).difference(self.kept).union(self.free)
-
-    @property
-    def has_exiting(self) -> bool:
-        """Whether a process is exiting on one of the devices."""
-        return bool(self.exiting) or any(usage.exiting for usage in self.usages)
+    def free_soon(self) -> tuple[Device, ...]:
+        soon = (one.device for one in self.usages if one.busy is None or one.leaving)
+        return tuple(device for device in soon if device not in self.kept)
 
 
 class Attempts:
@@ -173,7 +156,7 @@ class Attempts:
             candidates: the devices to choose from, and how many are requested.
             parent: the claim that they are part of.
             own_is_free: whether a device is free that only own processes use.
-            until_occupied: keeps safe_gpu's users from choosing once devices are leased.
+            until_occupied: gets safe_gpu's lock when devices are leased.
         """
         self._devices, self._count = candidates.devices, candidates.count
         self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
@@ -209,7 +192,8 @@ class Attempts:
             self._refuse_if_hopeless(got)
             now = time.monotonic()
             leaving = len(got.free_soon) >= self._count
-            settles = settling.goes_on(now, leaving=leaving, exiting=got.has_exiting)
+            exiting = any(usage.exiting for usage in got.usages)
+            settles = settling.goes_on(now, leaving=leaving, exiting=exiting)
             if settles and (self._place is None or settling.is_short(now)):
                 with interruptible():
                     time.sleep(STEP)
@@ -229,20 +213,12 @@ class Attempts:
         return got
 
     def preview(self) -> tuple[Device, ...]:
-        """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked.
-
-        Raises:
-            NotEnoughGpusError: too many of the devices can never be used by this process.
-            GpusBusyError: they are not free.
-            LockDirectoryError: the lock directory cannot be used.
-        """
+        """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked."""
         self._look()
         entries = registry.entries()
         found = self._refused(entries, self._usages(entries))
         self._refuse_if_hopeless(found)
-        free = found.free
-        if len(free) < self._count:
-            free = tuple(one for one in self._devices if one in found.free_soon)
+        free = found.free if len(found.free) >= self._count else found.free_soon
         if len(free) < self._count:
             raise self._not_free(found, 0)
         return self._choose(free)
@@ -282,14 +258,34 @@ class Attempts:
     def _choose_and_lease(self) -> Obtained | _Refused:
         entries = self._entries()
         found = self._refused(entries, self._usages(entries))
-        while len(found.free) >= self._count:
-            got = self._lease_all(self._choose(found.free))
+        free, hidden = found.free, set[Device]()
+        while len(free) >= self._count:
+            got = self._lease_all(self._choose(free))
             if isinstance(got, Obtained):
                 return got
-            found = replace(found, hidden=found.hidden | {got})
-        if found.hidden and self._place is None:  # a waiter sees when their locks go
-            return replace(found, exiting=self._exiting(found.hidden))
-        return found
+            hidden.add(got)
+            free = tuple(device for device in free if device != got)
+        return replace(found, usages=self._with_hidden(found.usages, hidden)) if hidden else found
+
+    def _with_hidden(self, usages: Sequence[Usage], hidden: set[Device]) -> tuple[Usage, ...]:
+        """The same, with leases that are not in the registry."""
+        # A waiter sees when their locks go; those of a parent claim go with the registry's entry.
+        is_needed = self._parent is None and self._place is None
+        holders = leases.holders(hidden) if is_needed else {}
+        found = []
+        for usage in usages:
+            device = usage.device
+            pids = [holder.pid for holder in holders.get(device.uuid, ())]
+            exiting = bool(pids) and all(pid and kernel.is_exiting(pid) for pid in pids)
+            lease = Usage(
+                device=device,
+                busy=Busy.LEASED,
+                message=f"{device}: leased by a process that is not visible here",
+                leaving=exiting,
+                exiting=exiting,
+            )
+            found.append(lease if device in hidden else usage)
+        return tuple(found)
 
     def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
         if self._topology is None:
@@ -319,6 +315,9 @@ class Attempts:
         fit = frozenset(self._key(one.device) for one in usages if not one.lasting)
         self._fit = fit or self._wants
         return queue.join(self._record, wanted=self._count, gpus=self._fit)
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return registry.entries() if self._place is None else self._place.entries()
 
     def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
@@ -357,19 +356,8 @@ class Attempts:
 
     def _described(self, got: _Refused) -> tuple[Usage, ...]:
         """The last usages, with the names of processes in their messages."""
-        named = self._parent is not None or not got.usages
-        return got.usages if named else self.probe.described(got.entries)
-
-    def _exiting(self, devices: Collection[Device]) -> frozenset[Device]:
-        """Those whose lease only exiting processes hold, in the registry or not."""
-        if self._parent is not None:  # the lock of a device ends with the registry's entry
-            return frozenset()
-        holders = leases.holders(devices)
-        pids = {one: [holder.pid for holder in holders[one.uuid]] for one in devices}
-        return frozenset(one for one in devices if pids[one] and all(map(_is_exiting, pids[one])))
-
-    def _entries(self) -> tuple[Entry, ...]:
-        return registry.entries() if self._place is None else self._place.entries()
+        is_known = self._parent is not None or not got.usages
+        return got.usages if is_known else self.probe.described(got.entries)
 
     def _refuse_if_hopeless(self, got: _Refused) -> None:
         usable = sum(not usage.lasting for usage in got.usages)
@@ -398,20 +386,17 @@ class Attempts:
         from logging import getLogger  # only waiters need it
 
         with interruptible():
-            getLogger("gpuaff").info(
-                "waiting for %s, %s: %s",
-                counted(waiting.wanted, "GPU"),
-                f"{waiting.position} before us" if waiting.position else "next in line",
-                "; ".join(waiting.reasons),
-            )
+            place = f"{waiting.position} before us" if waiting.position else "next in line"
+            reasons = "; ".join(waiting.reasons)
+            gpus = counted(waiting.wanted, "GPU")
+            getLogger("gpuaff").info("waiting for %s, %s: %s", gpus, place, reasons)
             if on_wait is not None:
                 on_wait(waiting)
 
     def _reasons(self, got: _Refused) -> tuple[str, ...]:
         """A line for each candidate that is not free."""
-        reasons = {one.device: one.message for one in self._described(got) if one.busy is not None}
-        for device in got.hidden:
-            reasons.setdefault(device, f"{device}: leased by a process that is not visible here")
+        usages = (*got.usages, *self._described(got))  # these know the names
+        reasons = {usage.device: usage.message for usage in usages if usage.busy is not None}
         if not got.usages:  # the registry alone knows the holders
             held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
             for device in self._devices:
@@ -422,7 +407,3 @@ class Attempts:
         for device, entry in got.kept.items():
             reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
         return tuple(reasons[one] for one in self._devices if one in reasons)
-
-
-def _is_exiting(pid: int | None) -> bool:
-    return pid is not None and kernel.is_exiting(pid)
