@@ -5,7 +5,7 @@ Pure: their use is looked at elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -138,37 +138,32 @@ class Limits:
     """What limits the choice of this process: environment, scheduler, parent claim.
 
     Attributes:
-        visible: CUDA_VISIBLE_DEVICES; None when it is unset.
-        device_order: CUDA_DEVICE_ORDER; None when it is unset.
-        granted: what the scheduler granted.
-        parent: the claim in which this process runs.
+        visible: CUDA_VISIBLE_DEVICES.
+        device_order: CUDA_DEVICE_ORDER.
+        left_out: the GPUs that cannot be claimed and that CUDA may count.
         sharers: the ranks that divide the granted GPUs, with this rank among them; None where all
             are this process's.
-        left_out: the GPUs that cannot be claimed and that CUDA may count.
     """
 
     visible: str | None
     device_order: str | None
     granted: Granted
-    parent: ParentClaim | None = None
+    parent: ParentClaim | None
+    left_out: Sequence[LeftOut]
     sharers: Ranks | None = None
-    left_out: Sequence[LeftOut] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The devices that a claim may choose from.
+    """The devices that a claim may choose ``count`` from, by index, or as ``gpus=`` names them.
 
-    Attributes:
-        devices: in the order of their indices, or as ``gpus=`` names them.
-        count: how many of them are requested.
-        narrowed: why these are not all of the machine's; empty when they are, or when exactly
-            these were requested.
+    ``narrowed`` says why these are not all of the machine's; it is empty when they are, or when
+    exactly these were requested.
     """
 
     devices: tuple[Device, ...]
     count: int
-    narrowed: str = ""
+    narrowed: str
 
 
 def find_candidates(devices: Sequence[Device], request: Request, limits: Limits) -> Candidates:
@@ -181,46 +176,37 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
     """
     allowed, why = allowed_devices(devices, limits)
     count = _count(request, allowed, limits, why)
-    option = "gpus" if request.gpus is not None else "candidates" if request.candidates else ""
-    chosen = _requested(devices, allowed, request, limits, count, why)
-    found = f"{option}= names {len(chosen)}" if option else why
-    if bad := {device: problem for device, problem in _bad(devices).items() if device in chosen}:
-        chosen, allowed = (tuple(d for d in some if d not in bad) for some in (chosen, allowed))
-        found = why = _claimable(found, len(chosen), bad.values())
-        if len(chosen) < count:
-            raise NotEnoughGpusError(count, len(chosen), why)
+    chosen, found = _named(devices, allowed, why, request, limits, count)
+    bad = _bad(devices)
+    chosen, found = _identified(chosen, found, count, bad)
     if request.count is None and limits.sharers is not None:
         own = slice_for_rank(limits.sharers, count)
         # Where the granted ones are unknown, any of the visible ones will do.
         chosen = chosen[own] if len(chosen) == count else chosen
         count = own.stop - own.start
-    gpus = tuple(device for device in chosen if not device.is_mig)
-    if count > 1 and len(gpus) < len(chosen):
-        if len(gpus) < count:
-            why = "CUDA shows a process no more than one MIG instance"
-            raise NotEnoughGpusError(count, 1, why)
-        chosen = gpus
+    chosen = _without_instances(chosen, count)
     if len(chosen) < count:
         raise NotEnoughGpusError(count, len(chosen), found)
-    narrowed = why if option != "gpus" and len(allowed) < len(devices) else ""
-    if option == "candidates" and len(chosen) < len(allowed):
+    narrowed = ""
+    if request.candidates and len(chosen) < len(devices):
         narrowed = f"candidates= allows {_counted(chosen)} of the {len(devices)} here"
+    elif not request.gpus and (bad or len(allowed) < len(devices)):
+        narrowed = found
     return Candidates(devices=chosen, count=count, narrowed=narrowed)
 
 
-def _requested(
+def _named(
     devices: Sequence[Device],
     allowed: tuple[Device, ...],
+    why: str,
     request: Request,
     limits: Limits,
     count: int,
-    why: str,
-) -> tuple[Device, ...]:
-    """The devices that are named; else all whole GPUs, or all instances."""
-    option = "candidates" if request.gpus is None else "gpus"
-    names = request.candidates if request.gpus is None else request.gpus
-    if names is None:
-        return tuple(device for device in allowed if not device.is_mig) or allowed
+) -> tuple[tuple[Device, ...], str]:
+    """The devices that are named, else all whole GPUs, or all instances; and why no others."""
+    names, option = request.gpus or request.candidates, "gpus" if request.gpus else "candidates"
+    if not names:
+        return tuple(device for device in allowed if not device.is_mig) or allowed, why
     here = {device.index for device in devices}
     for one in limits.left_out:
         if one.index not in here and one.index in map(_index, names):
@@ -229,13 +215,35 @@ def _requested(
     for device in found:
         if device not in allowed:
             raise NotEnoughGpusError(count, 0, f"this process may not use {device}: {why}")
-    return found
+    return found, f"{option}= names {len(found)}"
 
 
-def _claimable(found: str, number: int, problems: Iterable[str]) -> str:
-    summary = f"{found}, of which {number or 'none'} can be claimed"
-    remedy = "see nvidia-smi -L, and how they are passed through to a VM"
-    return "\n  ".join((f"{summary}; {remedy}", *dict.fromkeys(problems)))
+def _identified(
+    devices: tuple[Device, ...], found: str, count: int, bad: Mapping[Device, str]
+) -> tuple[tuple[Device, ...], str]:
+    good = tuple(device for device in devices if device not in bad)
+    if len(good) == len(devices):
+        return devices, found
+    why = [bad[device] for device in devices if device in bad]
+    found = (
+        f"{found}, of which {len(good) or 'none'} can be claimed; see nvidia-smi -L, and how they "
+        "are passed through to a VM"
+    )
+    found = "\n  ".join((found, *dict.fromkeys(why)))
+    if len(good) < count:
+        raise NotEnoughGpusError(count, len(good), found)
+    return good, found
+
+
+def _without_instances(chosen: tuple[Device, ...], count: int) -> tuple[Device, ...]:
+    """One MIG instance, or several whole GPUs."""
+    gpus = tuple(device for device in chosen if not device.is_mig)
+    if count == 1 or len(gpus) == len(chosen):
+        return chosen
+    if len(gpus) < count:
+        why = "CUDA shows a process no more than one MIG instance"
+        raise NotEnoughGpusError(count, 1, why)
+    return gpus
 
 
 def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
