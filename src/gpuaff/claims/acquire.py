@@ -9,18 +9,9 @@ from dataclasses import replace
 
 from gpuaff._system import cuda, env
 from gpuaff._system.nvml import Session, open_session
+from gpuaff.claims import candidates
 from gpuaff.claims.attempts import Attempts, Obtained
-from gpuaff.claims.candidates import (
-    Limits,
-    Request,
-    VisibleAs,
-    allowed_devices,
-    find_candidates,
-    in_cuda_order,
-    named_devices,
-    parse_request,
-    resolve_visible,
-)
+from gpuaff.claims.candidates import Limits, Request, VisibleAs, in_cuda_order, resolve_visible
 from gpuaff.claims.claim import Claim, Undo, claiming, state
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.conflicts import Strangers
@@ -67,18 +58,12 @@ def acquire(
     on_wait: Callable[[Waiting], object] | None,
     driver_is_started: Callable[[], None],
 ) -> Claim:
-    """See :func:`gpuaff.claim_gpus`, which calls it where no signal handler interrupts.
+    """Do what :func:`gpuaff.claim_gpus` promises, where no signal handler interrupts.
 
-    Args:
-        n: how many GPUs, or ``auto``.
-        which: the arguments that a :class:`Request` has, by name.
-        placeholder: what occupies each.
-        pin: whether to pin the process near them.
-        own_is_free: whether to ignore own processes.
-        on_wait: called when the state of a wait changes.
-        driver_is_started: called when the driver need not be kept awake any more.
+    ``which`` has the arguments of a :class:`Request`, by name; ``driver_is_started`` is called when
+    the driver need not be kept awake any more.
     """
-    request = parse_request(n, **which)
+    request = candidates.parse_request(n, **which)
     kind = kind_of(placeholder)
     if on_wait is not None and not callable(on_wait):
         raise InvalidOptionError("on_wait", on_wait, "a function of one argument, or None")
@@ -109,14 +94,10 @@ def acquire(
 def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]:
     """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked.
 
-    Args:
-        n: how many GPUs, or ``auto``.
-        arguments: those of its arguments that a :class:`Request` has, by name.
-
     Raises:
         GpuaffError: what a claim that does not wait would raise.
     """
-    request = parse_request(n, **arguments)
+    request = candidates.parse_request(n, **arguments)
     with open_session() as session, ExitStack() as until_occupied:
         return _Acquisition(session, request, until_occupied).attempts.preview()
 
@@ -138,11 +119,10 @@ class _Acquisition:
         self._parent = parent_claim()
         self._limits = _limits(session, self._parent, request)
         self._request = _for_bound_cuda(request, self._devices)
-        candidates = find_candidates(self._devices, self._request, self._limits)
         self.attempts = Attempts(
             session,
             self._request,
-            candidates,
+            candidates.find_candidates(self._devices, self._request, self._limits),
             self._parent,
             own_is_free=own_is_free,
             until_occupied=until_occupied,
@@ -265,7 +245,7 @@ def _limits(session: Session, parent: ParentClaim | None, request: Request) -> L
     )
     if request.count is not None:
         return limits
-    shown, _ = allowed_devices(session.devices(), limits)
+    shown, _ = candidates.allowed_devices(session.devices(), limits)
     return replace(limits, sharers=observe_sharers(visible=len(shown), claim=parent))
 
 
@@ -276,7 +256,7 @@ def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     uuids = tuple(gpu.uuid for gpu in state.cuda_bound_gpus)
     option = "candidates" if request.gpus is None else "gpus"
     names = request.gpus or request.candidates or uuids
-    named = {device.uuid for device in named_devices(option, names, devices)}
+    named = {device.uuid for device in candidates.named_devices(option, names, devices)}
     if request.count not in (None, len(uuids)) or not named.issuperset(uuids):
         raise CudaInitializedError(
             f"CUDA was started under an earlier claim of this process, of {', '.join(uuids)}, and "

@@ -151,21 +151,16 @@ class Claim:
 
 
 class _State:
-    """The one claim of this process.
-
-    Attributes:
-        claim: the claim; a forked child has its parent's. It lasts even if its caller drops it.
-        cuda_bound_gpus: the GPUs that CUDA shows for good, since it was started under a claim that
-            is over; None when it was not.
-        claiming: locked while a claim is being made.
-    """
-
     claim: Claim | None = None
-    cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
-    claiming = threading.Lock()
+    """A forked child has its parent's. It lasts even if its caller drops it."""
 
-    def forget_claiming(self) -> None:
-        """In a forked child no claim is being made."""
+    cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
+    """The GPUs that CUDA shows for good, since it was started under a claim that is over."""
+
+    claiming = threading.Lock()
+    """Locked while a claim is being made."""
+
+    def forget_claiming(self) -> None:  # in a forked child none is being made
         self.claiming = threading.Lock()
 
 

@@ -239,10 +239,6 @@ def _numbered(uuids: Mapping[int, str]) -> str:
 def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
     """CUDA's own numbers of GPUs in this process, where our variables do not set them.
 
-    Args:
-        claimed: their UUIDs.
-        kind: what is to occupy them.
-
     Raises:
         PlaceholderError: CUDA does not start, or does not show them.
     """
