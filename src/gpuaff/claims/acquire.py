@@ -36,8 +36,10 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 from gpuaff.launch import inherited
-from gpuaff.launch.allocation import granted, observe_sharers
+from gpuaff.launch.allocation import granted
+from gpuaff.launch.gpus import sharers
 from gpuaff.launch.inherited import ParentClaim
+from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
 from gpuaff.options import flag
 
@@ -84,7 +86,7 @@ def acquire(
                 undo.callback(acquisition.attempts.release)
                 obtained = acquisition.attempts.obtain(on_wait)
             except (GpusBusyError, NotEnoughGpusError):
-                if inherited.imports_script() and inherited.observe_parent_claim()[0] is not None:
+                if inherited.imports_script() and inherited.parent_claim()[0] is not None:
                     _warn(inherited.IMPORTED)
                 raise
             state.claim = acquisition.claim(obtained, kind, undo, pin=is_pinned)
@@ -246,7 +248,7 @@ def _limits(session: Session, parent: ParentClaim | None, request: Request) -> L
     if request.count is not None:
         return limits
     shown, _ = candidates.allowed_devices(session.devices(), limits)
-    return replace(limits, sharers=observe_sharers(visible=len(shown), claim=parent))
+    return replace(limits, sharers=sharers(ranks(), visible=len(shown), claim=parent))
 
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:

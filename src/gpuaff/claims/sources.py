@@ -14,7 +14,8 @@ from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import PART_COUNT, PARTS, Entry, Slot, ending
 from gpuaff.claims.model import Busy, Device, Usage
 from gpuaff.errors import ClaimError
-from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim, observe_parent_claim
+from gpuaff.launch import inherited
+from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim
 
 
 def parent_claim() -> ParentClaim | None:
@@ -24,7 +25,7 @@ def parent_claim() -> ParentClaim | None:
         ClaimError: the variable is invalid, or names a claim that is over.
         LockDirectoryError: the registry cannot be used.
     """
-    found, notice = observe_parent_claim()
+    found, notice = inherited.parent_claim()
     if notice is not None:
         raise ClaimError(notice.message)
     if found is None:
