@@ -18,7 +18,7 @@ from gpuaff.claims.status import (
     status_of,
     writer_of,
 )
-from gpuaff.cli.status import lines
+from gpuaff.cli.status import blocks
 from gpuaff.formatting import plain
 from gpuaff.notices import Notice
 
@@ -63,7 +63,7 @@ def process_of(found: ProcessInfo) -> ProcessInfo:
 
 
 def text(status: Status) -> list[str]:
-    return [plain(line) for line in lines(status)]
+    return "\n".join(map(plain, blocks(status))).splitlines()
 
 
 class TestLease:
