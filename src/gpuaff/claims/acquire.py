@@ -14,7 +14,7 @@ from gpuaff.claims.attempts import Attempts, Obtained
 from gpuaff.claims.candidates import Limits, Request, VisibleAs, in_cuda_order, resolve_visible
 from gpuaff.claims.claim import Claim, Undo, claiming, state
 from gpuaff.claims.devices import conflicts
-from gpuaff.claims.devices.conflicts import Strangers
+from gpuaff.claims.devices.conflicts import SecondLook
 from gpuaff.claims.locking import registry
 from gpuaff.claims.model import ClaimedGpu, Device, Waiting
 from gpuaff.claims.placeholder import (
@@ -82,7 +82,7 @@ def acquire(
             try:
                 acquisition = _Acquisition(session, request, until_occupied, own_is_free)
                 acquisition.refuse_unknown_order(kind)
-                conflicts.stand_back()
+                conflicts.back_off()
                 undo.callback(acquisition.attempts.release)
                 obtained = acquisition.attempts.obtain(on_wait)
             except (GpusBusyError, NotEnoughGpusError):
@@ -152,9 +152,9 @@ class _Acquisition:
 
     def claim(self, obtained: Obtained, kind: Kind, undo: Undo, *, pin: bool) -> Claim:
         """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
-        strangers = None
+        second_look = None
         if self._parent is None and kind is not None:
-            strangers = Strangers(self.attempts.probe, obtained.devices)
+            second_look = SecondLook(self.attempts.probe, obtained.devices)
         left_out = self._session.left_out()  # again: one may be lost by now
         _export(self._variables(obtained, by_uuid=bool(left_out)), undo)
         ordinals = self._ordinals(obtained.devices, kind)
@@ -170,7 +170,7 @@ class _Acquisition:
         )
         grant = _take_grant(gpus, undo) if pin else None  # first: CUDA allocates memory there
         undo.callback(_bind_cuda, gpus)
-        placeholders = self._occupy(gpus, kind, strangers, undo)
+        placeholders = self._occupy(gpus, kind, second_look, undo)
         lost = [str(one) for one in left_out if not one.cut]  # in MIG mode it is no fault
         more = _pinned_far(gpus) if grant is None else grant.warnings
         if lost and self._request.visible is not None:
@@ -217,21 +217,21 @@ class _Acquisition:
         return [shown.index(device) for device in devices]
 
     def _occupy(
-        self, gpus: Sequence[ClaimedGpu], kind: Kind, strangers: Strangers | None, undo: Undo
+        self, gpus: Sequence[ClaimedGpu], kind: Kind, second_look: SecondLook | None, undo: Undo
     ) -> tuple[object, ...]:
         """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
-        if strangers is not None:
-            strangers.refuse_early()
+        if second_look is not None:
+            second_look.before_occupying()
         ordinals = [gpu.local for gpu in gpus]
         is_alone = self._request.visible is not None and state.cuda_bound_gpus is None
         uuids = [gpu.uuid for gpu in gpus]
         occupied = occupy(kind, uuids, ordinals=None if is_alone else ordinals)
         undo.callback(occupied.release)
-        if strangers is not None and occupied.made_context:
+        if second_look is not None and occupied.made_context:
             try:
-                strangers.refuse(kind, occupied, ordinals)
+                second_look.after_occupying()
             except ClaimLostError:
-                conflicts.remember()
+                conflicts.remember_loss()
                 raise
         return occupied.held
 

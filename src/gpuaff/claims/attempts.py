@@ -240,7 +240,7 @@ class Attempts:
                 return found
         with ExitStack() as locked:
             if self._parent is None:  # inside a claim, safe_gpu's users never choose
-                limit = safe_gpu.patience(self._wait)
+                limit = None if self._wait is None else max(safe_gpu.LIMIT, self._wait)
                 self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
                 self._look()
