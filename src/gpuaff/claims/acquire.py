@@ -225,15 +225,14 @@ class _Acquisition:
         ordinals = [gpu.local for gpu in gpus]
         is_alone = self._request.visible is not None and state.cuda_bound_gpus is None
         uuids = [gpu.uuid for gpu in gpus]
-        occupied = occupy(kind, uuids, ordinals=None if is_alone else ordinals)
-        undo.callback(occupied.release)
-        if second_look is not None and occupied.made_context:
+        held, is_started = occupy(kind, uuids, undo, ordinals=None if is_alone else ordinals)
+        if second_look is not None and is_started:
             try:
                 second_look.after_occupying()
             except ClaimLostError:
                 conflicts.remember_loss()
                 raise
-        return occupied.held
+        return held
 
 
 def _limits(session: Session, parent: ParentClaim | None, request: Request) -> Limits:

@@ -7,8 +7,8 @@ one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from enum import Enum
 
 from gpuaff._system import cuda
@@ -67,68 +67,14 @@ def kind_of(value: object) -> Kind:
     return value
 
 
-class Occupied:
-    """GPUs that are occupied, until :meth:`release`.
-
-    Attributes:
-        made_context: whether CUDA is initialised in this process since. Then the GPUs that it shows
-            never change, also after the release.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[int], object] | None = None,
-        release: Callable[[object], object] | None = None,
-        finish: Callable[[], object] | None = None,
-    ) -> None:
-        """Nothing is occupied yet.
-
-        Args:
-            make: occupies the GPU of an ordinal, and returns what must be kept for that.
-            release: is called with what was returned.
-            finish: is called after all releases, perhaps several times.
-        """
-        self._make, self._release, self._finish = make, release, finish
-        self._held: list[object] = []
-        self.made_context = False
-
-    @property
-    def held(self) -> tuple[object, ...]:
-        """What each GPU's placeholder returned, in their order; empty once released."""
-        return tuple(self._held)
-
-    def take(self, ordinals: Iterable[int]) -> None:
-        """Occupy the GPUs of these ordinals, one after another."""
-        if self._make is not None:
-            with interruptible():
-                # One step of the interpreter puts what is returned into the list, so that no
-                # signal handler comes between.
-                self._held.extend(map(self._make, ordinals))
-
-    def release(self) -> None:
-        """Release all, the last one first; a second call does nothing.
-
-        Raises:
-            BaseException: the first error of a placeholder's own release, when all were tried.
-        """
-        errors: list[BaseException] = []
-        while self._held:
-            one = self._held.pop()
-            try:
-                if self._release is not None:
-                    self._release(one)
-            except BaseException as error:  # noqa: BLE001 - raised after all tries
-                errors.append(error)
-        if self._finish is not None:
-            self._finish()
-        if errors:  # Ctrl-C goes before an Exception
-            raise min(errors, key=lambda error: isinstance(error, Exception))
-
-
 def occupy(
-    kind: Kind, expected_uuids: Sequence[str], *, ordinals: Sequence[int] | None = None
-) -> Occupied:
-    """Occupy the claimed GPUs, all or none.
+    kind: Kind,
+    expected_uuids: Sequence[str],
+    undo: ExitStack,
+    *,
+    ordinals: Sequence[int] | None = None,
+) -> tuple[tuple[object, ...], bool]:
+    """Occupy the claimed GPUs; ``undo`` releases them, the last one first, also after an error.
 
     With None nothing is done, and CUDA is not started. With one of ours CUDA is initialised first,
     and must show the claimed GPUs; with a function this is checked afterwards, if it has
@@ -137,32 +83,52 @@ def occupy(
     Args:
         kind: what occupies them.
         expected_uuids: the claimed GPUs.
+        undo: it raises the first error of a placeholder's own release, when all were tried.
         ordinals: CUDA's numbers of these; None: 0, 1 … in their order, and CUDA shows no others.
+
+    Returns:
+        What the placeholder returned for each, and whether CUDA is initialised since: then the
+        GPUs that it shows never change, also after the release.
 
     Raises:
         PlaceholderError: one of ours failed, or CUDA shows other GPUs than the claimed ones.
-        BaseException: what a function raised. Whatever is raised, all is released; but CUDA, once
-            initialised, stays so.
+        BaseException: what a function raised.
     """
+    if kind is None:
+        return (), False
     claimed = dict(zip(ordinals or range(len(expected_uuids)), expected_uuids, strict=True))
-    is_alone, is_ours = ordinals is None, isinstance(kind, Placeholder)
+    is_alone = ordinals is None
     if isinstance(kind, Placeholder):
-        occupied = _occupied_by(kind, claimed, is_alone)
+        make, release = _prepared(kind, claimed, undo, is_alone)
     else:
-        occupied = Occupied(kind, getattr(kind, "release", None))
-    try:
-        occupied.take(claimed)
-        occupied.made_context = kind is not None and cuda.is_initialized() is True
-        if occupied.made_context and not is_ours:
-            _check_visible(claimed, is_alone)
-    except BaseException:
-        with suppress(Exception):  # the first error says more
-            occupied.release()
-        raise
-    return occupied
+        make, release = kind, getattr(kind, "release", None)
+    held: list[object] = []
+    undo.callback(_release, held, release)
+    with interruptible():
+        # One step of the interpreter puts what is returned into the list, so that no signal
+        # handler comes between.
+        held.extend(map(make, claimed))
+    is_started = cuda.is_initialized() is True
+    if is_started and not isinstance(kind, Placeholder):
+        _check_visible(claimed, is_alone)
+    return tuple(held), is_started
 
 
-def _occupied_by(kind: Placeholder, claimed: Mapping[int, str], is_alone: bool) -> Occupied:
+def _release(held: list[object], release: Callable[[object], object] | None) -> None:
+    errors: list[BaseException] = []
+    while held and release is not None:
+        try:
+            release(held.pop())
+        except BaseException as error:  # noqa: BLE001, PERF203 - raised after all tries
+            errors.append(error)
+    if errors:  # Ctrl-C goes before an Exception
+        raise min(errors, key=lambda error: isinstance(error, Exception))
+
+
+def _prepared(
+    kind: Placeholder, claimed: Mapping[int, str], undo: ExitStack, is_alone: bool
+) -> tuple[Callable[[int], object], Callable[[object], object] | None]:
+    """How one of ours occupies a GPU, and how it is released; CUDA is started."""
     name, contexts = str(kind), Contexts()
     make: Callable[[int], object] = contexts.retain
     release = None
@@ -173,12 +139,13 @@ def _occupied_by(kind: Placeholder, claimed: Mapping[int, str], is_alone: bool) 
         make, release = framework.make, framework.release
     _call(cuda.start, _NO_START, name)
     _check_visible(claimed, is_alone, name)
+    undo.callback(_release_contexts, contexts)
+    return _explaining(make, name, claimed), release
 
-    def finish() -> None:
-        with suppress(CudaError):  # after an error of the job's own, which the job has seen
-            contexts.release()
 
-    return Occupied(_explaining(make, name, claimed), release, finish)
+def _release_contexts(contexts: Contexts) -> None:
+    with suppress(CudaError):  # after an error of the job's own, which the job has seen
+        contexts.release()
 
 
 def _explaining(
