@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from gpuaff._system import descriptors
+from gpuaff._system.interrupts import uninterrupted
+from gpuaff._system.nvml_prewarm import waking_driver
+
 TYPE_CHECKING = False  # importing typing takes longer than all of this module
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -90,10 +94,6 @@ def claim_gpus(
         LockDirectoryError: the files that coordinate claims cannot be used.
         ClaimError: ``GPUAFF_CLAIM`` names a claim that is over.
     """
-    from gpuaff._system import descriptors
-    from gpuaff._system.interrupts import uninterrupted
-    from gpuaff._system.nvml_prewarm import waking_driver
-
     claim = None
     which = {
         "gpus": gpus,

@@ -8,16 +8,9 @@ from enum import Enum
 from gpuaff._system.nvml_records import ComputeMode, Device, DeviceReading, LeftOut
 
 __all__ = [
-    "Busy",
-    "ClaimedGpu",
-    "ComputeMode",
-    "Demand",
-    "Device",
-    "DeviceReading",
-    "LeftOut",
-    "Usage",
+    "Busy", "ClaimedGpu", "ComputeMode", "Demand", "Device", "DeviceReading", "LeftOut", "Usage",
     "Waiting",
-]
+]  # fmt: skip
 
 
 class Busy(str, Enum):
