@@ -27,7 +27,6 @@ from math import comb
 
 from gpuaff._system.kernel import Tree
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -275,7 +274,7 @@ def observe_connections(session: Session) -> Topology:
     gpus = []
     for index in indices:
         address = addresses[index]
-        text = Tree().read(f"{DEVICES}/{address}/numa_node") if address else None
+        text = Tree().read(f"sys/bus/pci/devices/{address}/numa_node") if address else None
         node = int(text) if text is not None and text.isdecimal() else None  # -1: unknown
         gpus.append(Gpu(index=index, pci_bus_id=address, numa_node=node))
     return Topology(gpus=tuple(gpus), links=links)
