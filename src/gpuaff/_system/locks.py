@@ -29,6 +29,9 @@ _FLOCK = "hhqqi4x"  # struct flock of a 64-bit system: type, whence, start, leng
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Do not wait for the writer of a FIFO, and do not follow a link: either may have been planted.
 _FILE = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
+_LOCK = re.compile(
+    r"^\d+:\s+(-> )?\s*(\w+)\s+\w+\s+(\w+)\s+(-?\d+) (\w+):(\w+):(\d+) ", re.MULTILINE
+)
 _CHECKS = 20  # of a file with too many names, 5 ms apart: its maker may be about to remove one
 _NO_LOCKS = (
     "it cannot be locked as is needed: network file systems cannot, and neither can Linux before "
@@ -179,24 +182,21 @@ def held_locks() -> list[FileLock]:
 
     To read them stops all processors, 20 ms and more on a large machine.
     """
-    lines = (Tree().read("proc/locks") or "").splitlines()
-    return [lock for lock in map(_parse_lock, lines) if lock is not None]
+    return parse_locks(Tree().read("proc/locks") or "")
 
 
-def _parse_lock(line: str) -> FileLock | None:
-    _, *fields = line.split() or [""]
-    is_waiting = fields[:1] == ["->"]
-    fields = fields[is_waiting:]
-    if len(fields) < 7 or fields[4].count(":") != 2:  # "<none>:0" where there is no file
-        return None
-    major, minor, inode = fields[4].split(":")
-    return FileLock(
-        kind=fields[0],
-        is_write=fields[2] == "WRITE",
-        pid=int(fields[3]),
-        file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
-        is_waiting=is_waiting,
-    )
+def parse_locks(text: str) -> list[FileLock]:
+    """The lines of /proc/locks, without those that name no file."""
+    return [
+        FileLock(
+            kind=kind,
+            is_write=mode == "WRITE",
+            pid=int(pid),
+            file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
+            is_waiting=bool(arrow),
+        )
+        for arrow, kind, mode, pid, major, minor, inode in _LOCK.findall(text)
+    ]
 
 
 def locked_name(file: int | str) -> tuple[int, int] | None:

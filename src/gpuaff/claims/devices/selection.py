@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Price: TypeAlias = Callable[[Chosen], int]
 
 MOST_SETS = 20_000  # 8 of 16 GPUs have 12,870
-_STARTS = 8  # so many sets are built with foresight
+_STARTS = 8  # the most sets that are built
 _LATER_CLAIMS = (4, 8)  # rule 3
 
 
@@ -142,25 +142,24 @@ class _Prices:
         return price
 
     def built(self, count: int, pool: Sequence[int]) -> Chosen:
-        """A good set of many: built up from each GPU by adding what is cheapest next.
+        """A good set of many: built up from unlike GPUs by adding what is cheapest next.
 
-        From the best GPUs it is done again with foresight, so that the cheapest that could follow
-        count as well: else broken islands would come before whole ones.
+        The cheapest that could follow count as well: else broken islands would come before whole
+        ones.
         """
         lost = self._lost(self._idle)
         shift = (count * max(lost)).bit_length()  # so that rule 2 decides where rule 1 does not
         costs = [[cost << shift for cost in row] for row in self._costs]
 
-        def grown(first: int, *, foresight: bool) -> tuple[int, Chosen]:
+        def grown(first: int) -> tuple[int, Chosen]:
             chosen, price = [first], lost[first]
             joins = {i: lost[i] + costs[first][i] for i in pool if i != first}
 
             def with_followers(i: int) -> int:
-                followers = count - len(chosen) - 1 if foresight else 0
-                later = (join + costs[i][j] for j, join in joins.items() if j != i)
-                return joins[i] + (sum(sorted(later)[:followers]) if followers else 0)
+                later = sorted(join + costs[i][j] for j, join in joins.items() if j != i)
+                return joins[i] + sum(later[: count - len(chosen) - 1])
 
-            while joins and len(chosen) < count:
+            while len(chosen) < count:
                 last = min(joins, key=with_followers)
                 price += joins.pop(last)
                 chosen.append(last)
@@ -168,10 +167,8 @@ class _Prices:
                     joins[i] += costs[last][i]
             return price, tuple(sorted(chosen))
 
-        tried = sorted((*grown(first, foresight=False), first) for first in pool)
-        again = [grown(first, foresight=True) for _, _, first in tried[:_STARTS]]
-        best: tuple[int, Chosen] = min(tried[0][:2], *again)
-        return best[1]
+        unlike = {(lost[i], *sorted(costs[i][j] for j in pool)): i for i in reversed(pool)}
+        return min(grown(unlike[kind]) for kind in sorted(unlike)[:_STARTS])[1]
 
 
 def _bits(chosen: Chosen) -> int:
