@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading, Usage
-from gpuaff.formatting import enumeration, size
-from gpuaff.notices import printable
+from gpuaff.formatting import enumeration, printable, size
 
 # Bytes in use that need no explanation. An idle H100 has 3 MiB in use, and a context 518 MiB.
 UNEXPLAINED = 64 << 20

@@ -20,7 +20,8 @@ from gpuaff._system import descriptors, env, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking.directory import holder_in_words
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
-from gpuaff.notices import Notice, printable
+from gpuaff.formatting import printable
+from gpuaff.notices import Notice
 
 # It is built into safe_gpu.
 DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108
