@@ -70,7 +70,7 @@ def problem_of(error: OSError) -> str:
     return f"{error.strerror} ({_PROBLEMS.get(error.errno or 0, 'it cannot be used')})"
 
 
-# ---- locks: without room for one, or in a file system that has none, they raise OSError ----------
+# ---- locks; OSError where the file system, or this kernel, has none -----------------------------
 
 
 def try_flock(handle: int, *, shared: bool = False) -> bool:
@@ -102,10 +102,7 @@ def free_range(handle: int, start: int, *, length: int = 1) -> None:
 
 
 def locked_bytes(handle: int, start: int, end: int) -> list[int]:
-    """The bytes from ``start`` up to ``end`` (not included) that others have exclusively.
-
-    Ascending. No lock is taken to look.
-    """
+    """The bytes from ``start`` up to ``end`` (not included) that others have exclusively."""
     found: list[int] = []
     spans = [(start, end)]
     while spans:
@@ -127,10 +124,7 @@ def wait_for_shared(handle: int) -> None:
 
 
 def exclusive_holder(handle: int) -> int | None:
-    """The process that has the file exclusively; None when none has.
-
-    0 or less is one whose id is unknown here.
-    """
+    """The process that has the file exclusively (0 or less: unknown here); None when none has."""
     kind, _, _, _, pid = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, 0, WHOLE)
     return None if kind == fcntl.F_UNLCK else pid
 
@@ -200,13 +194,10 @@ def parse_locks(text: str) -> list[FileLock]:
 
 
 def locked_name(file: int | str) -> tuple[int, int] | None:
-    """The device number and inode of a file, as /proc/locks has them; None when there is none.
+    """The device number and inode of a path or an open file, as /proc/locks has them.
 
     That device is the file system's, as in /proc/self/mountinfo (``proc_pid_mountinfo(5)``).
     ``stat(2)`` mostly says the same, but on btrfs each subvolume has a device of its own there.
-
-    Args:
-        file: its path, also where it may not be read; or an open one.
     """
     try:
         handle = os.open(file, os.O_PATH) if isinstance(file, str) else os.dup(file)

@@ -61,12 +61,9 @@ def unlisted(
 def shows_our_memory(
     reading: DeviceReading, new: Collection[int], processes: ListedProcesses
 ) -> bool:
-    """Whether what no listed process has is not ours, on a device that we are on.
+    """Whether we are listed, with our memory, so that what no listed process has is not ours.
 
-    Args:
-        reading: what the driver reports of the device.
-        new: the processes that are listed and were not before we came.
-        processes: what is known of them.
+    ``new`` are the processes that are listed and were not before we came.
     """
     compute = reading.compute or {}
     is_listed = processes.me in compute or len(new) == 1

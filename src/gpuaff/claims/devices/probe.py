@@ -115,12 +115,7 @@ def describe_waiter(entry: Entry) -> str:
 
 
 class Probe:
-    """Finds out how devices are used, as often as needed.
-
-    Attributes:
-        readings: the last answer of the driver, for all devices of the machine.
-        processes: the processes in it.
-    """
+    """Finds out how devices are used, as often as needed; keeps the driver's last answer."""
 
     def __init__(
         self,
@@ -131,15 +126,7 @@ class Probe:
         own_is_free: bool = True,
         utilization: bool = False,
     ) -> None:
-        """Nothing is known yet.
-
-        Args:
-            session: asks the driver.
-            devices: those that are evaluated, in their order.
-            demand: the requirements that each must meet.
-            own_is_free: whether own processes are ignored.
-            utilization: whether it is needed without a requirement.
-        """
+        """Of these devices, which must meet the demand; utilization also if none is demanded."""
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
         needed = demand is not None and demand.max_utilization is not None

@@ -79,13 +79,7 @@ def kept_for(ahead: Iterable[Entry], gpu: str) -> Entry | None:
 
 
 def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> tuple[Entry, ...]:
-    """The waiters that must leave, in order, before enough GPUs are left to choose from.
-
-    Args:
-        ahead: the waiters that come first, in order.
-        wants: the keys of the GPUs that are wanted.
-        count: how many of them.
-    """
+    """Those of the waiters ahead that must leave, in order, before enough wanted GPUs are left."""
     left = set(wants)
     for place in reversed(range(len(ahead))):
         left = left.difference(ahead[place].gpus) if ahead[place].gpus else set()
