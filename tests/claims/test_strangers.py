@@ -480,7 +480,7 @@ def test_instances_that_share_memory() -> None:
 def many(*grown: int, names: str = "") -> tuple[dict[Device, int], tuple[DeviceReading, ...]]:
     """Devices that have grown by so many MiB; each letter is the name of one."""
     letters = names or "a" * len(grown)
-    devices = [replace(gpu(place), name=name) for place, name in enumerate(letters)]
+    devices = [gpu(place)._replace(name=name) for place, name in enumerate(letters)]
     sizes = {device: size * MIB for device, size in zip(devices, grown, strict=True)}
     return sizes, tuple(idle(device) for device in devices)
 
