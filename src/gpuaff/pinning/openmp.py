@@ -174,7 +174,7 @@ def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
     """
     from gpuaff.topology.cgroup import quotas  # rarely needed
 
-    tree, parent = kernel.machine_tree(), kernel.parent_id()
+    tree, parent = kernel.machine_tree(), next(kernel.ancestors(), None)
     above: Mapping[str, float] = {} if parent is None else quotas(tree, parent)
     limits = [
         (limit / ranks, limit, True) if folder in above else (limit, limit, False)
