@@ -18,7 +18,6 @@ PROGRAM = """
 import base64, pickle, sys
 from gpuaff.errors import NoDriverError
 from gpuaff._system import nvml
-assert "pynvml" not in sys.modules, "imported too early"
 {before}
 try:
     with nvml.open_session() as session:

@@ -8,7 +8,7 @@ fixed size: some machines have thousands of CPUs (cases G1, G2).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ def format_cpulist(cpus: Iterable[int]) -> str:
         else:
             runs.append([cpu, cpu])
     return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in runs)
+
+
+def grouped(cpus: Iterable[int], key: Callable[[int], Hashable]) -> tuple[CpuSet, ...]:
+    """The CPUs that have one key in one group; the groups by their lowest ids."""
+    groups: dict[Hashable, set[int]] = {}
+    for cpu in sorted(cpus):
+        groups.setdefault(key(cpu), set()).add(cpu)
+    return tuple(map(frozenset, groups.values()))
 
 
 def parse_mask(text: str) -> CpuSet:

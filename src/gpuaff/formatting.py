@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 def one_line(text: str, longest: int, *, end: str = "…") -> str:
     """Text as one printable line of at most ``longest`` characters."""
-    shown = printable(text)
+    shown = printable(text[: longest + 1])
     return shown if len(shown) <= longest else f"{shown[: longest - len(end)]}{end}"
 
 

@@ -123,7 +123,7 @@ class TestNames:
             slow = {"pynvml", "ctypes", "logging", "pathlib", "typing"}
             print(sorted(slow & (set(sys.modules) - before)))
         """
-        assert printed(script) == "[]"
+        assert printed(script, fresh=True) == "[]"
 
 
 class TestErrors:

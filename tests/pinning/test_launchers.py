@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuaff._system.kernel import Tree
-from gpuaff.topology.cgroup import cpuset_of
+from gpuaff.topology.sysfs import cpuset_of
 
 from fakedriver.driver import FakeDriver
 from processes import CPUS, environment, printed, run
@@ -330,6 +330,7 @@ def test_a_wrapper_that_has_claimed_for_its_rank(
         textwrap.dedent(PIN),
         *(f"{name}={value}" for name, value in inside.items()),
         env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1", **({} if inside else rank)},
+        fresh=True,  # Python reads the variables that it was started with
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

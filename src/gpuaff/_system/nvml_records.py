@@ -133,7 +133,6 @@ class DeviceReading(NamedTuple):
         utilization: how busy it was lately, in percent.
         compute_mode: which processes may have a context on it.
         display: whether it drives a screen.
-        denied: whether a device cgroup denies it to this process.
         lost: whether it has fallen off the bus, or was lost in another way.
         problems: what failed, in words.
     """
@@ -147,7 +146,6 @@ class DeviceReading(NamedTuple):
     utilization: int | None = None
     compute_mode: ComputeMode | None = None
     display: bool | None = None
-    denied: bool = False
     lost: bool = False
     problems: tuple[str, ...] = ()
 

@@ -19,7 +19,7 @@ from gpuaff.notices import Notice
 from gpuaff.options import count
 from gpuaff.pinning.check import Check, evaluate, observe_process, render
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import indices_by_minor, minors_of
+from gpuaff.topology.pci import device_files
 
 CHECK_SCHEMA_VERSION = 1
 
@@ -97,13 +97,13 @@ def _check(pid: int | None) -> list[Check]:
 class GpuUsage:
     """The processes on each GPU of a machine.
 
-    ``users`` are those that the driver lists, by the index of the GPU; ``minors`` the indices of
-    GPUs by the minor numbers of their device files.
+    ``users`` are those that the driver lists, by the index of the GPU; ``device_files`` are the
+    indices of GPUs by their device files.
     """
 
     topology: Topology
     users: Mapping[int, Collection[int]]
-    minors: Mapping[int, int]
+    device_files: Mapping[str, int]
 
     def complete(self, check: Check, files: Collection[str]) -> Check:
         """A check with the process's GPUs and the CPUs near them.
@@ -112,7 +112,7 @@ class GpuUsage:
         where the driver does not list it.
         """
         listed = {index for index, pids in self.users.items() if check.pid in pids}
-        opened = {self.minors.get(minor) for minor in minors_of(files)}
+        opened = {self.device_files[name] for name in self.device_files.keys() & files}
         gpus = [gpu for gpu in self.topology.gpus if gpu.index in (listed or opened)]
         near, socket = self._near(gpus, Scope.NODE), self._near(gpus, Scope.SOCKET)
         # A whole socket is a choice that set_affinity offers too (scope="socket").
@@ -146,7 +146,7 @@ def gpu_usage() -> tuple[GpuUsage, tuple[Notice, ...]]:
     usage = GpuUsage(
         topology=topology,
         users={} if is_foreign else users,
-        minors=indices_by_minor(
+        device_files=device_files(
             kernel.Tree(), {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}
         ),
     )

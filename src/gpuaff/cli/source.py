@@ -15,7 +15,7 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError, TopologyError
 from gpuaff.notices import Notice
 from gpuaff.options import suggestion
-from gpuaff.topology import machines, serialize
+from gpuaff.topology import serialize
 from gpuaff.topology.model import Topology
 
 _LONGEST = 4 << 20
@@ -168,7 +168,7 @@ def _file(name: str) -> bytes | None:
 
 
 def _shipped(name: str) -> Topology:
-    names = machines.names()
+    names = list(serialize.machine_names())
     if name in names:
         return Topology.named(name)
     is_folder = os.path.isdir(name)  # noqa: PTH112 - Path raises for names that cannot be

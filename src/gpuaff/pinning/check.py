@@ -14,7 +14,7 @@ from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed,
 from gpuaff.notices import Notice
 from gpuaff.pinning import openmp
 from gpuaff.pinning.state import expected, remembered
-from gpuaff.topology.cgroup import cpuset_of
+from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

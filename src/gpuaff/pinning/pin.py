@@ -27,6 +27,7 @@ from gpuaff.pinning.threads import alive, move, move_all, put_again, threads_wit
 from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
+from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ class Attempt:
                 own=effective.cpus,
                 above=above,
                 online=topology.cpus,
-                cpuset=_own_cpuset,
+                cpuset=lambda: cpuset_of(kernel.machine_tree()),
             ),
             parent=above.parent,
             started_with=share,
@@ -433,12 +434,6 @@ class Attempt:
         if before.share is not None:
             rewind(self.process, seen.effective.of([before.share]), before.first)
         return put_extras_back(self.process, NOTHING)
-
-
-def _own_cpuset() -> CpuSet | None:
-    from gpuaff.topology.cgroup import cpuset_of  # needed under srun --cpu-bind=none only
-
-    return cpuset_of(kernel.machine_tree())
 
 
 def _of_topology(topology: Topology) -> list[Notice]:
