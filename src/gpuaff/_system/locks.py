@@ -236,6 +236,14 @@ def identity(file: str | int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def check_folder(path: str) -> None:
+    """Raise an OSError where there neither is a directory nor a place for it."""
+    try:
+        os.stat(f"{path}/.")
+    except FileNotFoundError:
+        os.stat(f"{os.path.dirname(path)}/.")
+
+
 def open_directory(path: str) -> int:
     """Open a directory to lock it."""
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))

@@ -177,7 +177,7 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
     allowed, why = allowed_devices(devices, limits)
     count = _count(request, allowed, limits, why)
     chosen, found = _named(devices, allowed, why, request, limits, count)
-    bad = _bad(devices)
+    bad = unclaimable(devices)
     chosen, found = _identified(chosen, found, count, bad)
     if request.count is None and limits.sharers is not None:
         own = slice_for_rank(limits.sharers, count)
@@ -323,15 +323,11 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
     return slice(first, first + each + (ranks.local_rank < more))
 
 
-def unclaimable(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Why claims cannot identify some devices by their UUIDs; usually nothing.
+def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
+    """The devices that claims cannot identify by their UUIDs, and why; usually none.
 
     GPUs that are passed through to a virtual machine wrongly may share one, or have invalid ones.
     """
-    return tuple(dict.fromkeys(_bad(devices).values()))
-
-
-def _bad(devices: Sequence[Device]) -> dict[Device, str]:
     by_uuid: dict[str, list[Device]] = {}
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)

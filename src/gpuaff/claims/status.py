@@ -270,10 +270,18 @@ def _devices(
             probe = Probe(session, devices, own_is_free=False, utilization=True)
             probe.look()
             notices += [Notice("nvml", note) for note in session.notes]
-            bad = unclaimable(devices)
-            notices += [Notice("unclaimable", f"{why}, so it cannot be claimed") for why in bad]
+            bad = {
+                one: f"{why}, so it cannot be claimed" for one, why in unclaimable(devices).items()
+            }
+            notices += [Notice("unclaimable", why) for why in dict.fromkeys(bad.values())]
             probe.evaluated(entries)
-            return probe.described(entries), probe.readings
+            usages = tuple(
+                replace(usage, busy=Busy.UNREADABLE, message=bad[usage.device])
+                if usage.busy is None and usage.device in bad
+                else usage
+                for usage in probe.described(entries)
+            )
+            return usages, probe.readings
     except NoDriverError as error:
         notices.append(Notice("no-driver", str(error)))
         return (), ()
