@@ -318,7 +318,7 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     if process is None or process.share is None:
         return ()
     from gpuaff.allocator.model import Scope
-    from gpuaff.allocator.proximity import Neighbourhood
+    from gpuaff.allocator.placement import Neighbourhood
     from gpuaff.topology.live import observe
 
     topology = observe(links=False, accelerators=False)
