@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
@@ -83,8 +83,7 @@ class Settling:
         return self._since is not None and now < self._since + self._settles
 
 
-@dataclass(frozen=True, slots=True)
-class Obtained:
+class Obtained(NamedTuple):
     """Devices that this process has leased, in CUDA's order, and its slot in the registry."""
 
     devices: tuple[Device, ...]
@@ -92,8 +91,7 @@ class Obtained:
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refused:
+class _Refused(NamedTuple):
     """What an attempt saw that got nothing.
 
     Attributes:
@@ -158,7 +156,7 @@ class Attempts:
             own_is_free: whether a device is free that only own processes use.
             until_occupied: gets safe_gpu's lock when devices are leased.
         """
-        self._devices, self._count = candidates.devices, candidates.count
+        self._devices, self._count = candidates.devices, candidates.wanted
         self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
         demand = Demand(
             min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
@@ -265,7 +263,7 @@ class Attempts:
                 return got
             hidden.add(got)
             free = tuple(device for device in free if device != got)
-        return replace(found, usages=self._with_hidden(found.usages, hidden)) if hidden else found
+        return found._replace(usages=self._with_hidden(found.usages, hidden)) if hidden else found
 
     def _with_hidden(self, usages: Sequence[Usage], hidden: set[Device]) -> tuple[Usage, ...]:
         """The same, with leases that are not in the registry."""
