@@ -19,8 +19,9 @@ from gpuaff.claims.attempts import Settling
 from gpuaff.claims.devices.probe import process_info
 from gpuaff.claims.locking.registry import Entry, ending, stopped
 
-from claim_lab import Lab, Program
+from claim_lab import Lab
 from claims.readings import used_by
+from processes import Program
 from processes import stopped as stopped_process
 
 BEYOND = attempts.SETTLES + 0.3

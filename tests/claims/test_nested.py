@@ -8,7 +8,8 @@ import textwrap
 import pytest
 
 import powers
-from claim_lab import Lab, Program
+from claim_lab import Lab
+from processes import Program
 
 pytestmark = pytest.mark.fake_driver
 

@@ -19,12 +19,12 @@ from gpuaff.claims.devices.occupancy import ListedProcesses
 from gpuaff.claims.model import ComputeMode, DeviceReading
 from gpuaff.topology.model import Topology
 
-from claim_lab import BEGIN, Lab, Program, until
+from claim_lab import BEGIN, Lab, until
 from claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from fakedriver.state import NVML
-from processes import stopped
+from processes import Program, stopped
 
 RETAIN, RELEASE = "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"
 INIT = "cuInit"

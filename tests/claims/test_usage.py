@@ -15,7 +15,9 @@ from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from claims.readings import GIB, MIB
 from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
 from fakedriver.state import NVML
+from processes import printed
 
 pytestmark = pytest.mark.fake_driver
 
@@ -63,15 +65,13 @@ DEVICES = (
 )
 
 LOOK = """
-import base64, pickle, sys
+import base64, pickle
 from gpuaff._system import nvml
-assert "pynvml" not in sys.modules, "imported too early"
 with nvml.open_session() as session:
     looks = []
     for _ in range({looks}):
         looks.append(session.look(utilization={utilization}))
     answer = session.devices(), looks, session.notes
-assert "psutil" not in sys.modules, "it costs a tenth of a claim"
 print("ANSWER", base64.b64encode(pickle.dumps(answer)).decode())
 """
 
@@ -84,6 +84,21 @@ def session(driver: FakeDriver, *, looks: int = 1, utilization: bool = False) ->
     line = next(line for line in said.splitlines() if line.startswith("ANSWER "))
     answer: Answer = pickle.loads(base64.b64decode(line.removeprefix("ANSWER ")))
     return answer
+
+
+def test_the_gate_imports_pynvml_late_and_psutil_never(fake_driver: MakeDriver) -> None:
+    """psutil costs a tenth of a claim."""
+    script = """
+import sys
+from gpuaff._system import nvml
+early = "pynvml" in sys.modules
+with nvml.open_session() as session:
+    session.read_gpus(highest_cpu=7, links=True)
+    session.devices(), session.look(utilization=True)
+print(early, [name in sys.modules for name in ("pynvml", "psutil")])
+"""
+    env = fake_driver(this_machine(1)).env()
+    assert printed(script, env=env, fresh=True) == "False [True, False]"
 
 
 def look(driver: FakeDriver, **how: Any) -> tuple[DeviceReading, ...]:

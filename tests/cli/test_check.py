@@ -47,7 +47,7 @@ def process(script: str, **env: str) -> Iterator[Stopped]:
 
 
 def checked(gpuaff: Runner, *args: str, code: int, env: Mapping[str, str] | None = None) -> Any:
-    done = gpuaff("check", "--json", *args, env=env)
+    done = gpuaff("check", "--json", *args, env=env, fresh=True)  # it looks at its parent
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stderr == ""
     return json.loads(done.stdout)
