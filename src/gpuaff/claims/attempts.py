@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.candidates import Candidates, Request
-from gpuaff.claims.devices.probe import Probe, describe_waiter, describe_writer
+from gpuaff.claims.devices.probe import Probe, describe
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import leases, queue, registry, safe_gpu
 from gpuaff.claims.locking.guard import guarded
@@ -399,9 +399,10 @@ class Attempts:
             held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
             for device in self._devices:
                 if (entry := held.get(self._key(device))) is not None:
-                    holder = describe_writer(entry, since=entry.since)
+                    holder = describe(entry.pid, entry, since=entry.since)
                     reasons[device] = f"{device}: leased by {holder}"
-        waiters = {entry.slot: describe_waiter(entry) for entry in got.kept.values()}
+        waiters = {entry.slot: describe(entry.pid, entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():
-            reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
+            waits = f"who waits for {entry.wanted or 'some'} of them"
+            reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}, {waits}")
         return tuple(reasons[one] for one in self._devices if one in reasons)
