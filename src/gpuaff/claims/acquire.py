@@ -247,7 +247,7 @@ def _limits(session: Session, parent: ParentClaim | None, request: Request) -> L
     if request.count is not None:
         return limits
     shown, _ = candidates.allowed_devices(session.devices(), limits)
-    return replace(limits, sharers=sharers(ranks(), visible=len(shown), claim=parent))
+    return limits._replace(sharers=sharers(ranks(), visible=len(shown), claim=parent))
 
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
