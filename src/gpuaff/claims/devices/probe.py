@@ -40,8 +40,8 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
     me = kernel.process_id()
-    above = {me, *_ancestors(me)}
-    own = {pid for pid in pids if own_is_free and (pid in above or me in _ancestors(pid))}
+    above = {me, *kernel.ancestors()}
+    own = {pid for pid in pids if own_is_free and (pid in above or me in kernel.ancestors(pid))}
     return ListedProcesses(
         own=own if first else set(filter(_computes, own)),
         ended=ended,
@@ -54,16 +54,6 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
 def _computes(pid: int) -> bool:
     """Whether a process has CUDA's device file open, as far as this user may see."""
     return _CUDA_OPENS in kernel.open_files(pid)
-
-
-def _ancestors(pid: int) -> set[int]:
-    """A process's parent, its parent and so on, as far as they are visible."""
-    found: set[int] = set()
-    parent = kernel.parent_of(pid)
-    while parent is not None and parent not in found:
-        found.add(parent)
-        parent = kernel.parent_of(parent)
-    return found
 
 
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
