@@ -66,8 +66,8 @@ def set_affinity(
         scope: what is near: the GPU's NUMA node or its socket.
         multithreading: all CPUs of a core, or only one.
         balanced: whether all processes get equally many cores (unique modes).
-        min_physical_cores: the least number of cores for each process; the single modes ignore it.
-        max_physical_cores: the largest number of cores for a process; likewise.
+        min_physical_cores: for each process; the single modes ignore it, and the maximum.
+        max_physical_cores: for each process.
 
     Returns:
         The CPUs of the calling thread, read back from the kernel.

@@ -51,9 +51,6 @@ LOCK_FILENAME = DEFAULT
 gpu_owner: GPUOwner | None = None
 """What :func:`claim_gpus` has made."""
 
-_ORIGINAL_NAMES = {"n": "nb_gpus", "placeholder": "placeholder_fn"}
-"""safe_gpu's names for arguments of ``gpuaff.claim_gpus``, where they differ."""
-
 
 class NvidiasmiError(GpuaffError, FileNotFoundError):
     """There is no usable driver: scripts catch it to go on without GPUs.
@@ -296,8 +293,10 @@ def _original_errors() -> Iterator[None]:
         yield
     except NoDriverError as error:
         raise NvidiasmiError(str(error)) from error
-    except GpusBusyError as error:  # safe_gpu cannot wait, so that is no remedy
-        raise GpusBusyError(error.wanted, error.free, error.reasons, error.narrowed) from None
+    except GpusBusyError as error:
+        error.remedy = ""  # safe_gpu cannot wait
+        raise
     except InvalidOptionError as error:
-        option = _ORIGINAL_NAMES.get(error.option, error.option)
-        raise InvalidOptionError(option, error.value, error.expected) from error
+        names = {"n": "nb_gpus", "placeholder": "placeholder_fn"}
+        error.option = names.get(error.option, error.option)
+        raise
