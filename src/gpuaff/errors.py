@@ -111,7 +111,8 @@ class ClaimError(GpuaffError, RuntimeError):
 class NotEnoughGpusError(ClaimError):
     """More GPUs were requested than exist, or than may be used here; waiting does not help.
 
-    Of the ``wanted`` GPUs so many were ``found`` that match the request.
+    Of the ``wanted`` GPUs so many were ``found`` that match the request. Where single GPUs are the
+    ``reason``, each has its own line there.
     """
 
     wanted: int
@@ -140,7 +141,8 @@ class GpusBusyError(ClaimError):
         free = f"only {self.free}" if self.free else "none"
         found = f"{free} {'is' if self.free < 2 else 'are'} free"
         request = f"requested {counted(self.wanted, 'GPU')}"
-        return "; ".join(filter(None, (request, found, *self.reasons, self.narrowed, self.remedy)))
+        first = "; ".join(filter(None, (request, found, self.narrowed)))
+        return "\n  ".join(filter(None, (first, self.remedy, *self.reasons)))
 
 
 @dataclass(eq=False, repr=False)

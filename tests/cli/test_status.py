@@ -381,7 +381,7 @@ def test_an_age_is_the_lease_s_wherever_it_is_shown(machine: Machine) -> None:
         who = f"leased by sh -c echo; read x (pid {one.pid}) of {ME}, for"
         assert held["message"] == f"{who} 2 h"
         assert f"{who} 2 h\n" in shown
-        assert f"GPU 0: {who} 2 h;" in machine.refused("--gpus", "0")
+        assert f"GPU 0: {who} 2 h\n" in machine.refused("--gpus", "0")
         machine.since(one.pid, time.time() - 10810)
         assert machine.status()["gpus"][0]["message"] == f"{who} 3 h"
 

@@ -162,7 +162,7 @@ def _spelled(text: str) -> str:
 
 def _claimed(arguments: Mapping[str, Any]) -> Claim:
     """A claim without a context: the command makes its own."""
-    from gpuaff.claims.claiming import claim_gpus
+    from gpuaff.claims import claim_gpus
 
     raise_on_interrupt()
     if arguments["wait"] == 0:
