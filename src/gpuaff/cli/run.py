@@ -11,24 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gpuaff import options
 from gpuaff._system import execute
 from gpuaff.cli import raise_on_interrupt
-from gpuaff.cli.dispatch import add_option
+from gpuaff.cli.dispatch import Parser, add_option
 from gpuaff.cli.output import print_stderr, show
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError, NotEnoughGpusError
 from gpuaff.formatting import Span, Table, counted
 from gpuaff.launch.ranks import Ranks, ranks
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
-    from gpuaff.cli.dispatch import Parser
 
 _USAGE = """\
 gpuaff run [-n N | --gpus LIST] [--candidates LIST] [--wait [DURATION]]

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpuaff.allocator.model import Multithreading, Scope, Word
+from gpuaff.allocator.model import Multithreading, Plan, Scope, Word
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 from gpuaff.options import word
 from gpuaff.pinning.affinity import Affinity
 from gpuaff.pinning.affinity import set_affinity as set_own_affinity
 from gpuaff.topology.model import Source
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpuaff.allocator.model import Plan
 
 __all__ = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"]
 

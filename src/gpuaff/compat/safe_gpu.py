@@ -12,11 +12,14 @@ from __future__ import annotations
 import logging
 import operator
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, ClassVar, TypeAlias
 
 from gpuaff._system import env
 from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims import claim_gpus as _claim_gpus
+from gpuaff.claims.claim import Claim
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
@@ -30,14 +33,7 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any, ClassVar, TypeAlias
-
-    from gpuaff.claims.claim import Claim
-
-    PlaceholderFn: TypeAlias = str | Callable[[int], object]
+PlaceholderFn: TypeAlias = str | Callable[[int], object]
 
 __all__ = [
     "LOCK_FILENAME", "GPUOwner", "NvidiasmiError", "PyCudaPlaceholder", "PytorchPlaceholder",
@@ -144,9 +140,6 @@ class GPUOwner:
     Attributes:
         devices_taken: their indices, as nvidia-smi counts, in CUDA's order.
         placeholders: what the placeholder has returned for each.
-        placeholder_fn: as it was given.
-        logger: as it was given, else the root logger.
-        debug_sleep: as it was given.
     """
 
     _claim: Claim | None = None
