@@ -9,9 +9,8 @@ import argparse
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuaff import options
 from gpuaff._system import execute
@@ -171,13 +170,11 @@ def _claimed(arguments: Mapping[str, Any]) -> Claim:
 # What a call means. Pure.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """What is done before the command starts.
 
-    Attributes:
-        claim: the arguments of ``claim_gpus``; None when nothing is claimed.
-        pin: whether this process is pinned as its rank; a claim pins by an argument of its own.
+    ``claim`` are the arguments of ``claim_gpus``; None where nothing is claimed. ``pin``: this
+    process is pinned as its rank; a claim pins by an argument of its own.
     """
 
     claim: Mapping[str, object] | None
