@@ -46,6 +46,7 @@ def become_nobody():
 OURS = """
 import os, sys, time
 from contextlib import ExitStack
+from gpuaff._system import descriptors
 from gpuaff.claims.locking import safe_gpu
 from gpuaff.claims.locking.safe_gpu import holding
 """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from gpuaff.claims.locking import registry
+from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Device
 
 from processes import Program, run, stopped
@@ -17,11 +21,11 @@ from processes import Program, run, stopped
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
-from gpuaff.claims.locking import guard, leases, lockdir, queue, registry
+from gpuaff.claims.locking import guard, leases, directory, queue, registry
 from gpuaff.claims.locking.leases import Holder, Lease
 from gpuaff.claims.model import Device
 from gpuaff.errors import LockDirectoryError
-from gpuaff._system import locks
+from gpuaff._system import descriptors, locks
 
 def become(uid):
     # Another user of the machine (root only).
@@ -67,6 +71,13 @@ def gpu(number: int, address: str | None = None) -> Device:
 def instance(number: int, *, of: int = 0) -> Device:
     """A MIG instance."""
     return Device(index=of, uuid=f"MIG-{number}", parent=f"GPU-{of}")
+
+
+def written(record: Mapping[str, Any], *, slot: int = 1, waits: bool = True, **more: Any) -> Entry:
+    """The entry of a process that has written this record."""
+    found = registry._parsed(json.dumps(record).encode())
+    assert found is not None
+    return Entry(slot=slot, waits=waits, **more, **found)
 
 
 def here() -> dict[str, str]:

@@ -82,7 +82,7 @@ class TestWhich:
             lab.driver.set_utilization(gpu, load)
         assert shown(lab, "1, max_utilization=10")[1] == "(1, 0)"
         said = refused(lab, "2, max_utilization=10")
-        assert "GpusBusyError requested 2 GPUs; only 1 is free; GPU 0: it works at 90" in said
+        assert "GpusBusyError requested 2 GPUs; only 1 is free; GPU 0: its utilization, 90" in said
 
     def test_the_best_connected(self, make_lab: Callable[[Topology], Lab]) -> None:
         """In a DGX-1 two NVLinks join 1 and 5, one 4 and 5, none 1 and 4; as CUDA counts them."""
@@ -373,7 +373,7 @@ class TestBusy:
         lab.driver.set_compute_mode(0, 3)
         assert shown(lab, "gpus=[0]")[1] == "(0, 0)"
         lab.driver.use(0, os.getpid())
-        assert "GPU 0: its compute mode (exclusive process) lets one " in self.reasons(lab)
+        assert "GPU 0: in exclusive process mode and used by " in self.reasons(lab)
         lab.driver.set_compute_mode(1, 2)
         said = refused(lab, "4, wait=None")
         assert said.startswith("NotEnoughGpusError requested 4 GPUs; 3 can be used: GPU 1: its")

@@ -112,8 +112,7 @@ def entry(slot: int, pid: int, *gpus: str, waits: bool = False, later: int = 0) 
     """A record; one that was written by a process that started later is another's."""
     facts = kernel.thread_facts(pid, pid)
     assert facts is not None
-    record = {"pid": pid, "start": facts.started + later, "gpus": list(gpus)}
-    return Entry(slot=slot, waits=waits, record=record)
+    return Entry(slot=slot, waits=waits, pid=pid, start=facts.started + later, gpus=gpus)
 
 
 CLAIMS = """

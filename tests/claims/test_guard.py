@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuaff._system import descriptors
 from gpuaff._system.kernel import open_files
 from gpuaff.claims.locking import guard
 from gpuaff.errors import LockDirectoryError
@@ -43,7 +44,7 @@ def test_one_at_a_time(lock_folder: Path) -> None:
         one.go_on()
         one.heard()
         assert free()
-    assert not guard._open
+    assert not descriptors.private
 
 
 def test_who_waits_gets_it_when_it_is_given_back(lock_folder: Path) -> None:
@@ -86,7 +87,7 @@ def test_a_forked_child_does_not_keep_it(lock_folder: Path, how: str) -> None:
             if child == 0:
                 os.close(1)
                 signal.pause()
-            print(child, guard._open != set())
+            print(child, descriptors.private != set())
             hear()
         print("over")
         hear()
@@ -130,7 +131,7 @@ def test_when_time_is_up_the_holder_is_named(lock_folder: Path, what: str) -> No
             os.kill(one.pid, signal.SIGSTOP)
         with pytest.raises(LockDirectoryError) as caught, guard.guarded(limit=0.05):
             pass
-        assert f"process {one.pid} (python" in str(caught.value)
+        assert f"(pid {one.pid}) has locked it for more than 0 s" in str(caught.value)
         assert caught.value.path == f"{lock_folder}/guard"
         assert "end it" in str(caught.value)
         os.kill(one.pid, signal.SIGCONT)
@@ -144,7 +145,7 @@ def test_another_users_holder_is_named(lock_folder: Path) -> None:
     with locker(HOLD) as one:
         one.heard()
         error = said("print(refused(guard.guarded(limit=0).__enter__))", uid=ANOTHER)
-        assert f"process {one.pid} (" in error
+        assert f"(pid {one.pid})" in error
 
 
 def test_whatever_is_raised_it_is_given_back(lock_folder: Path) -> None:
@@ -160,7 +161,7 @@ def test_who_waits_is_interrupted_by_ctrl_c(lock_folder: Path) -> None:
             with guard.guarded():
                 print("has it")
         except KeyboardInterrupt:
-            print("interrupted", len(guard._open))
+            print("interrupted", len(descriptors.private))
     """
     with locker(HOLD) as one:
         one.heard()

@@ -140,7 +140,7 @@ def test_a_file_that_was_removed_or_replaced_is_not_the_lock(lock_folder: Path) 
         real, turns = locks.try_flock, []
         def late(handle, *, shared=False):
             if not turns:
-                Path(lockdir.path(), "gpu-GPU-0").unlink()
+                Path(directory.path(), "gpu-GPU-0").unlink()
             turns.append(handle)
             return real(handle, shared=shared)
         locks.try_flock = late
@@ -248,7 +248,7 @@ def test_a_descriptor_that_is_somebody_elses_by_now_is_left_alone(
 
 LOCKS_OF = """
 for device in {devices}:
-    print(*[(lock.path, lock.shared) for lock in leases.locks_of(device)])
+    print(*leases.locks_of(device))
 """
 
 

@@ -10,10 +10,11 @@ from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Busy, Usage
 from gpuaff.claims.status import Kind, ProcessInfo, Snapshot, Status, status_of
-from gpuaff.cli.status import lines
+from gpuaff.cli.status import blocks
 from gpuaff.formatting import plain
 from gpuaff.notices import Notice
 
+from claims.lockers import written
 from claims.readings import CONTEXT, gpu, idle, instance, used_by
 
 ALICE, BOB = 1000, 1001
@@ -22,7 +23,7 @@ NAMES = {ALICE: "ann", BOB: "bob"}
 
 def entry(slot: int, *gpus: str, waits: bool = False, ticket: int = 0, **record: Any) -> Entry:
     told = {"pid": 100 + slot, "uid": ALICE, "name": "python", "since": 50.0, "gpus": list(gpus)}
-    return Entry(slot=slot, waits=waits, ticket=ticket, record={**told, **record})
+    return written({**told, **record}, slot=slot, waits=waits, ticket=ticket)
 
 
 def process(pid: int, command: str = "train.py", user: str = "ann") -> Process:
@@ -49,7 +50,7 @@ def locked(pid: int | None, *, shared: bool = False) -> dict[str, tuple[Holder, 
 
 
 def text(status: Status) -> list[str]:
-    return [plain(line) for line in lines(status)]
+    return "\n".join(map(plain, blocks(status))).splitlines()
 
 
 class TestLease:
@@ -144,7 +145,7 @@ class TestLease:
         assert [person.pid for person in lease.inside] == [102]
 
     def test_with_an_entry_that_somebody_has_spoiled(self) -> None:
-        odd = Entry(slot=1, waits=False, record={"pid": "x", "uid": [], "gpus": ["GPU-0", 3]})
+        odd = written({"pid": "x", "uid": [], "gpus": ["GPU-0", 3]}, waits=False)
         lease = status_of(sight(entries=(odd,))).gpus[0].lease
         assert lease is not None
         assert lease.claimer == ProcessInfo()

@@ -168,9 +168,9 @@ def test_a_user_cannot_end_or_spoil_the_other_ones_claim(shared_driver: MakeDriv
 def test_a_lost_claim_holds_up_its_own_user_only(shared_driver: MakeDriver) -> None:
     with machine(shared_driver, this_machine(1)) as here:
         ann, bob = here.user(ANN), here.user(BOB)
-        assert ann.says("gpuaff.claims.devices.conflicts.remember()") == "None"
+        assert ann.says("gpuaff.claims.devices.conflicts.remember_loss()") == "None"
         assert [path.name for path in here.locks.glob("lost-*")] == [f"lost-{ANN}"]
-        assert float(bob.says("took(gpuaff.claims.devices.conflicts.stand_back)")) < 0.1
+        assert float(bob.says("took(gpuaff.claims.devices.conflicts.back_off)")) < 0.1
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o666])
@@ -188,9 +188,9 @@ def test_a_planted_loss_holds_up_nobody(mode: int, shared_driver: MakeDriver) ->
             f"os.fchmod(f, {mode}); os.pwrite(f, {now}, 0)"
         )
         assert bob.says(f"exec({lost + write!r}, globals())") == "None"
-        assert float(ann.says("took(gpuaff.claims.devices.conflicts.stand_back)")) < 0.1
+        assert float(ann.says("took(gpuaff.claims.devices.conflicts.back_off)")) < 0.1
         before = planted.read_bytes()
-        assert ann.says("gpuaff.claims.devices.conflicts.remember()") == "None"
+        assert ann.says("gpuaff.claims.devices.conflicts.remember_loss()") == "None"
         assert planted.read_bytes() == before
         # A lease of the kernel's (F_SETLEASE) holds up who opens the file, for up to 45 s.
         lease = "fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK)"

@@ -61,10 +61,12 @@ def held_since(of: Crowd, who: str, ago: float, monkeypatch: pytest.MonkeyPatch)
     """Let the record of a holder say that it has held its GPUs for so many seconds."""
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
     (entry,) = (one for one in registry.entries() if one.pid == of.pids[who])
-    record = json.dumps({**entry.record, "since": time.time() - ago}).encode()
+    at = registry.RECORDS + entry.slot * registry.SLOT_SIZE
     with Path(registry.path()).open("r+b") as file:
-        file.seek(registry.RECORDS + entry.slot * registry.SLOT_SIZE)
-        file.write(record.ljust(registry.SLOT_SIZE))
+        file.seek(at)
+        record = {**json.loads(file.read(registry.SLOT_SIZE)), "since": time.time() - ago}
+        file.seek(at)
+        file.write(json.dumps(record).encode().ljust(registry.SLOT_SIZE))
 
 
 class TestWoken:

@@ -96,10 +96,12 @@ class Machine:
     def since(self, pid: int, time: float) -> None:
         """Let the record of a holder say that it has held its GPUs since another time."""
         (entry,) = (one for one in self._entries() if one.pid == pid)
-        record = json.dumps({**entry.record, "since": time}).encode()
+        at = registry.RECORDS + entry.slot * registry.SLOT_SIZE
         with (self.locks / "registry").open("r+b") as file:
-            file.seek(registry.RECORDS + entry.slot * registry.SLOT_SIZE)
-            file.write(record.ljust(registry.SLOT_SIZE))
+            file.seek(at)
+            record = {**json.loads(file.read(registry.SLOT_SIZE)), "since": time}
+            file.seek(at)
+            file.write(json.dumps(record).encode().ljust(registry.SLOT_SIZE))
 
     @contextmanager
     def running(

@@ -20,7 +20,7 @@ from gpuaff.claims.candidates import (
 )
 from gpuaff.claims.claim import Claim, Undo, bind_cuda, claiming, state
 from gpuaff.claims.devices import conflicts
-from gpuaff.claims.devices.conflicts import Strangers
+from gpuaff.claims.devices.conflicts import SecondLook
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import registry
@@ -38,7 +38,10 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 from gpuaff.launch import inherited
+from gpuaff.launch.allocation import granted
+from gpuaff.launch.gpus import sharers
 from gpuaff.launch.inherited import ParentClaim
+from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
 from gpuaff.options import flag
 
@@ -88,7 +91,7 @@ def acquire(
                 setup = _Setup(request, session, until_occupied, own_is_free=own_is_free)
                 if request.visible is None and state.cuda_bound_gpus is None:
                     _refuse_unknown_order(setup, kind)
-                conflicts.stand_back()
+                conflicts.back_off()
                 undo.callback(setup.attempts.release)
                 obtained = setup.attempts.obtain(wait=request.wait, on_wait=on_wait)
             except (GpusBusyError, NotEnoughGpusError):
@@ -114,7 +117,7 @@ def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]
 
 
 def _warn_if_imported_again() -> None:
-    if inherited.imports_script() and inherited.observe_parent_claim()[0] is not None:
+    if inherited.imports_script() and inherited.parent_claim()[0] is not None:
         _warn(inherited.IMPORTED)
 
 
@@ -184,9 +187,11 @@ class _Setup:
         if self.probe is None:
             yield
             return
-        from gpuaff.claims.locking.safe_gpu import holding, patience
+        from gpuaff.claims.locking.safe_gpu import LIMIT, holding
 
-        with holding(self._count, limit=patience(self.request.wait)) as self.warnings:
+        wait = self.request.wait
+        limit = None if wait is None else max(LIMIT, wait)
+        with holding(self._count, limit=limit) as self.warnings:
             yield
 
 
@@ -197,8 +202,6 @@ def _limits(
     left_out: Sequence[LeftOut],
 ) -> Limits:
     """What limits the choice of this process; ``qstat`` is run only for a count."""
-    from gpuaff.launch.allocation import granted, observe_sharers
-
     found = granted(may_ask=request.count is None)
     limits = Limits(
         visible=env.get(VISIBLE),
@@ -212,7 +215,7 @@ def _limits(
     if request.count is not None:
         return limits
     shown = len(allowed_devices(devices, limits))
-    return replace(limits, sharers=observe_sharers(visible=shown, claim=parent))
+    return replace(limits, sharers=sharers(ranks(), visible=shown, claim=parent))
 
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
@@ -267,15 +270,15 @@ class _Acquisition:
     def claim(self, *, pin: bool) -> Claim:
         """Make the claim; whatever it does is undone by ``undo``."""
         setup, undo = self.setup, self.undo
-        strangers = None
+        second_look = None
         if setup.probe is not None and self.kind is not None:
-            strangers = Strangers(setup.probe, self.obtained.devices)
+            second_look = SecondLook(setup.probe, self.obtained.devices)
         left_out = setup.session.left_out()  # again: one may be lost by now
         _export(self._variables(left_out), undo)
         gpus = self._claimed_gpus()
         grant = _take_grant(gpus, undo) if pin else None  # first: CUDA allocates memory there
         undo.callback(bind_cuda, gpus)
-        placeholders = self._occupy(gpus, strangers)
+        placeholders = self._occupy(gpus, second_look)
         warnings = _pinned_far(gpus) if grant is None else grant.warnings
         if setup.request.visible is not None:
             warnings = (*_left_out(left_out), *warnings)
@@ -289,21 +292,21 @@ class _Acquisition:
         )
 
     def _occupy(
-        self, gpus: Sequence[ClaimedGpu], strangers: Strangers | None
+        self, gpus: Sequence[ClaimedGpu], second_look: SecondLook | None
     ) -> tuple[object, ...]:
         """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
-        if strangers is not None:
-            strangers.refuse_early()
+        if second_look is not None:
+            second_look.before_occupying()
         ordinals = [gpu.local for gpu in gpus]
         is_alone = self.setup.request.visible is not None and state.cuda_bound_gpus is None
         uuids = [gpu.uuid for gpu in gpus]
         occupied = occupy(self.kind, uuids, ordinals=None if is_alone else ordinals)
         self.undo.callback(occupied.release)
-        if strangers is not None and occupied.made_context:
+        if second_look is not None and occupied.made_context:
             try:
-                strangers.refuse(self.kind, occupied, ordinals)
+                second_look.after_occupying()
             except ClaimLostError:
-                conflicts.remember()
+                conflicts.remember_loss()
                 raise
         return occupied.held
 

@@ -37,8 +37,6 @@ class Busy(str, Enum):
     """The driver does not report whether it is free, or meets the requirements."""
     LOST = "lost"
     """It has fallen off the bus."""
-    DENIED = "denied"
-    """This process may not use it."""
     SMALL = "small"
     """It has less memory in total than was requested."""
     MEMORY_LOW = "memory_low"

@@ -10,11 +10,11 @@ from enum import Enum
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.formatting import Line, Span, counted, cpulist, line, listed, plain, table
-from gpuaff.notices import Notice, printable
+from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed, plain
+from gpuaff.notices import Notice
 from gpuaff.pinning import openmp
 from gpuaff.pinning.state import expected, remembered
-from gpuaff.topology.cgroup import cpuset_of
+from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Check:
 
     def __str__(self) -> str:
         """As ``gpuaff check`` shows it."""
-        return "\n".join(printable(plain(line)) for line in render([self]))
+        return "\n".join(map(plain, render([self])))
 
 
 def check() -> Check:
@@ -436,17 +436,12 @@ _HEADS = ("process", "GPU", "threads", "CPUs", "state", "names")
 _HEAD = [line(Span(word, "head")) for word in _HEADS]
 
 
-def render(checks: Iterable[Check], *, width: int | None = None) -> list[Line]:
-    """A table: threads with the same CPUs in one row; then what is wrong.
-
-    Args:
-        checks: the processes.
-        width: the terminal's; None when the text must not be broken.
-    """
+def render(checks: Iterable[Check]) -> list[Line | Table]:
+    """A table: threads with the same CPUs in one row; then what is wrong."""
     found = list(checks)
     rows = [row for check in found for row in _rows(check)]
     remarks = [remark for check in found for remark in _remarks(check)]
-    return [*table([_HEAD, *rows], width=width, right=(2,)), *remarks]
+    return [Table([_HEAD, *rows], right=(2,)), *remarks]
 
 
 def _rows(check: Check) -> Iterator[list[Line]]:

@@ -10,9 +10,10 @@ from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.model import Options, Partition, Plan, Share, check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.launch import allocation, inherited
+from gpuaff.launch import inherited
+from gpuaff.launch.gpus import own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.masks import Masks, observe_ancestry, observe_consistency, observe_masks
+from gpuaff.launch.masks import Masks, classify_masks, consistency, observe_ancestry
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count
@@ -26,6 +27,7 @@ from gpuaff.pinning.threads import alive, move, move_all, put_again, threads_wit
 from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
+from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def pin(
         process = this_process()
     except OSError as error:  # a seccomp filter
         return _unpinned(ranks, (refusal(error),), strict=strict)
-    claim, unreadable = inherited.observe_parent_claim()
+    claim, unreadable = inherited.parent_claim()
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = replace(options, partition=Partition.MACHINE)
@@ -114,7 +116,7 @@ def pin(
     if claim is not None and claim.pid == kernel.process_id():
         remarks = _without_no_rank(remarks)  # it is alone on its GPUs
     if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
-        remarks = (*remarks, *observe_consistency(ranks))
+        remarks = (*remarks, *consistency(ranks))
     if unreadable is not None:
         remarks = (*remarks, unreadable)
     try:
@@ -318,12 +320,12 @@ class Attempt:
             caller=caller,
             effective=effective,
             topology=topology,
-            masks=observe_masks(
+            masks=classify_masks(
                 self.ranks,
                 own=effective.cpus,
                 above=above,
                 online=topology.cpus,
-                cpuset=_own_cpuset,
+                cpuset=lambda: cpuset_of(kernel.machine_tree()),
             ),
             parent=above.parent,
             started_with=share,
@@ -336,9 +338,7 @@ class Attempt:
 
     def _plan(self, seen: Observation) -> Plan:
         share = seen.started_with if seen.is_own else None
-        gpus = allocation.observe_own_gpus(
-            self.ranks, visible=len(seen.topology.visible), is_rank=share is not None
-        )
+        gpus = own_gpus(self.ranks, visible=len(seen.topology.visible), is_rank=share is not None)
         if share is not None and seen.topology.visible:
             return plan_inside_share(seen.topology, self.options, self.ranks, gpus, share)
         all_gpus = () if gpus is None else gpus_of_the_machine()
@@ -434,12 +434,6 @@ class Attempt:
         if before.share is not None:
             rewind(self.process, seen.effective.of([before.share]), before.first)
         return put_extras_back(self.process, NOTHING)
-
-
-def _own_cpuset() -> CpuSet | None:
-    from gpuaff.topology.cgroup import cpuset_of  # needed under srun --cpu-bind=none only
-
-    return cpuset_of(kernel.machine_tree())
 
 
 def _of_topology(topology: Topology) -> list[Notice]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff._system.processes import Process, look_up, user_name
-from gpuaff.claims.devices.occupancy import People, judge, leased_by, listed
+from gpuaff._system.processes import look_up, user_name
+from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate, listed
 from gpuaff.claims.locking import leases
-from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import Entry, ending, living
-from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
-from gpuaff.formatting import person
+from gpuaff.claims.model import Demand, Device, DeviceReading, Usage
+from gpuaff.formatting import process_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff._system.nvml import Session
 
-_CUDA_OPENS = "/dev/nvidia-uvm"
-"""The device file that each process with a CUDA context has open; NVML does not open it."""
+_CUDA_OPENS = "/dev/nvidia-uvm"  # each process with a CUDA context does; NVML does not
 
 
-def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True) -> People:
+def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True) -> ListedProcesses:
     """Which of the processes that the driver lists are own, exiting or ended.
 
     Own are this process, its descendants, and its ancestors: a parent that has made contexts and
@@ -40,16 +39,18 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     pids = listed(readings)
     first = kernel.in_first_pid_namespace()
     if not first and any(kernel.process_of(pid) != pid for pid in pids):
-        return People(first_namespace=False)
+        return ListedProcesses(first_namespace=False)
     # First: one that ends between these two looks has ended in the second.
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
-    own = frozenset(_relatives(pids)) if own_is_free else frozenset[int]()
-    return People(
-        own=own if first else frozenset(filter(_computes, own)),
+    me = kernel.process_id()
+    above = {me, *_ancestors(me)}
+    own = {pid for pid in pids if own_is_free and (pid in above or me in _ancestors(pid))}
+    return ListedProcesses(
+        own=own if first else set(filter(_computes, own)),
         ended=ended,
         exiting=exiting - ended,
-        me=kernel.process_id(),
+        me=me,
         first_namespace=first,
     )
 
@@ -57,12 +58,6 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
 def _computes(pid: int) -> bool:
     """Whether a process has CUDA's device file open, as far as this user may see."""
     return _CUDA_OPENS in kernel.open_files(pid)
-
-
-def _relatives(pids: Collection[int]) -> Iterator[int]:
-    me = kernel.process_id()
-    above = {me, *_ancestors(me)}
-    return (pid for pid in pids if pid in above or me in _ancestors(pid))
 
 
 def _ancestors(pid: int) -> set[int]:
@@ -75,20 +70,15 @@ def _ancestors(pid: int) -> set[int]:
     return found
 
 
-def names_of(pids: Collection[int], people: People) -> dict[int, str]:
-    """Descriptions of processes, for messages; those that cannot be looked up are missing.
+def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
+    """Descriptions of listed processes, for messages; those that cannot be looked up are missing.
 
     It takes a while (psutil), so only an error or a wait calls it.
-
-    Args:
-        pids: processes, in the driver's numbers.
-        people: what is known of them: whether these numbers are valid here.
     """
-    if people.me is None:
+    if processes.me is None:
         return {}
-    sure = [pid for pid in pids if people.first_namespace or _computes(pid)]
-    names = {pid: describe(pid) for pid in sure}
-    return {pid: name for pid, name in names.items() if name is not None}
+    sure = [pid for pid in pids if processes.first_namespace or _computes(pid)]
+    return {pid: name for pid in sure if (name := describe(pid)) is not None}
 
 
 def describe(pid: int) -> str | None:
@@ -98,18 +88,29 @@ def describe(pid: int) -> str | None:
         None when there is no such process, or it is hidden. What this user may not see of it is
         left out.
     """
-    return _described(look_up(pid), lambda process: process.started)
-
-
-def describe_holder(pid: int, entry: Entry | None) -> str | None:
-    """As :func:`describe`, with the age of its lease, which only the registry knows."""
-    return _described(look_up(pid), lambda _: None if entry is None else entry.since)
-
-
-def _described(process: Process | None, since: Callable[[Process], float | None]) -> str | None:
-    if process is None:
+    found = look_up(pid)
+    if found is None:
         return None
-    return person(process.command, process.pid, user=process.user, since=since(process))
+    return process_in_words(found.command, pid, user=found.user, since=found.started)
+
+
+def describe_lease(pid: int | None, entry: Entry | None) -> str:
+    """The process that holds a lease: by the kernel, with the lease's age by the registry.
+
+    Args:
+        pid: the process; None when it is not visible here.
+        entry: the registry's entry of the lease; None when there is none.
+
+    Returns:
+        Empty when nothing is known.
+    """
+    found = None if pid is None else look_up(pid)
+    if found is not None:
+        since = None if entry is None else entry.since
+        return process_in_words(found.command, pid, user=found.user, since=since)
+    if entry is None:
+        return "" if pid is None else f"pid {pid}"
+    return who(entry) if pid is None else f"{who(entry)}, which has ended; children hold it"
 
 
 def describe_writer(entry: Entry, *, since: float | None = None) -> str:
@@ -120,10 +121,10 @@ def describe_writer(entry: Entry, *, since: float | None = None) -> str:
         since: its age is since then, in seconds since 1970; None shows none.
     """
     found = look_up(entry.pid) if living([entry]) and entry.pid is not None else None
-    command, user = (found.command, found.user) if found else (entry.text("name"), None)
+    command, user = (found.command, found.user) if found else (entry.name, None)
     if user is None and entry.uid is not None:
         user = user_name(entry.uid)
-    return person(command or "an unknown program", entry.pid, user=user, since=since)
+    return process_in_words(command or "an unknown program", entry.pid, user=user, since=since)
 
 
 def describe_waiter(entry: Entry) -> str:
@@ -137,7 +138,7 @@ class Probe:
 
     Attributes:
         readings: the last answer of the driver, for all devices of the machine.
-        people: the processes in it.
+        processes: the processes in it.
     """
 
     def __init__(
@@ -163,24 +164,23 @@ class Probe:
         needed = demand is not None and demand.max_utilization is not None
         self._utilization = utilization or needed
         self._holders: Mapping[str, str] = {}
-        self._exiting: frozenset[str] = frozenset()
-        self._all_leased = False
+        self._exiting: Collection[str] = ()
+        self._is_asked = True
         self.readings: tuple[DeviceReading, ...] = ()
-        self.people = People(me=0)
+        self.processes = ListedProcesses(me=0)
 
     @property
     def idle(self) -> frozenset[int]:
         """The indices of the whole GPUs that are free, candidates or not."""
-        usages = judge(self.readings, people=self.people, leased=self._holders)
-        return frozenset(
-            one.device.index for one in usages if one.busy is None and not one.device.is_mig
-        )
+        usages = evaluate(self.readings, processes=self.processes, leased=self._holders)
+        free = (usage.device for usage in usages if usage.busy is None)
+        return frozenset(device.index for device in free if not device.is_mig)
 
     def look(self) -> tuple[DeviceReading, ...]:
         """Ask the driver, and the kernel about the processes that it lists."""
         with interruptible():
             self.readings = self._session.look(utilization=self._utilization)
-        self.people = process_info(self.readings, own_is_free=self._own_is_free)
+        self.processes = process_info(self.readings, own_is_free=self._own_is_free)
         return self.readings
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
@@ -194,10 +194,12 @@ class Probe:
 
         The driver answers slowly while other processes start CUDA.
         """
-        self._holders, self._exiting = _holders(entries), ending(entries)
-        self._all_leased = all(device.uuid in self._holders for device in self._devices)
-        if not self._all_leased:
+        self._read(entries)
+        self._is_asked = any(device.uuid not in self._holders for device in self._devices)
+        if self._is_asked:
             self.look()
+        else:
+            self.readings = tuple(DeviceReading(device=device) for device in self._devices)
 
     def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
@@ -206,50 +208,37 @@ class Probe:
         well, but reading that stops all processors, 20 ms and more on a large machine. Messages
         have the numbers of processes only: finding their names takes longer than all the rest.
         """
-        if not self._all_leased:
-            self._holders, self._exiting = _holders(entries), ending(entries)
-        return self._judge(self._holders, {})
+        if self._is_asked:
+            self._read(entries)
+        return self._evaluate(self._holders, self.processes)
 
     def described(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """The last usages, with the names of processes, and with leases outside the registry."""
         by_kernel = _holders_by_kernel(self._devices, entries)
         known = {uuid: name for uuid, name in by_kernel.items() if name}
-        names = names_of(listed(self.readings), self.people)
-        return self._judge({**by_kernel, **self._holders, **known}, names)
+        names = names_of(listed(self.readings), self.processes)
+        holders = {**by_kernel, **self._holders, **known}
+        return self._evaluate(holders, replace(self.processes, names=names))
 
-    def _judge(self, holders: Mapping[str, str], names: Mapping[int, str]) -> tuple[Usage, ...]:
-        if self._all_leased:
-            return tuple(self._leased(device, holders[device.uuid]) for device in self._devices)
-        usages = judge(
+    def _read(self, entries: Sequence[Entry]) -> None:
+        """A rank inside a claim holds its GPUs also when the process of that claim has died."""
+        held = [entry for entry in entries if not entry.waits]
+        inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
+        self._holders = {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
+        self._exiting = ending(entries)
+
+    def _evaluate(
+        self, holders: Mapping[str, str], processes: ListedProcesses
+    ) -> tuple[Usage, ...]:
+        usages = evaluate(
             self.readings,
-            people=self.people,
+            processes=processes,
             leased=holders,
             ending=self._exiting,
-            names=names,
             demand=self._demand,
         )
         by_device = {usage.device: usage for usage in usages}  # two may have the same UUID
         return tuple(by_device[device] for device in self._devices)
-
-    def _leased(self, device: Device, holder: str) -> Usage:
-        exiting = device.uuid in self._exiting
-        return Usage(
-            device=device,
-            busy=Busy.LEASED,
-            message=f"{device}: {leased_by(holder, exiting=exiting)}",
-            leaving=exiting,
-            exiting=exiting,
-        )
-
-
-def _holders(entries: Sequence[Entry]) -> dict[str, str]:
-    """The holders of leases by the registry, by UUID.
-
-    A rank inside a claim holds its GPUs also when the process of that claim has died.
-    """
-    held = [entry for entry in entries if not entry.waits]
-    inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
-    return {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
 
 
 def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> dict[str, str]:
@@ -259,23 +248,12 @@ def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> d
         for one in devices
         if one.parent is not None
     }
-    found = leases.holders([*devices, *wholes.values()])
-    for uuid in wholes:  # the locks of its instances are shared
-        found[uuid] = tuple(holder for holder in found[uuid] if not holder.shared)
     written = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
-    return {
-        uuid: _describe_holders(written.get(uuid), holders)
-        for uuid, holders in found.items()
-        if holders
-    }
-
-
-def _describe_holders(entry: Entry | None, holders: Sequence[Holder]) -> str:
-    """The process by the kernel, with the age of its lease by the registry."""
-    pid = next((holder.pid for holder in holders if holder.pid is not None), None)
-    if pid is None:
-        return "" if entry is None else who(entry)
-    known = describe_holder(pid, entry)
-    if known is not None:
-        return known
-    return f"pid {pid}" if entry is None else f"{who(entry)}, which has ended; children hold it"
+    described = {}
+    for uuid, found in leases.holders([*devices, *wholes.values()]).items():
+        # The locks of a MIG GPU's instances are shared.
+        pids = [one.pid for one in found if not (uuid in wholes and one.shared)]
+        if pids:
+            pid = max((pid for pid in pids if pid is not None), default=None)
+            described[uuid] = describe_lease(pid, written.get(uuid))
+    return described
