@@ -75,8 +75,7 @@ def test_a_record_is_there_for_as_long_as_its_writer(
         assert entry.start == int(stat.rpartition(")")[2].split()[19])
         assert entry.name == Path(f"/proc/{one.pid}/comm").read_text().strip()
         if how == "killed":
-            one.process.kill()
-            one.process.wait()
+            one.kill()
         else:
             one.go_on()
             one.heard()
