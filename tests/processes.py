@@ -93,7 +93,7 @@ _FORKS = """
 import json, os, sys
 import pynvml
 import gpuaff.allocator.plan, gpuaff.pinning.pin, gpuaff.pinning.pin, gpuaff.launch.ranks
-import gpuaff.pinning.affinity, gpuaff.pinning.report, gpuaff._system.nvml_prewarm
+import gpuaff.pinning.affinity, gpuaff._system.nvml_prewarm
 import gpuaff.topology.live
 script, environments = json.load(sys.stdin)
 code = compile(script, "<script>", "exec")

@@ -66,4 +66,4 @@ def test_openblas(variables: dict[str, str], spared: bool) -> None:
 
 def test_other_libraries_of_like_names() -> None:
     files = {"libompi.so.40", "libompitrace.so.40", "libgompertz.so", "libiomp.so"}
-    assert [loaded(runtime.prefixes, files) for runtime in OPENMP] == [None, None, None]
+    assert [loaded(prefixes, files) for prefixes, _ in OPENMP.values()] == [None, None, None]

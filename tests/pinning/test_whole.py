@@ -167,11 +167,12 @@ print(all(mask == wanted for mask in masks().values()))
 def test_strict_puts_each_thread_where_it_was(driver: FakeDriver, rank: int) -> None:
     """Also one that somebody had set back, which the call would have moved along."""
     script = f"""
-from dataclasses import replace
 gpuaff.set_affinity(0, 2)
 helper.do(bound(before))
 def unsettled(cpus, *, move=pin.move_all, **how):
-    return replace(move(cpus, **how), settled=False)
+    found = move(cpus, **how)
+    found.settled = False
+    return found
 pin.move_all = unsettled
 then = masks()
 print(raised(lambda: gpuaff.set_affinity({rank}, 2, strict=True)), masks() == then)

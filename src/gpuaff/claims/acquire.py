@@ -119,7 +119,7 @@ def _warn_if_imported_again() -> None:
 
 
 def _warn(*notices: Notice) -> None:
-    from gpuaff.pinning.report import say
+    from gpuaff.pinning.state import say
 
     say(notices, rank=None)
 

@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     words = _command(args)
     here = ranks()
     if args.claim and not here.is_told and _has_other_ranks(here):
-        from gpuaff.pinning.report import say
+        from gpuaff.pinning.state import say
 
         say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuaff.allocator.model import Plan
-    from gpuaff.pinning.affinity import Affinity
+    from gpuaff.pinning.restore import Affinity
 
 __all__ = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"]
 

@@ -8,7 +8,7 @@ and its ``restore()`` goes back to it and not beyond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,12 +17,31 @@ from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.domains import gpu_domains, mig_warnings, unusable_reason
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
-from gpuaff.pinning.effective import EffectiveMasks, effective_masks, masks_now
 from gpuaff.pinning.pin import unsupported_reason
-from gpuaff.pinning.report import refuse_if_broken, say, say_grant
-from gpuaff.pinning.restore import current, move_if, put_extras_back, refusal, rewind
-from gpuaff.pinning.state import GrantInForce, Process, known_process, this_process, transaction
-from gpuaff.pinning.threads import alive, move, move_all, threads_with
+from gpuaff.pinning.restore import move_if, put_extras_back, rewind
+from gpuaff.pinning.state import (
+    GrantInForce,
+    Process,
+    UnavailableError,
+    known_process,
+    log,
+    refuse_if_broken,
+    say,
+    this_process,
+    transaction,
+    try_twice,
+)
+from gpuaff.pinning.threads import (
+    EffectiveMasks,
+    alive,
+    current,
+    effective_masks,
+    masks_now,
+    move,
+    move_all,
+    refusal,
+    threads_with,
+)
 from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology
 
@@ -66,14 +85,6 @@ class Grant:
         return current()
 
 
-class UnavailableError(Exception):
-    """The grant cannot be taken; the last warning says why."""
-
-    def __init__(self, warnings: Iterable[Notice]) -> None:
-        super().__init__(warnings)
-        self.warnings = tuple(warnings)
-
-
 def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     """Put this process, with all its threads, inside the domains of the GPUs that it has claimed.
 
@@ -95,32 +106,27 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
         NoDriverError: with ``strict``, where NVML cannot be used.
         InvalidOptionError: the variable GPUAFF is neither a yes nor a no.
     """
-    why = unsupported_reason()
-    if why is not None:
-        return _untaken([why], strict=strict)
-    try:
-        process = this_process()
-    except OSError as error:  # a seccomp filter
-        return _untaken([refusal(error)], strict=strict)
+    gpus = frozenset(indices)
 
     def attempt() -> Grant:
+        process = this_process()
         with transaction(process):
-            made = _take(process, sorted(set(indices)))
+            grant = _take(process, sorted(gpus))
             if strict:
-                refuse_if_broken(made.warnings)
-            say(made.warnings)
-            say_grant(indices, made.cpus)
-            return made
+                refuse_if_broken(grant.warnings)
+            say(grant.warnings)
+            which = f"GPU{'s' if len(gpus) > 1 else ''} {format_cpulist(gpus)}"
+            log("info", f"claim of {which} -> cpus {format_cpulist(grant.cpus)}")
+            return grant
 
-    with suppress(UnavailableError, OSError):  # a cpuset changed meanwhile, or it is unavailable
-        return attempt()
-    try:
-        return attempt()
-    except UnavailableError as last:
-        warnings = last.warnings
-    except OSError as error:
-        warnings = (refusal(error),)
-    return _untaken(warnings, strict=strict)
+    why = unsupported_reason()
+    found = try_twice(attempt) if why is None else UnavailableError([why])
+    if isinstance(found, Grant):
+        return found
+    if strict:
+        refuse_if_broken(found.warnings)
+    say(found.warnings)
+    return Grant(cpus=current(), pinned=False, warnings=found.warnings)
 
 
 def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | None]:
@@ -138,14 +144,6 @@ def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | 
     return frozenset().union(*(found[gpu] for gpu in claimed)), None
 
 
-def _untaken(warnings: Iterable[Notice], *, strict: bool) -> Grant:
-    found = tuple(warnings)
-    if strict:
-        refuse_if_broken(found)
-    say(found)
-    return Grant(cpus=current(), pinned=False, warnings=found)
-
-
 def _take(process: Process, gpus: Sequence[int]) -> Grant:
     before, caller = process.state, kernel.get_affinity()
     effective = effective_masks(process, caller)
@@ -158,19 +156,13 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     warnings += mig_warnings(topology, gpus)
     ours = effective.of(before.requested)
     # Threads that have just these CPUs cannot be told from the others afterwards.
-    same = {} if cpus in ours else dict.fromkeys(threads_with(cpus), cpus)
-    bound = _BoundThreads(process, cpus)
-    _move_caller(bound, caller, effective, ours)
-    moved = move_all(cpus, ours=ours, spare={kernel.thread_id()}, moved=process.moved)
+    alike = {} if cpus in ours else threads_with(cpus)
+    outside = _move_caller(process, cpus, caller, effective)
+    own = kernel.thread_id()
+    moved = move_all(cpus, ours=ours.__contains__, spare={own}, moved=process.moved)
     warnings += moved.notices()
-    for tid, mask in moved.left.items():
-        bound.cut(tid, mask)
-    grant = GrantInForce(
-        before=before,
-        bound={**same, **bound.moved, **alive(before.bound)},
-        apart={tid: now for tid, (_, now) in bound.apart.items()},
-        cut=bound.apart,
-    )
+    cut, bound = _cut(process, cpus, outside | moved.left)
+    grant = GrantInForce(before, {**alike, **bound, **alive(before.bound)}, cut)
     process.update(
         original=cpus,
         grant=grant,
@@ -183,51 +175,45 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     return Grant(cpus=cpus, pinned=True, warnings=tuple(warnings), _in_force=grant)
 
 
-@dataclass(slots=True)
-class _BoundThreads:
-    """Threads that the program has bound: they may stay inside a grant, but not outside.
-
-    Attributes:
-        process: this process.
-        cpus: the CPUs of the grant.
-        apart: those that keep a part of their CPUs, or all: their mask before and now, by id.
-        moved: those that keep none, and go where all go: their mask before, by id.
-    """
-
-    process: Process
-    cpus: CpuSet
-    apart: dict[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
-    moved: dict[int, CpuSet] = field(default_factory=dict)
-
-    def cut(self, tid: int, mask: CpuSet) -> None:
-        """Leave a thread those of its CPUs that are inside; where none is, give it the grant."""
-        inside = mask & self.cpus
-        try:
-            if inside != mask or tid == kernel.thread_id():
-                move(inside or self.cpus, tid, mask, self.process.moved)
-        except OSError:  # it has ended, or is the kernel's
-            return
-        if inside:
-            self.apart[tid] = (mask, inside)
-        else:
-            self.moved[tid] = mask
-
-
 def _move_caller(
-    bound: _BoundThreads, caller: CpuSet, effective: EffectiveMasks, ours: Iterable[CpuSet]
-) -> None:
-    """Move the calling thread first, and see whether the kernel grants all of the CPUs."""
-    process, cpus, own = bound.process, bound.cpus, kernel.thread_id()
+    process: Process, cpus: CpuSet, caller: CpuSet, effective: EffectiveMasks
+) -> dict[int, CpuSet]:
+    """Move the calling thread first: the kernel must grant all of the CPUs.
+
+    Returns:
+        The thread and its mask, where the program has bound it.
+    """
+    own, state = kernel.thread_id(), process.state
     move(cpus, own, caller, process.moved)
     got = kernel.get_affinity()
     if got != cpus:
         why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
         raise UnavailableError([why])
     # A main thread in a part of its share was narrowed by a runtime (case C4), not by the program.
-    share = process.state.share
-    narrowed = own == process.state.pid and share is not None and caller < share
-    if not narrowed and caller not in ours:
-        bound.cut(own, caller)
+    narrowed = own == state.pid and state.share is not None and caller < state.share
+    return {} if narrowed or caller in effective.of(state.requested) else {own: caller}
+
+
+def _cut(
+    process: Process, cpus: CpuSet, outside: Mapping[int, CpuSet]
+) -> tuple[dict[int, tuple[CpuSet, CpuSet]], dict[int, CpuSet]]:
+    """Leave threads that the program has bound those of their CPUs that are inside the grant.
+
+    Returns:
+        The masks before and now of those that keep some or all, by id; and the masks before of
+        those that keep none, which get all of the grant.
+    """
+    cut, moved = dict[int, tuple[CpuSet, CpuSet]](), dict[int, CpuSet]()
+    for tid, mask in outside.items():
+        inside = mask & cpus
+        with suppress(OSError):  # it has ended, or is the kernel's
+            if inside != mask or tid == kernel.thread_id():
+                move(inside or cpus, tid, mask, process.moved)
+            if inside:
+                cut[tid] = (mask, inside)
+            else:
+                moved[tid] = mask
+    return cut, moved
 
 
 def _give_back(process: Process, grant: GrantInForce) -> list[Notice]:
@@ -237,7 +223,7 @@ def _give_back(process: Process, grant: GrantInForce) -> list[Notice]:
     masks = masks_now(process, {state.original, *state.requested})
     for tid, (then, now) in grant.cut.items():
         if now != then:
-            move_if(process, tid, {now}, then)
+            move_if(process, tid, now.__eq__, then)
     moved = rewind(process, masks, before)
     return [*moved.notices(), *put_extras_back(process, before.extras)]
 
