@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gpuaff.allocator.cores import allowed_cores
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.machines import names
@@ -136,6 +138,32 @@ class TestMoreRanksThanGpus:
         dealt = plan(machine, 4, mode="unique_interleaved")
         assert shown(dealt) == ["0,4,8", "1,5,9", "2,6,10", "3,7,11"]
 
+    @pytest.mark.parametrize("mode", ["unique_contiguous", "unique_interleaved", "core_complex"])
+    @pytest.mark.parametrize(("nproc", "cores"), [(9, 12), (10, 10), (18, 6)])
+    def test_the_cores_of_a_socket_are_cut_equally(self, mode: str, nproc: int, cores: int) -> None:
+        """DGX A100, 64 cores a socket: five, six and ten ranks are on the GPUs of socket 0."""
+        found = plan(Topology.named("dgx-a100"), nproc, mode=mode, scope="socket")
+        assert [share.cores for share in found.shares] == [cores] * nproc
+        assert len(frozenset().union(*(share.cpus for share in found.shares))) == 2 * cores * nproc
+
+    def test_a_rank_has_its_part_of_the_node_and_more_of_the_socket(self) -> None:
+        """Two nodes of five cores, one GPU: two node cores each, and three of the six others."""
+        machine = box(
+            spread_cores(10, smt=1), nodes=[range(5), range(5, 10)], sockets=[[0, 1]], gpus=[0]
+        )
+        found = plan(machine, 2, scope="socket", min_physical_cores=5)
+        assert shown(found) == ["0-1,4-6", "2-3,7-9"]
+
+    def test_a_node_with_few_ranks_gives_cores_to_one_with_many(self) -> None:
+        """Nodes of five cores, four ranks on the GPUs of one and one on the other's: two each."""
+        machine = box(
+            spread_cores(10, smt=1),
+            nodes=[range(5), range(5, 10)],
+            sockets=[[0, 1]],
+            gpus=[0, 0, 1],
+        )
+        assert shown(plan(machine, 5, scope="socket")) == ["0,4", "2,8", "5-6", "1,7", "3,9"]
+
     def test_unbalanced_ones_are_cut_gpu_by_gpu(self) -> None:
         """Thirteen cores: 5, 4 and 4, and the five once more."""
         machine = one_node(spread_cores(13, smt=1), gpus=3)
@@ -166,6 +194,24 @@ def test_no_balanced_share_is_smaller_than_all_unbalanced_ones(
         for balanced in (True, False)
     )
     assert even >= uneven
+
+
+@given(
+    st.one_of(regular(), st.sampled_from(names()).map(Topology.named)),
+    st.integers(1, 40),
+    st.sampled_from(("unique_contiguous", "unique_interleaved", "core_complex")),
+    st.sampled_from(SCOPES),
+)
+def test_more_ranks_than_gpus_have_the_largest_equal_share(
+    machine: Topology, nproc: int, mode: str, scope: str
+) -> None:
+    """Where GPUs' cores are the same or apart, and all cores are of one kind."""
+    near = Counter(share.cpus for share in plan(machine, nproc, mode="all", scope=scope).shares)
+    assume(nproc > len(machine.visible) and not machine.efficiency_cpus)
+    assume(sum(map(len, near)) == len(frozenset().union(*near)))
+    sizes = [len(allowed_cores(machine, cpus).cpus) // ranks for cpus, ranks in near.items()]
+    assume(min(sizes) > 0)
+    assert smallest(machine, nproc, mode=mode, scope=scope) == min(sizes)
 
 
 @given(masked(), st.sampled_from(ALL_MODES), st.sampled_from(SCOPES))

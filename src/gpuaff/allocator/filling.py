@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 from gpuaff.allocator.cores import Cores
 from gpuaff.topology.model import Topology
@@ -84,8 +84,7 @@ def by_l3(topology: Topology, cores: Cores) -> Fill:
     return partial(in_l3_domains, l3_of=l3_of)
 
 
-@dataclass(frozen=True, slots=True)
-class Cutter:
+class Cutter(NamedTuple):
     """How lists of places are cut in one plan.
 
     Attributes:
@@ -104,7 +103,7 @@ class Cutter:
     @property
     def in_blocks(self) -> Cutter:
         """The same without L3 domains: parts have the same sizes."""
-        return replace(self, fill=in_blocks) if self.contiguous else self
+        return self._replace(fill=in_blocks) if self.contiguous else self
 
     def kinds(self, places: Sequence[int], parts: int) -> list[tuple[int, ...]]:
         """The lists that are cut on their own: fast and slow cores (case G5).

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from gpuaff.allocator.cores import Cores, allowed_cores, split_siblings
 from gpuaff.allocator.model import Options, Scope
@@ -14,8 +14,7 @@ from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, Source, Topology
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """One rank, and the cores near its GPU.
 
     Attributes:
@@ -38,8 +37,7 @@ class Placement:
     node_cores: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuGroup:
+class GpuGroup(NamedTuple):
     """GPUs whose ranks have the same near cores.
 
     Attributes:
@@ -51,8 +49,7 @@ class GpuGroup:
     ranks: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """The cores that one rank gets.
 
     Attributes:

@@ -7,10 +7,9 @@ work out all ranks' shares by itself and take its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 
-from gpuaff.allocator import diagnostics, reserve, split
+from gpuaff.allocator import diagnostics, split
 from gpuaff.allocator.cores import Cores, allowed_cores
 from gpuaff.allocator.domains import confine
 from gpuaff.allocator.filling import Cutter, Fill, by_l3, in_blocks, in_turn
@@ -125,7 +124,7 @@ def plan_with(
     if options.most is not None:
         most = options.most
         assignments = {
-            rank: replace(found, cores=cores.divide(found.cores, most)[0])
+            rank: found._replace(cores=cores.divide(found.cores, most)[0])
             for rank, found in assignments.items()
         }
     warnings += diagnostics.plan_warnings(
@@ -158,12 +157,12 @@ def _assign(
     if options.mode in picks:
         if not count:
             return picks[options.mode](placements)
-        return reserve.reserve_from_near(placements, picks[options.mode], count, cores)
+        return split.reserve_from_near(placements, picks[options.mode], count, cores)
     cutter = Cutter(cores.slow_from, _fill(topology, options.mode, cores))
     found = split.cut_unique(placements, options.scope, cutter, cores, balanced=options.balanced)
     if not count:
         return found
-    return reserve.reserve_from_shares(placements, found, count, cores)
+    return split.reserve_from_shares(placements, found, count, cores)
 
 
 def _fill(topology: Topology, mode: Mode, cores: Cores) -> Fill:

@@ -8,7 +8,7 @@ may not use are never taken (cases A5, A6), nor is a NUMA node without CPUs (cas
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff.allocator.model import Scope
 from gpuaff.cpuset import CpuSet
@@ -17,8 +17,7 @@ from gpuaff.topology.model import Gpu, NumaNode, Source, Topology
 _NONE: CpuSet = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(NamedTuple):
     """The CPUs near one GPU.
 
     Attributes:

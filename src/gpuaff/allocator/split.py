@@ -20,6 +20,7 @@ from gpuaff.allocator.fair import fair_shares, grow
 from gpuaff.allocator.filling import Cutter
 from gpuaff.allocator.model import Scope
 from gpuaff.allocator.placement import Assignment, GpuGroup, Placement, group_gpus
+from gpuaff.errors import GPUAffinityError
 
 Assignments = dict[int, Assignment]
 """The cores of each rank."""
@@ -70,10 +71,14 @@ def _islands(
     nodes = [_clean_nodes(groups, placements) if scope is Scope.SOCKET else () for groups in found]
     node_sizes = [cutter.even(node.cores, _count(node)) for own in nodes for node in own]
     least = min(node_sizes, default=0)
+    gpus = [ranks for groups in found for group in groups for ranks in group.ranks]
+    crowded = len(gpus) < len(placements)
     return [
         _Fair(groups, cutter, cores)
         if len(groups) > 1
-        else _Even(groups[0].cores, own or groups, cutter, least if own else 0)
+        else _Even(
+            groups[0].cores, own or groups, cutter, least=least if own else 0, crowded=crowded
+        )
         for groups, own in zip(found, nodes, strict=True)
     ]
 
@@ -135,19 +140,34 @@ class _Even:
             other cores are distributed to theirs.
         cutter: how they are cut.
         least: the smallest equal part of any node of any socket.
+        crowded: whether there are more ranks than GPUs.
     """
 
     def __init__(
-        self, cores: Sequence[int], nodes: Sequence[GpuGroup], cutter: Cutter, least: int
+        self,
+        cores: Sequence[int],
+        nodes: Sequence[GpuGroup],
+        cutter: Cutter,
+        *,
+        least: int,
+        crowded: bool,
     ) -> None:
+        self._cores = cores
         self._nodes = nodes
         self._cutter = cutter
         self._least = least
+        # With more ranks than GPUs there is no answer of gpu_affinity that must be kept.
+        self._equal = cutter.even(cores, sum(map(_count, nodes))) if crowded else 0
         node_cores = [core for node in nodes for core in node.cores]
         self._rounds, self._spare = distribute(cores, node_cores)
         self._each = 1 + len(self._rounds[node_cores[0]])  # a node core, and those it brings
 
     def sizes(self) -> list[int]:
+        """The sizes in the partition, or the largest equal size where that is larger."""
+        sizes = self._partition_sizes()
+        return sizes if self._equal <= min(sizes) else [self._equal]
+
+    def _partition_sizes(self) -> list[int]:
         """The largest equal size in each node; the sizes of the shares where cores are spare."""
         if self._spare:
             return [len(found.cores) for _, found in self.cut(None)]
@@ -167,8 +187,10 @@ class _Even:
         Node cores are cut as by node. Where that comes to less than the size, as other sockets
         have more cores to distribute, there are more of them.
         """
+        if size is not None and min(self._partition_sizes()) < size <= self._equal:
+            return self._cut_equal(size)
         if self._spare:
-            return self._with_spare()
+            return self._grown(dict(self._cut(None, by_rank=True)))
         return self._cut(None if size is None else max(self._least, -(-size // self._each)))
 
     def _cut(self, size: int | None, *, by_rank: bool = False) -> Iterator[tuple[int, Assignment]]:
@@ -209,15 +231,23 @@ class _Even:
                 yield from _assign(part, ranks, cutter, size)
         yield from _shared(chain(*(ranks for ranks, part in gpus if not part)), node.cores)
 
-    def _with_spare(self) -> Iterable[tuple[int, Assignment]]:
-        """Every core is in a share, and what no full round brings goes to the smallest shares.
+    def _cut_equal(self, size: int) -> Iterable[tuple[int, Assignment]]:
+        """At least this size for each: equal parts of its node, and more of what is left."""
+        found: dict[int, Assignment] = {}
+        for node in self._nodes:
+            ranks = [*chain(*node.ranks)]
+            parts = self._cutter.cut(node.cores, len(ranks), size)
+            found.update(zip(ranks, map(Assignment, parts), strict=True))
+        return self._grown(found)
+
+    def _grown(self, found: Mapping[int, Assignment]) -> Iterable[tuple[int, Assignment]]:
+        """The cores that are in no share yet go to the smallest shares.
 
         What a rank has already no other rank wants: it keeps that, and it counts.
         """
-        found = dict(self._cut(None, by_rank=True))
         ranks = [*chain(*sorted(chain(*(node.ranks for node in self._nodes))))]
         shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
-        spare = frozenset(self._spare)
+        spare = frozenset(self._cores).difference(*shares)
         slow = frozenset(core for core in spare if core >= self._cutter.slow_from)
         for kind in (spare - slow, slow):
             shares = grow(shares, [kind] * len(ranks), self._cutter.in_blocks.fill)
@@ -327,3 +357,68 @@ def nodes_first(cores: tuple[int, ...], node_cores: frozenset[int]) -> tuple[int
 def node_cores_of(placements: Iterable[Placement]) -> frozenset[int]:
     """The cores that are near to some GPU by NUMA node."""
     return frozenset().union(*{placed.node_cores for placed in placements})
+
+
+# Cores that stay out of every share, for helper processes (case B10).
+
+
+def reserve_from_shares(
+    placements: Sequence[Placement],
+    assignments: Mapping[int, Assignment],
+    count: int,
+    cores: Cores,
+) -> Assignments:
+    """Reserve the last cores of each rank's own part: those that it misses least.
+
+    Raises:
+        GPUAffinityError: a rank has no core of its own besides these.
+    """
+    for placed in placements:
+        assigned = assignments[placed.rank]
+        found = cores.count(assigned.cores) if assigned.own else 0
+        if found <= count:
+            near = cores.count(placed.cores)
+            raise _none_left(placed, count, f"{found} of the {near} cores near its GPU")
+    return {rank: _without_last(found, count, cores) for rank, found in assignments.items()}
+
+
+def reserve_from_near(
+    placements: Sequence[Placement],
+    pick: Callable[[Sequence[Placement]], Assignments],
+    count: int,
+    cores: Cores,
+) -> Assignments:
+    """Reserve the last cores of each distinct near list, and let ranks pick from the rest.
+
+    Raises:
+        GPUAffinityError: a rank finds no core among the rest, or none of its own where each is to
+            have one.
+    """
+    node_cores = node_cores_of(placements)
+    lists = {
+        placed.cores: Assignment(nodes_first(placed.cores, node_cores)) for placed in placements
+    }
+    cut = {near: _without_last(found, count, cores) for near, found in lists.items()}
+    taken = frozenset(place for found in cut.values() for place in found.reserved)
+    left = {near: tuple(place for place in near if place not in taken) for near in lists}
+    found = {}
+    if all(left.values()):
+        found = pick([placed._replace(cores=left[placed.cores]) for placed in placements])
+    for placed in placements:
+        if not left[placed.cores] or (found and not found[placed.rank].own):
+            part = f"none of the {cores.count(placed.cores)} cores near its GPU"
+            raise _none_left(placed, count, part)
+    reserved = {placed.rank: cut[placed.cores].reserved for placed in placements}
+    return {rank: own._replace(reserved=reserved[rank]) for rank, own in found.items()}
+
+
+def _without_last(assigned: Assignment, count: int, cores: Cores) -> Assignment:
+    kept, last = cores.divide(assigned.cores, max(cores.count(assigned.cores) - count, 0))
+    return assigned._replace(cores=kept, reserved=last)
+
+
+def _none_left(placed: Placement, count: int, part: str) -> GPUAffinityError:
+    return GPUAffinityError(
+        f"requested reserve={count}, but rank {placed.name} on GPU {placed.gpu} would have "
+        f"no core left ({part}); reserve fewer, start fewer processes or allow more CPUs"
+    )
