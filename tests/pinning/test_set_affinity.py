@@ -636,11 +636,11 @@ def test_a_thread_bound_just_where_the_share_is_stays(driver: FakeDriver, how: s
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
         if {how!r} == "strict":  # what it refuses here comes up after the threads were moved
-            def unsettled(cpus, *, move=pin.move_all, **how):
+            def unsettled(cpus, *, move=pin.threads.move_all, **how):
                 found = move(cpus, **how)
                 found.settled = False
                 return found
-            pin.move_all = unsettled
+            pin.threads.move_all = unsettled
             try:
                 gpuaff.set_affinity(0, len(before), strict=True)
             except gpuaff.GPUAffinityError as error:

@@ -15,6 +15,7 @@ import errno
 import os
 import sys
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuaff.cpuset import format_cpulist, from_bits
@@ -87,6 +88,13 @@ def set_policy(policy: Policy) -> None:
     """
     mask = _mask(policy.nodes) if policy.nodes else None
     _call(_numbers()[1], policy.mode, mask, 0 if mask is None else _count(mask))
+
+
+def ensure_policy(policy: Policy) -> None:
+    """Set a policy unless it is in force, or the kernel refuses that."""
+    with suppress(OSError):
+        if get_policy() != policy:
+            set_policy(policy)
 
 
 def numbers(machine: str, *, bits: int) -> tuple[int, int] | None:

@@ -5,11 +5,10 @@ Little is imported at the top: the driver is woken first, the rest is imported m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from gpuaff._system.env import wants_driver
-from gpuaff._system.interrupts import interruptible, uninterrupted
+from gpuaff._system.interrupts import uninterrupted
 from gpuaff._system.nvml_prewarm import waking_driver
 
 TYPE_CHECKING = False
@@ -96,7 +95,7 @@ def set_affinity(
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
     with uninterrupted(), ExitStack() as undo:
-        with _driver_awake() as driver_may_rest:
+        with waking_driver(wanted=wants_driver()) as driver_may_rest:
             from gpuaff.pinning.pin import pin  # while the driver wakes
 
             made = pin(
@@ -120,16 +119,3 @@ def set_affinity(
             affinity = undo.enter_context(made)
         undo.pop_all()
     return affinity
-
-
-@contextmanager
-def _driver_awake() -> Iterator[Callable[[], None]]:
-    """``waking_driver``, where Ctrl-C interrupts it at both ends: the driver may hang."""
-    with ExitStack() as driver:
-        with interruptible():
-            may_rest = driver.enter_context(waking_driver(wanted=wants_driver()))
-        try:
-            yield may_rest
-        finally:
-            with interruptible():
-                driver.close()

@@ -11,9 +11,8 @@ from gpuaff.allocator.model import Word
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import Line, Span, counted, cpulist, line, listed, plain, table
 from gpuaff.notices import Notice, printable
-from gpuaff.pinning import openmp
+from gpuaff.pinning import openmp, threads
 from gpuaff.pinning.state import expected, remembered
-from gpuaff.pinning.threads import thread_masks
 from gpuaff.topology.cgroup import cpuset_of
 
 TYPE_CHECKING = False
@@ -209,7 +208,7 @@ def observe_this_process() -> Observation:
     warnings = [_UNSEEN] if ids is None else []
     # A program may set variables before it imports, so those of now count.
     variables = {name: value for name in openmp.VARIABLES if (value := env.get(name)) is not None}
-    unnamed = (Thread(tid=tid, name="", cpus=cpus) for tid, cpus in thread_masks().items())
+    unnamed = (Thread(tid=tid, name="", cpus=cpus) for tid, cpus in threads.masks().items())
     return Observation(
         pid=pid,
         threads=tuple(_threads(pid, ids) if ids else unnamed),

@@ -17,6 +17,7 @@ from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.domains import gpu_domains, mig_warnings, unusable_reason
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
+from gpuaff.pinning import threads
 from gpuaff.pinning.pin import unsupported_reason
 from gpuaff.pinning.restore import move_if, put_extras_back, rewind
 from gpuaff.pinning.state import (
@@ -30,17 +31,6 @@ from gpuaff.pinning.state import (
     this_process,
     transaction,
     try_twice,
-)
-from gpuaff.pinning.threads import (
-    EffectiveMasks,
-    alive,
-    current,
-    effective_masks,
-    masks_now,
-    move,
-    move_all,
-    refusal,
-    threads_with,
 )
 from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology
@@ -80,9 +70,9 @@ class Grant:
                 with transaction(process, memory=True, undoes=True):
                     notices = _give_back(process, grant)
             except OSError as error:
-                notices = [refusal(error)]
+                notices = [threads.refusal(error)]
             say(notices)
-        return current()
+        return threads.current()
 
 
 def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
@@ -126,7 +116,7 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     if strict:
         refuse_if_broken(found.warnings)
     say(found.warnings)
-    return Grant(cpus=current(), pinned=False, warnings=found.warnings)
+    return Grant(cpus=threads.current(), pinned=False, warnings=found.warnings)
 
 
 def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | None]:
@@ -146,7 +136,7 @@ def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | 
 
 def _take(process: Process, gpus: Sequence[int]) -> Grant:
     before, caller = process.state, kernel.get_affinity()
-    effective = effective_masks(process, caller)
+    effective = threads.effective_masks(process, caller)
     with interruptible():  # the driver may hang
         topology = observe(links=False, accelerators=True, allowed=effective.cpus)
     warnings = [note for note in topology.notes if not note.code.startswith("visible-")]
@@ -156,13 +146,13 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     warnings += mig_warnings(topology, gpus)
     ours = effective.of(before.requested)
     # Threads that have just these CPUs cannot be told from the others afterwards.
-    alike = {} if cpus in ours else threads_with(cpus)
+    alike = {} if cpus in ours else threads.having(cpus)
     outside = _move_caller(process, cpus, caller, effective)
     own = kernel.thread_id()
-    moved = move_all(cpus, ours=ours.__contains__, spare={own}, moved=process.moved)
+    moved = threads.move_all(cpus, ours=ours.__contains__, spare={own}, moved=process.moved)
     warnings += moved.notices()
     cut, bound = _cut(process, cpus, outside | moved.left)
-    grant = GrantInForce(before, {**alike, **bound, **alive(before.bound)}, cut)
+    grant = GrantInForce(before, {**alike, **bound, **threads.alive(before.bound)}, cut)
     process.update(
         original=cpus,
         grant=grant,
@@ -176,7 +166,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
 
 
 def _move_caller(
-    process: Process, cpus: CpuSet, caller: CpuSet, effective: EffectiveMasks
+    process: Process, cpus: CpuSet, caller: CpuSet, effective: threads.EffectiveMasks
 ) -> dict[int, CpuSet]:
     """Move the calling thread first: the kernel must grant all of the CPUs.
 
@@ -184,7 +174,7 @@ def _move_caller(
         The thread and its mask, where the program has bound it.
     """
     own, state = kernel.thread_id(), process.state
-    move(cpus, own, caller, process.moved)
+    threads.move(cpus, own, caller, process.moved)
     got = kernel.get_affinity()
     if got != cpus:
         why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
@@ -208,7 +198,7 @@ def _cut(
         inside = mask & cpus
         with suppress(OSError):  # it has ended, or is the kernel's
             if inside != mask or tid == kernel.thread_id():
-                move(inside or cpus, tid, mask, process.moved)
+                threads.move(inside or cpus, tid, mask, process.moved)
             if inside:
                 cut[tid] = (mask, inside)
             else:
@@ -220,7 +210,7 @@ def _give_back(process: Process, grant: GrantInForce) -> list[Notice]:
     if process.state.grant is not grant:
         return []  # it was given back already
     before, state = grant.before, process.state
-    masks = masks_now(process, {state.original, *state.requested})
+    masks = threads.masks_now(process, {state.original, *state.requested})
     for tid, (then, now) in grant.cut.items():
         if now != then:
             move_if(process, tid, now.__eq__, then)

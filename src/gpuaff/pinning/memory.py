@@ -7,7 +7,7 @@ of each thread is a pair: the policy before gpuaff set one, and gpuaff's.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -239,41 +239,22 @@ def rewind_policies(
     return {**left, **({own: to[own]} if own in to else {})}, notices
 
 
-def inherited(changes: Mapping[int, Change]) -> Change | None:
-    """The change that this thread has from the thread, or process, that started it; else None."""
-    with suppress(OSError):
-        policy = mempolicy.get_policy()
-        return next((change for change in changes.values() if change[1] == policy), None)
-    return None
-
-
 def shed_policy(now: Mapping[int, Change], to: Mapping[int, Change], maker: int) -> list[Notice]:
     """Put back, as :func:`rewind_policies`, a policy that this thread has inherited.
 
     Args:
-        now: the changes of the process that started this thread, or forked this process.
+        now: the changes in the process that has started this thread, or forked this process.
         to: those before the call that is undone.
         maker: the thread that most probably did so.
     """
     if maker in to and maker not in now:
         return _put_back(None, to[maker])
-    found = inherited(now)
-    return _put_back(found, next((to.get(t) for t, change in now.items() if change == found), None))
-
-
-def keep_policy() -> Callable[[], None]:
-    """What puts the calling thread's present policy back, whoever has set it."""
-    try:
-        then = mempolicy.get_policy()
-    except OSError:  # it cannot be set either
-        return lambda: None
-
-    def put_back() -> None:
-        with suppress(OSError):  # a seccomp filter
-            if mempolicy.get_policy() != then:
-                mempolicy.set_policy(then)
-
-    return put_back
+    with suppress(OSError):
+        policy = mempolicy.get_policy()
+        for tid, change in now.items():
+            if change[1] == policy:
+                return _put_back(change, to.get(tid))
+    return []
 
 
 def _put_back(now: Change | None, then: Change | None) -> list[Notice]:

@@ -16,6 +16,7 @@ from gpuaff.launch.masks import Masks, observe_ancestry, observe_consistency, ob
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count
+from gpuaff.pinning import threads
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
 from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
@@ -29,18 +30,6 @@ from gpuaff.pinning.state import (
     this_process,
     transaction,
     try_twice,
-)
-from gpuaff.pinning.threads import (
-    EffectiveMasks,
-    alive,
-    current,
-    effective_masks,
-    move,
-    move_all,
-    put_again,
-    refused,
-    settle_for,
-    threads_with,
 )
 from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
 from gpuaff.topology.cgroup import cpuset_of
@@ -174,7 +163,7 @@ def _unpinned(
     if strict:
         refuse_if_broken(warnings)
     rank = None if ranks is None else ranks.local_rank
-    affinity = Affinity(current(), rank=rank, plan=plan, warnings=warnings)
+    affinity = Affinity(threads.current(), rank=rank, plan=plan, warnings=warnings)
     say(warnings, rank=rank)
     _log_where(affinity, None)
     return affinity
@@ -206,7 +195,7 @@ class Observation:
     """
 
     caller: CpuSet
-    effective: EffectiveMasks
+    effective: threads.EffectiveMasks
     topology: Topology
     masks: Masks
     parent: CpuSet | None
@@ -282,7 +271,7 @@ class Attempt:
 
     def _observe(self, process: Process) -> Observation:
         caller = kernel.get_affinity()
-        effective = effective_masks(process, caller)
+        effective = threads.effective_masks(process, caller)
         above = observe_ancestry(self.ranks)
         machine_wide = self.options.partition is Partition.MACHINE
         with interruptible():  # the driver may hang
@@ -361,15 +350,15 @@ class Attempt:
         ours = seen.effective.of(state.requested)
         bound = _bound(process, share.cpus, seen.caller, ours)
         try:
-            move(share.cpus, kernel.thread_id(), seen.caller, process.moved)
+            threads.move(share.cpus, kernel.thread_id(), seen.caller, process.moved)
         except OSError as error:
-            raise UnavailableError([*warnings, refused(share.cpus, error)], plan) from error
+            raise UnavailableError([*warnings, threads.refused(share.cpus, error)], plan) from error
         got = kernel.get_affinity()
         if got != share.cpus:
-            warnings.append(settle_for(share.cpus, got))
-        bound |= alive(state.bound)
+            warnings.append(threads.settle_for(share.cpus, got))
+        bound |= threads.alive(state.bound)
         process.update(share=got, bound=bound, reserved=share.reserved, whole=None)
-        moved = move_all(got, ours=ours.__contains__, moved=process.moved)
+        moved = threads.move_all(got, ours=ours.__contains__, moved=process.moved)
         process.update(apart=moved.left)
         warnings += moved.notices()
         own = Pinned(
@@ -384,7 +373,7 @@ class Attempt:
         """Nothing to pin to: take back what earlier calls have set."""
         before = process.state
         if seen.caller not in seen.effective.of(before.requested):
-            put_again(kernel.thread_id(), seen.caller, before.requested)
+            threads.put_again(kernel.thread_id(), seen.caller, before.requested)
         if before.share is not None:
             rewind(process, seen.effective.of([before.share]), before.first)
         return put_extras_back(process, NOTHING)
@@ -399,7 +388,7 @@ def _bound(process: Process, cpus: CpuSet, caller: CpuSet, ours: set[CpuSet]) ->
     # The main thread may have been narrowed to a part of its share by a runtime (case C4).
     narrowed = own == state.pid and state.share is not None and caller < state.share
     found = {} if caller in ours or narrowed else {own: caller}
-    return found if cpus in ours else {**threads_with(cpus), **found}
+    return found if cpus in ours else {**threads.having(cpus), **found}
 
 
 def _of_topology(topology: Topology) -> list[Notice]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
+from gpuaff.pinning import threads
 from gpuaff.pinning.state import (
     NOTHING,
     VARIABLES,
@@ -22,17 +23,6 @@ from gpuaff.pinning.state import (
     this_process,
     transaction,
     way_back,
-)
-from gpuaff.pinning.threads import (
-    Moved,
-    current,
-    masks_now,
-    move,
-    move_all,
-    refusal,
-    refused,
-    settle_for,
-    thread_masks,
 )
 
 TYPE_CHECKING = False
@@ -124,7 +114,7 @@ class Affinity(frozenset[int]):
             return frozenset()
         if self.pinned and self._before is not None:
             undo_call(frozenset(self), self._before.first, self._extras)
-        return current()
+        return threads.current()
 
     def reapply(self) -> CpuSet:
         """Put this share into force again: after an import or a framework has moved threads.
@@ -146,7 +136,7 @@ class Affinity(frozenset[int]):
             return frozenset()
         if self.pinned and self._before is not None:
             reapply_share(frozenset(self), reserved=self.reserved, rank=self.rank)
-        return current()
+        return threads.current()
 
     def __enter__(self) -> Self:
         return self
@@ -197,7 +187,7 @@ def undo_call(share: CpuSet | None, before: State, extras: Extras) -> None:
         with transaction(process, memory=memory, undoes=True):
             notices = undo(process, share, before, extras)
     except OSError as error:
-        notices = [refusal(error)]
+        notices = [threads.refusal(error)]
     say(notices)
 
 
@@ -238,11 +228,11 @@ def _undo_in_child(
 
 def _rewind_share(process: Process, share: CpuSet | None, before: State) -> list[Notice]:
     masks = {mask for mask in (share, process.state.share) if mask is not None}
-    masks = masks_now(process, masks or {process.state.original})
+    masks = threads.masks_now(process, masks or {process.state.original})
     return rewind(process, masks, before).notices()
 
 
-def rewind(process: Process, masks: Collection[CpuSet], before: State) -> Moved:
+def rewind(process: Process, masks: Collection[CpuSet], before: State) -> threads.Moved:
     """Move the threads that have one of these masks to where they were before."""
     bound = {tid: mask for tid, mask in process.state.bound.items() if tid not in before.bound}
     for tid, mask in bound.items():
@@ -253,7 +243,7 @@ def rewind(process: Process, masks: Collection[CpuSet], before: State) -> Moved:
     if process.state.pid not in bound:
         pid, to = process.state.pid, before.mask
         move_if(process, pid, lambda mask: any(mask < whole for whole in masks), to)
-    moved = move_all(before.mask, ours=masks.__contains__, spare=bound, moved=process.moved)
+    moved = threads.move_all(before.mask, ours=masks.__contains__, spare=bound, moved=process.moved)
     if moved.arrived or not moved.refused:
         process.recall(before)
     return moved
@@ -264,7 +254,7 @@ def move_if(process: Process, tid: int, ours: Callable[[CpuSet], bool], to: CpuS
     with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
         mask = kernel.get_affinity(tid)
         if ours(mask):
-            move(to, tid, mask, process.moved)
+            threads.move(to, tid, mask, process.moved)
 
 
 def put_extras_back(process: Process, to: Extras) -> list[Notice]:
@@ -313,7 +303,7 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
             with transaction(process):
                 notices += put_threads(process, inside, reserved)
         except OSError as error:
-            notices.append(refused(inside, error))
+            notices.append(threads.refused(inside, error))
     say(notices, rank=rank)
 
 
@@ -324,10 +314,10 @@ def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notic
         OSError: the kernel refuses the share's CPUs.
     """
     state, own = process.state, kernel.thread_id()
-    before, caller = thread_masks(), kernel.get_affinity()
-    move(share, own, caller, process.moved)
+    before, caller = threads.masks(), kernel.get_affinity()
+    threads.move(share, own, caller, process.moved)
     got = kernel.get_affinity()
-    notices = [] if got == share else [settle_for(share, got)]
+    notices = [] if got == share else [threads.settle_for(share, got)]
     # Threads that have the main thread's mask were started after it was narrowed.
     ours = {state.original, state.share, before.get(state.pid, got)}
 
@@ -344,7 +334,7 @@ def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notic
         reserved=reserved,
         whole=state.whole if share == state.share else None,
     )
-    moved = move_all(got, ours=is_stray, spare=apart, moved=process.moved)
+    moved = threads.move_all(got, ours=is_stray, spare=apart, moved=process.moved)
     return notices + moved.notices()
 
 

@@ -10,6 +10,7 @@ from gpuaff.allocator.workers import workers_parts
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
 from gpuaff.notices import Notice
+from gpuaff.pinning import threads
 from gpuaff.pinning.pin import unsupported_reason
 from gpuaff.pinning.restore import Affinity, put_threads
 from gpuaff.pinning.state import (
@@ -22,7 +23,6 @@ from gpuaff.pinning.state import (
     this_process,
     transaction,
 )
-from gpuaff.pinning.threads import current, put_again, refusal, request
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import read_cpus
 
@@ -72,13 +72,13 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
             with transaction(process):
                 before = process.state
                 notices = _spread(process, cpus, number, count)
-                got = current()
+                got = threads.current()
                 say(notices)
                 log("info", f"{who} -> cpus {format_cpulist(got)}")
                 return Affinity(got, before=before, pinned=True, warnings=notices)
         except OSError as error:
             why = _refused(error)
-    got = current()
+    got = threads.current()
     if number == 0:  # it is the same in all of them
         say([why])
     log("info", f"{who} not pinned: cpus {format_cpulist(got) or 'unknown'}")
@@ -113,9 +113,9 @@ def _effective(process: Process, cpus: CpuSet) -> CpuSet:
     caller = kernel.get_affinity()
     if caller == cpus:
         return cpus
-    got = request(process, cpus, caller)
+    got = threads.request(process, cpus, caller)
     # put_threads looks first where each thread is: a bound one goes back there at the end.
-    put_again(kernel.thread_id(), caller, {caller})
+    threads.put_again(kernel.thread_id(), caller, {caller})
     return got & cpus or got
 
 
@@ -128,9 +128,9 @@ def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
 
 
 def _refused(error: OSError) -> Notice:
-    cpus = format_cpulist(current())
+    cpus = format_cpulist(threads.current())
     if not cpus:
-        return refusal(error)
+        return threads.refusal(error)
     return Notice(
         "pin-failed",
         f"the kernel refused to move this worker to its part of the rank's CPUs "

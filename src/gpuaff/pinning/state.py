@@ -83,18 +83,14 @@ class State:
     """What gpuaff has set in a process, and what it found there.
 
     Attributes:
-        pid: the process.
         original: the border: the main thread's mask when gpuaff was first called; during a grant,
             the grant's CPUs.
         share: the mask that gpuaff has set; None when none is.
         bound: the masks of threads that the program had bound itself and that gpuaff moved all the
             same, or cannot tell from its own by their mask; by thread id.
         apart: the masks of threads that the program had bound and that stayed, by thread id.
-        reserved: the CPUs kept out of the share for helpers.
         whole: the share that ``spread`` divides, while a part of it is ``share``; else None.
         given: in a forked child, the mask that undoing a call of its parent has given it.
-        extras: what is set besides CPUs.
-        grant: the grant in force; None when there is none.
     """
 
     pid: int
@@ -138,20 +134,13 @@ class State:
 
 
 class Process:
-    """This process.
-
-    Attributes:
-        state: what is set in it.
-        moved: the mask that each thread had before the transaction at work moved it, by id.
-        lock: held by the thread whose transaction is at work.
-        thread: the identifier of that thread.
-    """
+    """This process: its state, and the transaction at work."""
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.moved: dict[int, CpuSet] = {}
+        self.moved: dict[int, CpuSet] = {}  # the mask that each thread had before, by id
         self.lock = threading.RLock()
-        self.thread: int | None = None
+        self.thread: int | None = None  # the one that holds the lock
 
     def update(self, **changes: Any) -> None:
         """Change attributes of the state."""
@@ -329,13 +318,15 @@ def _put_variables_back(values: Mapping[str, str | None]) -> None:
 
 def _guard_policy(process: Process, undo: ExitStack) -> None:
     """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
-    from gpuaff.pinning import memory  # only where a policy may change
+    from gpuaff._system import mempolicy  # only where a policy may change
 
-    undo.callback(memory.keep_policy())
     placed, own = process.state.extras.memory, kernel.thread_id()
-    found = memory.inherited(placed) if placed and own not in placed else None
-    if found is not None:
-        process.update(extras=replace(process.state.extras, memory={**placed, own: found}))
+    with suppress(OSError):  # it cannot be set either
+        policy = mempolicy.get_policy()
+        undo.callback(mempolicy.ensure_policy, policy)
+        found = next((pair for pair in placed.values() if pair[1] == policy), None)
+        if found is not None and own not in placed:
+            process.update(extras=replace(process.state.extras, memory={**placed, own: found}))
 
 
 def _move_back(process: Process, before: State) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
@@ -37,24 +37,21 @@ def own_threads() -> list[int]:
     return kernel.thread_ids() or sorted({kernel.process_id(), kernel.thread_id()})
 
 
-def thread_masks() -> dict[int, CpuSet]:
+def masks() -> dict[int, CpuSet]:
     """The CPUs of each thread, as far as they can be seen."""
-    masks = {tid: kernel.affinity_of(tid) for tid in own_threads()}
-    return {tid: mask for tid, mask in masks.items() if mask is not None}
+    seen = {tid: kernel.affinity_of(tid) for tid in own_threads()}
+    return {tid: mask for tid, mask in seen.items() if mask is not None}
 
 
-def threads_with(cpus: CpuSet) -> dict[int, CpuSet]:
+def having(cpus: CpuSet) -> dict[int, CpuSet]:
     """The threads that have just these CPUs, with them."""
-    return {tid: mask for tid, mask in thread_masks().items() if mask == cpus}
+    return {tid: mask for tid, mask in masks().items() if mask == cpus}
 
 
-def alive(masks: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
+def alive(found: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
     """Without the threads that have ended: the kernel uses their ids again."""
-    ids = set(kernel.thread_ids() or masks)
-    return {tid: mask for tid, mask in masks.items() if tid in ids}
-
-
-# One thread.
+    ids = set(kernel.thread_ids() or found)
+    return {tid: mask for tid, mask in found.items() if tid in ids}
 
 
 def move_caller(cpus: CpuSet) -> CpuSet:
@@ -90,37 +87,30 @@ def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
                 return
 
 
-# All threads.
-
-
 class Moved:
-    """What :func:`move_all` has found.
+    """What :func:`move_all` has found: the ids of threads, and what could not be done.
 
     Attributes:
         settled: whether the last pass found nothing to do.
         seen: whether /proc shows the threads; else only the main thread and the caller moved.
-        arrived: the ids of the threads that were moved.
-        refused: the ids of those that the kernel refused to move.
-        left: the masks of the threads that the program has bound itself, which stayed; by id.
+        arrived: the threads that were moved.
+        refused: those that the kernel refused to move.
+        left: those that the program has bound itself, which stayed, with their masks.
     """
 
     def __init__(self) -> None:
-        self.settled, self.seen = False, True
+        self.settled, self.seen = False, kernel.thread_ids() is not None
         self.arrived: set[int] = set()
         self.refused: set[int] = set()
         self.left: dict[int, CpuSet] = {}
 
     def notices(self) -> list[Notice]:
         """The warnings about it."""
-        found = []
-        if self.refused:
-            ids = ", ".join(map(str, sorted(self.refused)))
-            found.append(Notice("threads-refused", f"the kernel refused to move threads {ids}"))
-        if not self.seen:
-            found.append(_UNSEEN)
-        if not self.settled:
-            found.append(_UNSETTLED)
-        return found
+        ids = ", ".join(map(str, sorted(self.refused)))
+        refused = Notice("threads-refused", f"the kernel refused to move threads {ids}")
+        found = [refused] if self.refused else []
+        found += [] if self.seen else [_UNSEEN]
+        return found + ([] if self.settled else [_UNSETTLED])
 
 
 _UNSEEN = Notice(
@@ -158,6 +148,7 @@ def move_all(
         """Move a thread; whether there was nothing to do, and it has started none elsewhere."""
         if tid in done:
             return True
+        is_in_place = True
         try:
             mask = kernel.get_affinity(tid)
             # Also where it is there already: a cpuset may have cut it to just this, and when that
@@ -165,28 +156,22 @@ def move_all(
             if mask == cpus or ours(mask):
                 move(cpus, tid, mask, before)
                 found.arrived.add(tid)
+                is_in_place = mask == cpus
+            else:
+                found.left[tid] = mask
         except OSError as error:
             if error.errno == errno.ESRCH:
                 return False  # it has ended, and may have started one that is not moved either
             found.refused.add(tid)
-            mask = cpus
         done.add(tid)
-        is_ours = ours(mask)
-        if mask != cpus and not is_ours:
-            found.left[tid] = mask
-        return mask == cpus or not is_ours
+        return is_in_place
 
     passes = (list(map(settle, own_threads())) for _ in range(MOST_PASSES))
     found.settled = any(map(all, passes))
-    found.seen = kernel.thread_ids() is not None
     return found
 
 
-# What the kernel grants.
-
-
-@dataclass(frozen=True, slots=True)
-class EffectiveMasks:
+class EffectiveMasks(NamedTuple):
     """What the kernel grants.
 
     Attributes:
@@ -203,27 +188,22 @@ class EffectiveMasks:
         That is nothing for a thread that sleeps while all of its CPUs are offline.
         """
         cut = {mask & self.cpuset for mask in requested}
-        instead = set() if all(cut) else {self.cpuset}
-        return {*requested, *cut, *instead}
+        return {*requested, *cut, *([] if all(cut) else [self.cpuset])}
 
 
 def effective_masks(process: Process, caller: CpuSet) -> EffectiveMasks:
     """Request the original mask for the calling thread, and see what it gets; it keeps that.
 
     Not where it has requested a share of which nothing is left: that could not be requested again,
-    if the call fails.
-
-    Args:
-        process: this process, in a transaction.
-        caller: the calling thread's CPUs.
+    if the call fails. ``caller`` is what the calling thread has.
     """
     original = process.state.original
     if caller == original:
-        return EffectiveMasks(cpus=original, cpuset=original)
+        return EffectiveMasks(original, cpuset=original)
     if _has_lost_its_share(process, caller):
-        return EffectiveMasks(cpus=caller & original or caller, cpuset=caller)
+        return EffectiveMasks(caller & original or caller, cpuset=caller)
     got = request(process, original, caller)
-    return EffectiveMasks(cpus=got, cpuset=caller if caller.issuperset(got) else got)
+    return EffectiveMasks(got, cpuset=caller if caller.issuperset(got) else got)
 
 
 def masks_now(process: Process, requested: set[CpuSet]) -> set[CpuSet]:
@@ -238,12 +218,19 @@ def masks_now(process: Process, requested: set[CpuSet]) -> set[CpuSet]:
 
 def request(process: Process, cpus: CpuSet, caller: CpuSet) -> CpuSet:
     """Request CPUs for the calling thread; what it then has, which may be other ones."""
+    _is_denied(process, cpus, caller)
+    return kernel.get_affinity()
+
+
+def _is_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
+    """Request CPUs for the calling thread; whether a cpuset denies all of them."""
     try:
         move(cpus, kernel.thread_id(), caller, process.moved)
-    except OSError as error:  # EINVAL: a cpuset denies all of them
+    except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    return kernel.get_affinity()
+        return True
+    return False
 
 
 def _has_lost_its_share(process: Process, caller: CpuSet) -> bool:
@@ -251,14 +238,10 @@ def _has_lost_its_share(process: Process, caller: CpuSet) -> bool:
     share = process.state.share
     if share is None or caller & share or caller != kernel.get_affinity(process.state.pid):
         return False
-    try:
-        move(share, kernel.thread_id(), caller, process.moved)
-    except OSError as error:
-        return error.errno == errno.EINVAL
-    return False
+    return _is_denied(process, share, caller)
 
 
-# Why threads are elsewhere than requested.
+# What the kernel refuses.
 
 
 def settle_for(requested: CpuSet, got: CpuSet) -> Notice:
