@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.allocator.model import Word
@@ -42,7 +43,7 @@ class State(Word):
 _FINE = frozenset({State.OK, State.BOUND, State.FIXED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ThreadCheck:
     """One thread.
 
@@ -146,8 +147,7 @@ def check() -> Check:
 # Observe.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thread:
+class Thread(NamedTuple):
     """A thread; ``movable``: whether its CPUs can be set at all."""
 
     tid: int
@@ -156,8 +156,7 @@ class Thread:
     movable: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(NamedTuple):
     """A library that may have bound the main thread, and what prevents it."""
 
     reason: str
@@ -169,16 +168,12 @@ class Observation:
     """A process.
 
     Attributes:
-        pid: its id, which is its main thread's too.
-        threads: its threads, by id.
         ours: whether it is this process.
         expected: what gpuaff has set; None when that is nothing, or unknown.
         original: its CPUs before; None when unknown.
-        reserved: the CPUs that are kept out of that for helpers.
         apart: the masks of threads that were bound elsewhere then, by id.
         cpuset: the CPUs of its cpuset; None when unknown.
         causes: what may have bound its main thread, the likeliest first.
-        warnings: what could not be seen.
     """
 
     pid: int
@@ -193,22 +188,22 @@ class Observation:
     warnings: tuple[Notice, ...] = ()
 
 
-_UNSEEN = Notice(
-    "threads-unseen",
-    "/proc does not show this process's threads: only the main thread and the calling one were "
-    "checked; mount /proc of this PID namespace",
-)
-
-_NOT_LINUX = Notice("not-linux", "this system does not show a thread's CPUs (Linux does)")
-
-
 def observe_this_process() -> Observation:
     """This process, with what gpuaff remembers of it."""
     pid, ids, state = kernel.process_id(), kernel.thread_ids(), remembered()
-    warnings = [_UNSEEN] if ids is None else []
+    warnings = []
+    if not kernel.can_pin():
+        text = "this system does not show a thread's CPUs (Linux does)"
+        warnings.append(Notice("not-linux", text))
+    elif ids is None:
+        text = (
+            "/proc does not show this process's threads: only the main thread and the calling one "
+            "were checked; mount /proc of this PID namespace"
+        )
+        warnings.append(Notice("threads-unseen", text))
     # A program may set variables before it imports, so those of now count.
     variables = {name: value for name in openmp.VARIABLES if (value := env.get(name)) is not None}
-    unnamed = (Thread(tid=tid, name="", cpus=cpus) for tid, cpus in threads.masks().items())
+    unnamed = (Thread(tid, "", cpus) for tid, cpus in threads.masks().items())
     return Observation(
         pid=pid,
         threads=tuple(_threads(pid, ids) if ids else unnamed),
@@ -219,7 +214,7 @@ def observe_this_process() -> Observation:
         reserved=frozenset() if state is None else state.reserved,
         apart={} if state is None else state.apart,
         causes=possible_causes(kernel.mapped_files(pid), variables) if ids else (),
-        warnings=tuple(warnings if kernel.can_pin() else [_NOT_LINUX]),
+        warnings=tuple(warnings),
     )
 
 
@@ -244,16 +239,11 @@ def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
         facts = kernel.thread_facts(pid, tid)
         cpus = None if facts is None or facts.ended else kernel.affinity_of(tid)
         if facts is not None and cpus is not None:
-            yield Thread(tid=tid, name=facts.name, cpus=cpus, movable=facts.movable)
+            yield Thread(tid, facts.name, cpus, facts.movable)
 
 
 def possible_causes(files: Collection[str], variables: Mapping[str, str]) -> tuple[Cause, ...]:
-    """What may have bound a process's main thread. Pure.
-
-    Args:
-        files: the names of the files that the process has mapped.
-        variables: the variables that it was started with, or has now.
-    """
+    """What may have bound a process's main thread, by its mapped files and its variables. Pure."""
     found = []
     for runtime, (prefixes, its_variables) in openmp.OPENMP.items():
         file = openmp.loaded(prefixes, files)
@@ -262,11 +252,11 @@ def possible_causes(files: Collection[str], variables: Mapping[str, str]) -> tup
             values = " and ".join(f"{name}={variables[name]}" for name in names)
             also = " or set KMP_AFFINITY=disabled" if openmp.KMP in its_variables else ""
             reason = f"{runtime} ({file}) binds it because of {values}"
-            found.append(Cause(reason=reason, remedy=f"unset {', '.join(names)}{also}"))
+            found.append(Cause(reason, f"unset {', '.join(names)}{also}"))
     file = openmp.loaded(openmp.BLAS, files)
     if file and not openmp.is_main_thread_free(variables.get):
         reason = f"OpenBLAS ({file}) binds it on import in some builds"
-        found.append(Cause(reason=reason, remedy="set OPENBLAS_MAIN_FREE=1"))
+        found.append(Cause(reason, "set OPENBLAS_MAIN_FREE=1"))
     return tuple(found)
 
 
@@ -282,11 +272,8 @@ def evaluate(seen: Observation) -> Check:
     checks = []
     for thread in seen.threads:
         state = _state(seen, thread, should, cut, narrowed)
-        reason, remedy = ("", "") if state in _FINE else _explain(seen, thread, should, state)
-        tid, name, cpus = thread.tid, thread.name, thread.cpus
-        checks.append(
-            ThreadCheck(tid=tid, name=name, cpus=cpus, state=state, reason=reason, remedy=remedy)
-        )
+        why = ("", "") if state in _FINE else _explain(seen, thread, should, state)
+        checks.append(ThreadCheck(thread.tid, thread.name, thread.cpus, state, *why))
     return Check(
         pid=seen.pid,
         name=next((thread.name for thread in seen.threads if thread.tid == seen.pid), ""),
@@ -394,12 +381,7 @@ _HEADS = ("process", "GPU", "threads", "CPUs", "state", "names")
 
 
 def render(checks: Collection[Check], *, width: int | None = None) -> list[Line]:
-    """A table: threads with the same CPUs in one row; then what is wrong.
-
-    Args:
-        checks: the processes.
-        width: the terminal's; None when the text must not be broken.
-    """
+    """A table: threads with the same CPUs in one row; then what is wrong."""
     rows = [[line(Span(word, "head")) for word in _HEADS]]
     rows += [row for check in checks for row in _rows(check)]
     remarks = [remark for check in checks for remark in _remarks(check)]

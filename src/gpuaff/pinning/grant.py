@@ -56,13 +56,7 @@ class Grant:
 
         What ``set_affinity`` has set since is undone as well. Threads that the program has bound
         since stay. May be called again; in a forked child it does nothing, as a child cannot
-        release its parent's claim.
-
-        Returns:
-            The calling thread's CPUs afterwards.
-
-        Raises:
-            GPUAffinityError: a signal handler called it during another call.
+        release its parent's claim. Returns the calling thread's CPUs afterwards.
         """
         process, grant = known_process(), self._in_force
         if process is not None and grant is not None:
@@ -86,15 +80,8 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     The driver is asked which GPU has which address, not whether CUDA was started; where NVML is in
     use already, that costs little.
 
-    Args:
-        indices: the claimed GPUs, by NVML's index; several MIG instances of a GPU count once.
-        strict: raise what would leave the process elsewhere, or its threads scattered.
-
-    Raises:
-        GPUAffinityError: with ``strict``, what kept it from being put there; always where a
-            signal handler calls it during another call. All is then as it was.
-        NoDriverError: with ``strict``, where NVML cannot be used.
-        InvalidOptionError: the variable GPUAFF is neither a yes nor a no.
+    ``indices`` are NVML's; several MIG instances of a GPU count once. ``strict`` raises what would
+    leave the process elsewhere, or its threads scattered; all is then as it was.
     """
     gpus = frozenset(indices)
 
@@ -120,12 +107,7 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
 
 
 def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | None]:
-    """The CPUs of a claim of these GPUs; none, and why, where one is not available whole. Pure.
-
-    Args:
-        topology: the machine, with its accelerators and what this process may use.
-        gpus: the claimed GPUs.
-    """
+    """The CPUs of a claim of these GPUs; none, and why, where one is not available whole. Pure."""
     found, claimed = gpu_domains(topology), list(gpus)
     for gpu in claimed:
         why = unusable_reason(found, gpu, topology.allowed)
@@ -144,11 +126,15 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     if why is not None:
         raise UnavailableError([*warnings, why])
     warnings += mig_warnings(topology, gpus)
-    ours = effective.of(before.requested)
+    ours, own = effective.of(before.requested), kernel.thread_id()
     # Threads that have just these CPUs cannot be told from the others afterwards.
     alike = {} if cpus in ours else threads.having(cpus)
-    outside = _move_caller(process, cpus, caller, effective)
-    own = kernel.thread_id()
+    threads.move(cpus, own, caller, process.moved)
+    got = kernel.get_affinity()
+    if got != cpus:
+        why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
+        raise UnavailableError([why])
+    outside = threads.bound_caller(process, caller, ours)
     moved = threads.move_all(cpus, ours=ours.__contains__, spare={own}, moved=process.moved)
     warnings += moved.notices()
     cut, bound = _cut(process, cpus, outside | moved.left)
@@ -163,25 +149,6 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
         whole=None,
     )
     return Grant(cpus=cpus, pinned=True, warnings=tuple(warnings), _in_force=grant)
-
-
-def _move_caller(
-    process: Process, cpus: CpuSet, caller: CpuSet, effective: threads.EffectiveMasks
-) -> dict[int, CpuSet]:
-    """Move the calling thread first: the kernel must grant all of the CPUs.
-
-    Returns:
-        The thread and its mask, where the program has bound it.
-    """
-    own, state = kernel.thread_id(), process.state
-    threads.move(cpus, own, caller, process.moved)
-    got = kernel.get_affinity()
-    if got != cpus:
-        why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
-        raise UnavailableError([why])
-    # A main thread in a part of its share was narrowed by a runtime (case C4), not by the program.
-    narrowed = own == state.pid and state.share is not None and caller < state.share
-    return {} if narrowed or caller in effective.of(state.requested) else {own: caller}
 
 
 def _cut(
@@ -215,7 +182,7 @@ def _give_back(process: Process, grant: GrantInForce) -> list[Notice]:
         if now != then:
             move_if(process, tid, now.__eq__, then)
     moved = rewind(process, masks, before)
-    return [*moved.notices(), *put_extras_back(process, before.extras)]
+    return [*moved.notices(), *put_extras_back(process, before)]
 
 
 def _unpinned(why: str, allowed: CpuSet) -> Notice:

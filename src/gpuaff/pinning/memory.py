@@ -7,7 +7,6 @@ of each thread is a pair: the policy before gpuaff set one, and gpuaff's.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,6 +24,8 @@ from gpuaff.topology.sysfs import cpu_list
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
+
+    from gpuaff.pinning.state import Policies
 
     Change: TypeAlias = tuple[Policy, Policy]
 
@@ -63,11 +64,7 @@ class MemoryOption:
         return self.own or bool(self.nodes)
 
     def apply(self, share: Share, topology: Topology) -> tuple[Change | None, list[Notice]]:
-        """Set the calling thread's policy: what was set, None when nothing was; and the warnings.
-
-        Raises:
-            GPUAffinityError: this machine does not have a node that is named.
-        """
+        """Set the calling thread's policy: what was set, None for nothing; and the warnings."""
         requested = requested_nodes(self, share, topology)
         try:
             first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
@@ -130,7 +127,15 @@ def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> f
     """
     if not option.named:
         return frozenset(share.numa_nodes)
-    nodes = option.nodes | ({_own_memory(option, share, topology)} if option.own else set())
+    nodes = option.nodes
+    if option.own:
+        gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
+        if gpu is None or gpu.memory_node is None:
+            raise GPUAffinityError(
+                f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to "
+                "the driver (on a GH200 it is one); name nodes, or none for those of the share"
+            )
+        nodes |= {gpu.memory_node}
     there = {node.id for node in topology.numa_nodes or ()}
     if there and nodes - there:
         raise GPUAffinityError(
@@ -138,16 +143,6 @@ def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> f
             f"it has {format_cpulist(there)}"
         )
     return nodes
-
-
-def _own_memory(option: MemoryOption, share: Share, topology: Topology) -> int:
-    gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
-    if gpu is None or gpu.memory_node is None:
-        raise GPUAffinityError(
-            f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to the "
-            "driver (on a GH200 it is one); name nodes, or none for those of the share"
-        )
-    return gpu.memory_node
 
 
 def usable_nodes(
@@ -221,9 +216,7 @@ def prefer_one(nodes: frozenset[int], nearest: int | None) -> list[Notice]:
     return [Notice("memory-first", text)]
 
 
-def rewind_policies(
-    now: Mapping[int, Change], to: Mapping[int, Change]
-) -> tuple[Mapping[int, Change], list[Notice]]:
+def rewind_policies(now: Policies, to: Policies) -> tuple[Policies, list[Notice]]:
     """Put the calling thread's policy back to what it was; one that the program set stays.
 
     Returns:
@@ -239,7 +232,7 @@ def rewind_policies(
     return {**left, **({own: to[own]} if own in to else {})}, notices
 
 
-def shed_policy(now: Mapping[int, Change], to: Mapping[int, Change], maker: int) -> list[Notice]:
+def shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
     """Put back, as :func:`rewind_policies`, a policy that this thread has inherited.
 
     Args:

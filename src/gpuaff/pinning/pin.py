@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
@@ -21,7 +22,6 @@ from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
 from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
 from gpuaff.pinning.state import (
-    NOTHING,
     Process,
     UnavailableError,
     log,
@@ -75,24 +75,26 @@ def pin(
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = replace(options, partition=Partition.MACHINE)
-    attempt = Attempt(
-        ranks=ranks,
-        options=options,
-        memory=memory_option,
-        openmp=openmp,
-        strict=strict,
-        driver_may_rest=driver_may_rest,
-        in_claim=claim is not None,
-        no_rank=next((notice for notice in remarks if notice.code == "no-rank"), None),
-    )
+    no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
     if claim is not None and claim.pid == kernel.process_id():
         remarks = _without_no_rank(remarks)  # it is alone on its GPUs
     if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
         remarks += observe_consistency(ranks)
     if unreadable is not None:
         remarks += (unreadable,)
+    attempt = Attempt(
+        ranks=ranks,
+        remarks=remarks,
+        options=options,
+        memory=memory_option,
+        openmp=openmp,
+        strict=strict,
+        driver_may_rest=driver_may_rest,
+        in_claim=claim is not None,
+        no_rank=no_rank,
+    )
     try:
-        found = try_twice(lambda: attempt.run(remarks))
+        found = try_twice(attempt.run)
     except UnknownRankError as error:
         return _unpinned(None, _without_no_rank(remarks) + error.warnings, strict=strict)
     if isinstance(found, Affinity):
@@ -132,18 +134,6 @@ def _memory_option(argument: object) -> MemoryOption | None:
     return parse_memory(name, value)
 
 
-_OFF = Notice("off", "GPUAFF=off: the mask stays")
-
-_OTHER_MACHINE = Notice(
-    "other-machine",
-    "GPUAFF_FSROOT describes another machine, which this process is not on: unset it to pin",
-)
-
-_NOT_LINUX = Notice(
-    "not-linux", "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
-)
-
-
 def unsupported_reason() -> Notice | None:
     """Why pinning is unavailable here; None where it is available.
 
@@ -151,10 +141,14 @@ def unsupported_reason() -> Notice | None:
         InvalidOptionError: the variable GPUAFF is neither a yes nor a no.
     """
     if pinning_is_off():
-        return _OFF
+        return Notice("off", "GPUAFF=off: the mask stays")
     if not kernel.can_pin():
-        return _NOT_LINUX
-    return None if kernel.machine_tree().is_live else _OTHER_MACHINE
+        text = "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
+        return Notice("not-linux", text)
+    if kernel.machine_tree().is_live:
+        return None
+    text = "GPUAFF_FSROOT describes another machine, which this process is not on: unset it to pin"
+    return Notice("other-machine", text)
 
 
 def _unpinned(
@@ -181,14 +175,12 @@ def _log_where(affinity: Affinity, share: Share | None) -> None:
     log("info", f"rank {rank} -> {where}{memory}")
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """What an attempt has found.
 
     Attributes:
         caller: the calling thread's CPUs.
-        effective: what the kernel grants of the original mask.
-        topology: the machine, with that mask allowed.
+        topology: the machine, with what the kernel grants of the original mask allowed.
         masks: what is known of the other ranks' masks.
         parent: the CPUs that the parent may use; None when unknown.
         started_with: the share of the process that started this one, where it has no other CPUs.
@@ -202,22 +194,18 @@ class Observation:
     started_with: Pinned | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """An attempt to pin this process, the arguments of the call checked.
 
     Attributes:
         ranks: this rank, and how many there are.
-        options: the options of the plan.
-        memory: the memory policy requested; None: leave it.
-        openmp: whether to set OMP_NUM_THREADS.
-        strict: whether best effort is not enough.
-        driver_may_rest: called when the driver will not be asked any more.
+        remarks: warnings about them.
         in_claim: whether a claim is around this process, which may have narrowed its mask.
         no_rank: the warning where the rank is unknown; else None.
     """
 
     ranks: Ranks
+    remarks: tuple[Notice, ...]
     options: Options
     memory: MemoryOption | None
     openmp: bool
@@ -226,15 +214,8 @@ class Attempt:
     in_claim: bool
     no_rank: Notice | None
 
-    def run(self, remarks: tuple[Notice, ...]) -> Affinity:
-        """Observe, plan for all ranks, put this one's share into force, and log it.
-
-        Raises:
-            UnknownRankError: nothing may be narrowed.
-            UnavailableError: the kernel refused the share.
-            OSError: it refused anything else.
-            GPUAffinityError: as :func:`gpuaff.set_affinity` has it.
-        """
+    def run(self) -> Affinity:
+        """Observe, plan for all ranks, put this one's share into force, and log it."""
         process, rank = this_process(), self.ranks.local_rank
         with transaction(process, memory=self.memory is not None):
             before = process.state
@@ -248,17 +229,15 @@ class Attempt:
                 self._move(process, seen, plan, warnings)
             else:
                 warnings += self._unset(process, seen)
-            extras = process.state.extras
-            policy = extras.memory.get(kernel.thread_id())
+            policy = process.state.memory.get(kernel.thread_id())
             affinity = Affinity(
                 kernel.get_affinity(),
                 rank=rank,
                 plan=plan,
                 pinned=pinned,
-                before=before,
-                extras=extras,
+                states=(before, process.state),
                 memory=None if policy is None else str(policy[1]),
-                warnings=(*remarks, *self._strictly(warnings)),
+                warnings=(*self.remarks, *self._strictly(warnings)),
             )
             say(affinity.warnings, rank=rank)
             _log_where(affinity, share if pinned else None)
@@ -287,7 +266,7 @@ class Attempt:
             online=topology.cpus,
             cpuset=lambda: cpuset_of(kernel.machine_tree()),
         )
-        ours = process.state.extras.variables.get(PINNED_VARIABLE)
+        ours = process.state.variables.get(PINNED_VARIABLE)
         get = env.get if ours is None else {PINNED_VARIABLE: ours[0]}.get
         started_with = classify_pinned(get, effective.cpus)
         return Observation(caller, effective, topology, masks, above.parent, started_with)
@@ -330,14 +309,12 @@ class Attempt:
 
         What an earlier call has set is put back first, so that twice is the same as once.
         """
-        notices = put_extras_back(process, NOTHING)
+        notices = put_extras_back(process, process.state.first)
         if self.memory is not None:
             change, found = self.memory.apply(share, topology)
             notices += found
             if change is not None:
-                extras = process.state.extras
-                policies = {**extras.memory, kernel.thread_id(): change}
-                process.update(extras=replace(extras, memory=policies))
+                process.update(memory={**process.state.memory, kernel.thread_id(): change})
         if self.openmp:
             notices += set_thread_count(process, share.cores, self.ranks.local_size)
         return notices + binding_notices()
@@ -350,17 +327,14 @@ class Attempt:
         ours = seen.effective.of(state.requested)
         bound = _bound(process, share.cpus, seen.caller, ours)
         try:
-            threads.move(share.cpus, kernel.thread_id(), seen.caller, process.moved)
+            got, notices = threads.take(process, share.cpus, seen.caller)
         except OSError as error:
             raise UnavailableError([*warnings, threads.refused(share.cpus, error)], plan) from error
-        got = kernel.get_affinity()
-        if got != share.cpus:
-            warnings.append(threads.settle_for(share.cpus, got))
         bound |= threads.alive(state.bound)
         process.update(share=got, bound=bound, reserved=share.reserved, whole=None)
         moved = threads.move_all(got, ours=ours.__contains__, moved=process.moved)
         process.update(apart=moved.left)
-        warnings += moved.notices()
+        warnings += notices + moved.notices()
         own = Pinned(
             local_rank=self.ranks.local_rank,
             local_size=self.ranks.local_size,
@@ -376,7 +350,7 @@ class Attempt:
             threads.put_again(kernel.thread_id(), seen.caller, before.requested)
         if before.share is not None:
             rewind(process, seen.effective.of([before.share]), before.first)
-        return put_extras_back(process, NOTHING)
+        return put_extras_back(process, process.state.first)
 
 
 def _bound(process: Process, cpus: CpuSet, caller: CpuSet, ours: set[CpuSet]) -> dict[int, CpuSet]:
@@ -384,11 +358,8 @@ def _bound(process: Process, cpus: CpuSet, caller: CpuSet, ours: set[CpuSet]) ->
 
     That is the caller, which moves wherever it is, and those that have just the new mask.
     """
-    state, own = process.state, kernel.thread_id()
-    # The main thread may have been narrowed to a part of its share by a runtime (case C4).
-    narrowed = own == state.pid and state.share is not None and caller < state.share
-    found = {} if caller in ours or narrowed else {own: caller}
-    return found if cpus in ours else {**threads.having(cpus), **found}
+    alike = {} if cpus in ours else threads.having(cpus)
+    return {**alike, **threads.bound_caller(process, caller, ours)}
 
 
 def _of_topology(topology: Topology) -> list[Notice]:

@@ -72,12 +72,7 @@ def plan_inside_share(
 ) -> Plan:
     """The plan for a rank that was started with its share: an ancestor has divided the CPUs.
 
-    Args:
-        topology: the machine as this rank sees it, with a visible GPU; ``allowed`` is the share.
-        options: what is requested, inside the share.
-        ranks: this rank, and how many there are.
-        gpus: the GPUs that are this rank's own; None where all ranks see the same ones.
-        share: what the ancestor has set.
+    ``topology`` is the machine as this rank sees it, with a visible GPU; ``allowed`` is the share.
     """
     cpus = options.cpus and (options.cpus & topology.allowed or options.cpus)
     reserve = 0 if share.reserved else options.reserve

@@ -11,9 +11,7 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
 from gpuaff.pinning.state import (
-    NOTHING,
     VARIABLES,
-    Extras,
     Process,
     State,
     grant_around,
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gpuaff.allocator.model import Plan
+    from gpuaff.pinning.state import Policies
 
 
 class Affinity(frozenset[int]):
@@ -59,8 +58,7 @@ class Affinity(frozenset[int]):
     reserved: CpuSet
     memory: str | None
     warnings: tuple[Notice, ...]
-    _before: State | None
-    _extras: Extras
+    _states: tuple[State, State] | None
 
     def __new__(
         cls,
@@ -69,22 +67,20 @@ class Affinity(frozenset[int]):
         rank: int | None = None,
         plan: Plan | None = None,
         pinned: bool = False,
-        before: State | None = None,
-        extras: Extras = NOTHING,
+        states: tuple[State, State] | None = None,
         memory: str | None = None,
         warnings: Iterable[Notice] = (),
     ) -> Self:
         """Only :func:`set_affinity` and :func:`spread` make them.
 
-        ``before`` is the state before the call, None when it has changed nothing; ``extras`` is
-        what is set besides CPUs after it.
+        ``states`` are those before and after a call that may have changed anything.
         """
         self = super().__new__(cls, cpus)
         self.rank, self.plan, self.pinned, self.memory = rank, plan, pinned, memory
         share = plan.share_of(rank) if plan is not None and rank is not None else None
         self.gpu = None if share is None else share.gpu
         self.reserved = share.reserved if share is not None and pinned else frozenset()
-        self.warnings, self._before, self._extras = tuple(warnings), before, extras
+        self.warnings, self._states = tuple(warnings), states
         return self
 
     def restore(self) -> CpuSet:
@@ -112,8 +108,9 @@ class Affinity(frozenset[int]):
         """
         if _is_finalizing():
             return frozenset()
-        if self.pinned and self._before is not None:
-            undo_call(frozenset(self), self._before.first, self._extras)
+        if self.pinned and self._states is not None:
+            before, after = self._states
+            undo_call(frozenset(self), before.first, after)
         return threads.current()
 
     def reapply(self) -> CpuSet:
@@ -134,7 +131,7 @@ class Affinity(frozenset[int]):
         """
         if _is_finalizing():
             return frozenset()
-        if self.pinned and self._before is not None:
+        if self.pinned:
             reapply_share(frozenset(self), reserved=self.reserved, rank=self.rank)
         return threads.current()
 
@@ -143,8 +140,8 @@ class Affinity(frozenset[int]):
 
     def __exit__(self, *_: object) -> None:
         """Put back what was in force before: an outer block's share, or the first mask."""
-        if self._before is not None and not _is_finalizing():
-            undo_call(frozenset(self) if self.pinned else None, self._before, self._extras)
+        if self._states is not None and not _is_finalizing():
+            undo_call(frozenset(self) if self.pinned else None, *self._states)
 
     def __repr__(self) -> str:
         state = f"gpu={self.gpu}" if self.pinned else "not pinned"
@@ -167,13 +164,10 @@ def _is_finalizing() -> bool:
 # Undo a call.
 
 
-def undo_call(share: CpuSet | None, before: State, extras: Extras) -> None:
+def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     """Undo a call and all later ones; nothing where that is done already.
 
-    Args:
-        share: what the call has set; None when it has taken back what was set.
-        before: the state before it.
-        extras: what the call has set besides CPUs.
+    ``share`` is what the call has set; None when it has taken back what was set.
     """
     known = known_process()
     is_child = known is None or known.state.pid != before.pid
@@ -182,16 +176,16 @@ def undo_call(share: CpuSet | None, before: State, extras: Extras) -> None:
     own = State(pid=kernel.process_id(), original=before.original, share=share)
     process = known or Process(own)
     undo = _undo_in_child if is_child else _undo
-    memory = bool(extras.memory or (is_child and before.extras.memory))
+    memory = bool(after.memory or (is_child and before.memory))
     try:
         with transaction(process, memory=memory, undoes=True):
-            notices = undo(process, share, before, extras)
+            notices = undo(process, share, before, after)
     except OSError as error:
         notices = [threads.refusal(error)]
     say(notices)
 
 
-def _undo(process: Process, share: CpuSet | None, before: State, extras: Extras) -> list[Notice]:
+def _undo(process: Process, share: CpuSet | None, before: State, after: State) -> list[Notice]:
     state, grant, notices = process.state, process.state.grant, list[Notice]()
     now: State | None = state
     if before.grant is not grant:  # it is from before the grant, or from one given back since
@@ -206,14 +200,14 @@ def _undo(process: Process, share: CpuSet | None, before: State, extras: Extras)
             elif grant is not None:  # a border, so no thread moves; its end brings this back
                 grant.before = before
         if now is state or state.share is None:  # else what is set besides is a later call's
-            notices += put_extras_back(process, NOTHING if is_undone else before.extras)
-    if kernel.thread_id() not in process.state.extras.memory:
-        notices += _shed_policy(extras, NOTHING, before.pid)
+            notices += put_extras_back(process, state.first if is_undone else before)
+    if kernel.thread_id() not in process.state.memory:
+        notices += _shed_policy(after.memory, {}, before.pid)
     return notices
 
 
 def _undo_in_child(
-    process: Process, share: CpuSet | None, before: State, extras: Extras
+    process: Process, share: CpuSet | None, before: State, after: State
 ) -> list[Notice]:
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
     notices: list[Notice] = []
@@ -221,9 +215,9 @@ def _undo_in_child(
         to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
         notices += _rewind_share(process, share, to)
         process.update(given=before.mask)
-    _put_variables_back(extras, before.extras)
+    _put_variables_back(after, before)
     inherit(before.in_force)
-    return notices + _shed_policy(extras, before.extras, before.pid)
+    return notices + _shed_policy(after.memory, before.memory, before.pid)
 
 
 def _rewind_share(process: Process, share: CpuSet | None, before: State) -> list[Notice]:
@@ -257,30 +251,29 @@ def move_if(process: Process, tid: int, ours: Callable[[CpuSet], bool], to: CpuS
             threads.move(to, tid, mask, process.moved)
 
 
-def put_extras_back(process: Process, to: Extras) -> list[Notice]:
-    """Put back what was set then; warnings about what only other threads can put back."""
-    notices: list[Notice] = []
-    now = process.state.extras
+def put_extras_back(process: Process, to: State) -> list[Notice]:
+    """Put back what was set besides CPUs then; warnings of what only other threads can put back."""
+    now, notices = process.state, list[Notice]()
     memory = now.memory
     if now.memory or to.memory:
         from gpuaff.pinning.memory import rewind_policies
 
         memory, notices = rewind_policies(now.memory, to.memory)
     _put_variables_back(now, to)
-    process.update(extras=Extras(memory, to.variables))
+    process.update(memory=memory, variables=to.variables)
     return notices
 
 
-def _shed_policy(now: Extras, to: Extras, maker: int) -> list[Notice]:
+def _shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
     """Put back a policy that this thread inherited, where its maker has put it back already."""
-    if not now.memory and not to.memory:
+    if not now and not to:
         return []
     from gpuaff.pinning.memory import shed_policy
 
-    return shed_policy(now.memory, to.memory, maker)
+    return shed_policy(now, to, maker)
 
 
-def _put_variables_back(now: Extras, then: Extras) -> None:
+def _put_variables_back(now: State, then: State) -> None:
     """Put variables back to what they were then, except those that the program has set since."""
     for name in VARIABLES:
         way = way_back(now.variables.get(name), then.variables.get(name))
@@ -293,9 +286,15 @@ def _put_variables_back(now: Extras, then: Extras) -> None:
 
 def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     """See :meth:`Affinity.reapply`: helpers may be on the reserved CPUs."""
-    granted = grant_around()[1]
+    granted, notices = grant_around()[1], list[Notice]()
     inside = share if granted is None else share & granted
-    notices = [] if granted is None or inside == share else [_outside(share, granted)]
+    if granted is not None and inside != share:
+        instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
+        text = (
+            f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
+            f"{format_cpulist(granted)}: {instead}; call set_affinity to plan from the claim's"
+        )
+        notices.append(Notice("mask-cut", text))
     if inside:
         try:
             # A forked child that has called nothing yet started with its parent's share.
@@ -308,16 +307,10 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
 
 
 def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
-    """Move the threads that are not where they should be; in a transaction.
-
-    Raises:
-        OSError: the kernel refuses the share's CPUs.
-    """
+    """Move the threads that are not where they should be; in a transaction."""
     state, own = process.state, kernel.thread_id()
     before, caller = threads.masks(), kernel.get_affinity()
-    threads.move(share, own, caller, process.moved)
-    got = kernel.get_affinity()
-    notices = [] if got == share else [threads.settle_for(share, got)]
+    got, notices = threads.take(process, share, caller)
     # Threads that have the main thread's mask were started after it was narrowed.
     ours = {state.original, state.share, before.get(state.pid, got)}
 
@@ -336,13 +329,3 @@ def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notic
     )
     moved = threads.move_all(got, ours=is_stray, spare=apart, moved=process.moved)
     return notices + moved.notices()
-
-
-def _outside(share: CpuSet, granted: CpuSet) -> Notice:
-    inside = share & granted
-    instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
-    return Notice(
-        "mask-cut",
-        f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
-        f"{format_cpulist(granted)}: {instead}; call set_affinity to plan from the claim's",
-    )

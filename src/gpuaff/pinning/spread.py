@@ -75,7 +75,8 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
                 got = threads.current()
                 say(notices)
                 log("info", f"{who} -> cpus {format_cpulist(got)}")
-                return Affinity(got, before=before, pinned=True, warnings=notices)
+                states = (before, process.state)
+                return Affinity(got, states=states, pinned=True, warnings=notices)
         except OSError as error:
             why = _refused(error)
     got = threads.current()

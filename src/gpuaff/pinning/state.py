@@ -21,33 +21,19 @@ from gpuaff.pinning.threads import move_all, put_again, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
+    from typing import Any, TypeAlias, TypeVar
 
     from gpuaff._system.mempolicy import Policy
     from gpuaff.allocator.model import Plan
 
     _T = TypeVar("_T")
 
+    Policies: TypeAlias = Mapping[int, tuple[Policy, Policy]]
+
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
 VARIABLES = (OMP_NUM_THREADS, PINNED_VARIABLE)
 """The environment variables that gpuaff sets when it pins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What gpuaff has set besides CPUs. Each pair is the value before, and gpuaff's.
-
-    Attributes:
-        memory: memory policies, by thread id.
-        variables: environment variables, by name; None: unset.
-    """
-
-    memory: Mapping[int, tuple[Policy, Policy]] = field(default_factory=dict)
-    variables: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
-
-
-NOTHING = Extras()
 
 
 def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T, _T] | None:
@@ -91,6 +77,8 @@ class State:
         apart: the masks of threads that the program had bound and that stayed, by thread id.
         whole: the share that ``spread`` divides, while a part of it is ``share``; else None.
         given: in a forked child, the mask that undoing a call of its parent has given it.
+        memory: memory policies by thread id: the one before gpuaff set one, and gpuaff's.
+        variables: environment variables by name, likewise; None: unset.
     """
 
     pid: int
@@ -101,7 +89,8 @@ class State:
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None
     given: CpuSet | None = None
-    extras: Extras = NOTHING
+    memory: Policies = field(default_factory=dict)
+    variables: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     grant: GrantInForce | None = None
 
     @property
@@ -156,14 +145,13 @@ class Process:
             original=border.original,
             grant=border.grant,
             given=now.given,
-            extras=now.extras,
+            memory=now.memory,
+            variables=now.variables,
         )
 
     def set_variable(self, name: str, value: str) -> None:
         """Set one of ``VARIABLES``, and remember its first value."""
-        extras = self.state.extras
-        variables = {**extras.variables, name: (env.get(name), value)}
-        self.update(extras=replace(extras, variables=variables))
+        self.update(variables={**self.state.variables, name: (env.get(name), value)})
         env.put(name, value)
 
 
@@ -207,8 +195,7 @@ def remembered() -> State | None:
 def this_process(border: CpuSet | None = None) -> Process:
     """This process; the first call remembers the main thread's mask, or ``border``, as its border.
 
-    Raises:
-        OSError: the kernel refuses to tell the mask.
+    An OSError is raised where the kernel refuses to tell the mask.
     """
     found = known_process()
     if found is None:
@@ -288,7 +275,7 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         if before.grant is not None:
             undo.callback(setattr, before.grant, "before", before.grant.before)
         undo.callback(_put_variables_back, {name: env.get(name) for name in VARIABLES})
-        if memory or before.extras.memory:
+        if memory or before.memory:
             _guard_policy(process, undo)
         undo.callback(_move_back, process, before)
         yield
@@ -320,13 +307,13 @@ def _guard_policy(process: Process, undo: ExitStack) -> None:
     """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
     from gpuaff._system import mempolicy  # only where a policy may change
 
-    placed, own = process.state.extras.memory, kernel.thread_id()
+    placed, own = process.state.memory, kernel.thread_id()
     with suppress(OSError):  # it cannot be set either
         policy = mempolicy.get_policy()
         undo.callback(mempolicy.ensure_policy, policy)
         found = next((pair for pair in placed.values() if pair[1] == policy), None)
         if found is not None and own not in placed:
-            process.update(extras=replace(process.state.extras, memory={**placed, own: found}))
+            process.update(memory={**placed, own: found})
 
 
 def _move_back(process: Process, before: State) -> None:
@@ -366,12 +353,7 @@ def log(level: str, message: str) -> bool:
 
 
 def refuse_if_broken(notices: Iterable[Notice]) -> None:
-    """Raise the first warning that ``strict`` makes an error.
-
-    Raises:
-        NoDriverError: NVML cannot be used.
-        GPUAffinityError: anything else.
-    """
+    """Raise the first warning that ``strict`` makes an error."""
     for notice in notices:
         if notice.code == "no-driver":
             raise NoDriverError(notice.message)

@@ -48,6 +48,14 @@ def having(cpus: CpuSet) -> dict[int, CpuSet]:
     return {tid: mask for tid, mask in masks().items() if mask == cpus}
 
 
+def bound_caller(process: Process, caller: CpuSet, ours: Collection[CpuSet]) -> dict[int, CpuSet]:
+    """The calling thread and its mask, where the program has bound it; else nothing."""
+    state, own = process.state, kernel.thread_id()
+    # The main thread may have been narrowed to a part of its share by a runtime (case C4).
+    narrowed = own == state.pid and state.share is not None and caller < state.share
+    return {} if narrowed or caller in ours else {own: caller}
+
+
 def alive(found: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
     """Without the threads that have ended: the kernel uses their ids again."""
     ids = set(kernel.thread_ids() or found)
@@ -57,21 +65,28 @@ def alive(found: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
 def move_caller(cpus: CpuSet) -> CpuSet:
     """Move the calling thread only; its CPUs as read back, without those that a cpuset denies (G4).
 
-    Raises:
-        OSError: EINVAL when it may use none of these CPUs; it stays where it was then.
+    Where it may use none of these CPUs, the error is EINVAL, and it stays where it was.
     """
     kernel.set_affinity(cpus)
     return kernel.get_affinity()
 
 
 def move(cpus: CpuSet, tid: int, mask: CpuSet, moved: dict[int, CpuSet]) -> None:
-    """Move a thread, and remember in ``moved`` that it had this mask.
-
-    Raises:
-        OSError: the kernel refuses it, or the thread has ended.
-    """
+    """Move a thread, and remember in ``moved`` that it had this mask."""
     kernel.set_affinity(cpus, tid)
     moved.setdefault(tid, mask)
+
+
+def take(process: Process, cpus: CpuSet, caller: CpuSet) -> tuple[CpuSet, list[Notice]]:
+    """Move the calling thread; what the kernel grants, and a warning where that is not all."""
+    move(cpus, kernel.thread_id(), caller, process.moved)
+    got = kernel.get_affinity()
+    if got == cpus:
+        return got, []
+    # When a cpuset grows, the kernel gives back what was requested last: the same to all threads.
+    granted = format_cpulist(move_caller(got))
+    text = f"requested CPUs {format_cpulist(cpus)}; the kernel granted {granted}"
+    return got, [Notice("mask-cut", f"{text}: a cpuset denies the others")]
 
 
 def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
@@ -133,13 +148,8 @@ def move_all(
 ) -> Moved:
     """Move every thread whose mask is one of gpuaff's.
 
-    A thread with another mask was bound by the program itself, and stays.
-
-    Args:
-        cpus: where they go.
-        ours: whether a mask is one of those that go.
-        spare: the ids of threads that stay, whatever mask they have.
-        moved: where to remember the mask of each thread that is moved.
+    A thread with another mask was bound by the program itself, and stays; so do those in ``spare``.
+    ``moved`` remembers the mask of each thread that is moved.
     """
     found, done = Moved(), set(spare)
     before: dict[int, CpuSet] = {} if moved is None else moved
@@ -242,18 +252,6 @@ def _has_lost_its_share(process: Process, caller: CpuSet) -> bool:
 
 
 # What the kernel refuses.
-
-
-def settle_for(requested: CpuSet, got: CpuSet) -> Notice:
-    """Request what a cpuset has left of the requested CPUs.
-
-    When it grows, the kernel gives back what was requested last: the same as of other threads.
-    """
-    return Notice(
-        "mask-cut",
-        f"requested CPUs {format_cpulist(requested)}; the kernel granted "
-        f"{format_cpulist(move_caller(got))}: a cpuset denies the others",
-    )
 
 
 def refusal(error: OSError) -> Notice:
