@@ -11,20 +11,21 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpuaff._system.kernel import Tree
 from gpuaff.allocator.domains import gpu_domains
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import on_the_bus
-from gpuaff.topology.sysfs import Cpus, read_cpus
+from gpuaff.topology.pci import accelerators
+from gpuaff.topology.sysfs import read_cpus
 
 import large_machine
 
 GPUS = 16
 
 
-def make_devices(root: pathlib.Path, machine: Cpus, count: int) -> None:
+def make_devices(root: pathlib.Path, machine: Topology, count: int) -> None:
     """Write PCI devices: GPUs next to every other node, and bridges."""
     nodes = machine.numa_nodes or ()
     for number in range(count):
@@ -64,18 +65,11 @@ def main() -> None:
         large_machine.make(root, cpus=args.cpus)
         machine = read_cpus(Tree(folder))
         make_devices(root, machine, args.devices)
-        devices = on_the_bus(Tree(folder), machine)
+        devices = accelerators(Tree(folder), machine)
         assert len(devices) == GPUS
-        listing = median(lambda: on_the_bus(Tree(folder), machine), args.times)
+        listing = median(lambda: accelerators(Tree(folder), machine), args.times)
     gpus = tuple(Gpu(index=n, pci_bus_id=one.pci_bus_id) for n, one in enumerate(devices))
-    topology = Topology(
-        cpus=machine.cpus,
-        cores=machine.cores,
-        packages=machine.packages,
-        numa_nodes=machine.numa_nodes,
-        gpus=gpus,
-        accelerators=devices,
-    )
+    topology = replace(machine, gpus=gpus, accelerators=devices)
     cutting = median(lambda: gpu_domains(topology), args.times)
     print(f"{GPUS} accelerators among {args.devices} PCI devices: median {listing:.1f} ms")
     print(f"domains of {args.cpus} CPUs: median {cutting:.1f} ms")

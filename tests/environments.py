@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.masks import ObservedMasks
+from gpuaff.launch.masks import Ancestry, Masks, classify_masks
 from gpuaff.launch.ranks import Ranks
 
 FOLDER = Path(__file__).parent / "data" / "environments"
@@ -32,15 +32,27 @@ class Started:
     parent_name: str
     told: Mapping[str, int | None]
 
-    def seen(self, **changes: Any) -> ObservedMasks:
-        """What it sees of masks, on a machine of CPUs 0-3."""
-        values: dict[str, Any] = {
-            "own": self.own,
-            "starter": self.parent,
-            "starter_name": self.parent_name,
-            "online": frozenset(range(4)),
-        }
-        return ObservedMasks(**{**values, **changes})
+    def masks(self, **changes: Any) -> Masks:
+        """What it finds out of all ranks' masks, on a machine of CPUs 0-3."""
+        seen = {"own": self.own, "starter": self.parent, "starter_name": self.parent_name}
+        return masks_seen(self.environ, self.ranks, **{**seen, **changes})
+
+
+def masks_seen(
+    environ: Mapping[str, str],
+    ranks: Ranks,
+    *,
+    own: CpuSet,
+    starter: CpuSet | None,
+    starter_name: str | None = None,
+    online: CpuSet = frozenset(range(4)),
+    cpuset: CpuSet | None = None,
+) -> Masks:
+    """What a rank finds out that sees such masks."""
+    above = Ancestry(parent=None, starter=starter, starter_name=starter_name)
+    return classify_masks(
+        ranks, own=own, above=above, online=online, cpuset=lambda: cpuset, get=environ.get
+    )
 
 
 def recorded(launcher: str) -> list[str]:

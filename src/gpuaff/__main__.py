@@ -13,13 +13,11 @@ if TYPE_CHECKING:
 def program() -> NoReturn:
     """Run the command line, and exit."""
     try:
-        from gpuaff.cli.interrupt import exit_on_interrupt
+        from gpuaff.cli import exit_on_interrupt, main
 
         exit_on_interrupt()
     except KeyboardInterrupt:
         os._exit(130)
-    from gpuaff.cli import main
-
     try:
         sys.exit(main())
     finally:

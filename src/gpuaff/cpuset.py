@@ -8,7 +8,7 @@ fixed size: some machines have thousands of CPUs (cases G1, G2).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ def parse_cpulist(text: str) -> CpuSet:
         ValueError: anything else, or an id above :data:`MAX_CPU_ID`.
     """
     cpus: set[int] = set()
-    if not text.strip():
-        return frozenset()
     named = 0
-    for element in text.split(","):
+    for element in text.split(",") if text.strip() else ():
         ids = _element(element.strip())
         named += len(ids)
         if named > 4 * MAX_CPU_ID:  # a megabyte of "0-65535," would take minutes
@@ -59,34 +57,31 @@ def _element(text: str) -> Sequence[int]:
         raise ValueError(f"{text!r} runs backwards")
     if end > MAX_CPU_ID:
         raise ValueError(f"{text!r} is above the highest CPU id, {MAX_CPU_ID}")
-    return range(start, end + 1) if used is None else _strided(text, start, end, used, group)
-
-
-def _strided(text: str, start: int, end: int, used: str, group: str) -> Sequence[int]:
-    taken, every = int(used), int(group)
-    if not 0 < taken <= every:
+    ids = range(start, end + 1)
+    if used is None:
+        return ids
+    if not 0 < int(used) <= int(group):
         raise ValueError(f"{text!r}: the stride {used}/{group} is invalid")
-    return [cpu for cpu in range(start, end + 1) if (cpu - start) % every < taken]
+    return [cpu for cpu in ids if (cpu - start) % int(group) < int(used)]
 
 
 def format_cpulist(cpus: Iterable[int]) -> str:
     """Write CPUs as the shortest ascending cpulist, e.g. ``0-3,8``; ``""`` when empty."""
-    runs: list[str] = []
-    first = last = -2
+    runs: list[list[int]] = []  # the first and the last of each
     for cpu in sorted(cpus):
-        if cpu == last + 1:
-            last = cpu
-            continue
-        if last >= 0:
-            runs.append(_run(first, last))
-        first = last = cpu
-    if last >= 0:
-        runs.append(_run(first, last))
-    return ",".join(runs)
+        if runs and cpu <= runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in runs)
 
 
-def _run(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+def grouped(cpus: Iterable[int], key: Callable[[int], Hashable]) -> tuple[CpuSet, ...]:
+    """The CPUs that have one key in one group; the groups by their lowest ids."""
+    groups: dict[Hashable, set[int]] = {}
+    for cpu in sorted(cpus):
+        groups.setdefault(key(cpu), set()).add(cpu)
+    return tuple(map(frozenset, groups.values()))
 
 
 def parse_mask(text: str) -> CpuSet:

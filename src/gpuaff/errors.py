@@ -2,12 +2,15 @@
 
 Each derives from :class:`GpuaffError` and from the built-in that fits, so that code which does not
 know gpuaff can catch it. Errors carry data and pickle, so they cross process borders (a pool,
-torchrun's error files) complete.
+torchrun's error files) complete. Of their fields ``problem`` says what was found and what to try,
+``gpus`` are UUIDs, and ``remedy`` may be empty.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from gpuaff.formatting import counted, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,19 +29,17 @@ class GpuaffError(Exception):
     _message: ClassVar[str] = ""
     """The sentence that the fields make; empty: the first argument is the message."""
 
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, name) for name in self.__match_args__)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        fields = tuple(getattr(self, name) for name in self.__match_args__)
+        return type(self), fields or self.args, vars(self)
+
     def __str__(self) -> str:
         if self._message:
             return self._message.format_map(vars(self))
         return str(self.args[0]) if self.args else ""
-
-    def __post_init__(self) -> None:
-        self.args = self._fields()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), self._fields() or self.args, vars(self)
-
-    def _fields(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__match_args__)
 
 
 class GPUAffinityError(GpuaffError, RuntimeError):
@@ -50,18 +51,13 @@ class GPUAffinityError(GpuaffError, RuntimeError):
 
 @dataclass(eq=False, repr=False)
 class NoDriverError(GpuaffError, RuntimeError):
-    """NVML cannot be used.
-
-    Attributes:
-        reason: what was found, and why, in one line.
-        remedy: what to try, in one line; may be empty.
-    """
+    """NVML cannot be used."""
 
     reason: str
     remedy: str = ""
 
     def __str__(self) -> str:
-        return _joined(self.reason, self.remedy)
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
 @dataclass(eq=False, repr=False)
@@ -77,6 +73,15 @@ class InvalidOptionError(GpuaffError, ValueError):
     option: str
     value: object
     expected: str
+    _shown: str = field(init=False)
+    _message = "{option}={_shown}: expected {expected}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self._shown = one_line(repr(self.value), _LONGEST, end="...")
+        except Exception:  # noqa: BLE001 - its repr fails, or it is an int of more than 4300 digits
+            self._shown = f"<{type(self.value).__name__}>"
 
     def __reduce__(self) -> tuple[object, ...]:
         import pickle
@@ -85,20 +90,15 @@ class InvalidOptionError(GpuaffError, ValueError):
         try:
             pickle.dumps(value)
         except Exception:  # noqa: BLE001 - a lock, a lambda: its class may raise anything
-            value = _Shown(_shown(value))
+            value = self._shown
         return type(self), (self.option, value, self.expected), {**vars(self), "value": value}
-
-    def __str__(self) -> str:
-        return f"{self.option}={_shown(self.value)}: expected {self.expected}"
 
 
 @dataclass(eq=False, repr=False)
 class TopologyError(GpuaffError, ValueError):
     """A topology could not be read: the input is something else, or contradicts itself.
 
-    Attributes:
-        source: where it came from (a path, ``pasted text``, a machine's name).
-        problem: what was found there, and what to try.
+    ``source`` is where it came from: a path, ``pasted text``, a machine's name.
     """
 
     source: str
@@ -114,10 +114,7 @@ class ClaimError(GpuaffError, RuntimeError):
 class NotEnoughGpusError(ClaimError):
     """More GPUs were requested than exist, or than may be used here; waiting does not help.
 
-    Attributes:
-        wanted: how many were requested.
-        found: how many match the request.
-        reason: what was found, and why, in one line.
+    Of the ``wanted`` GPUs so many were ``found`` that match the request.
     """
 
     wanted: int
@@ -125,7 +122,7 @@ class NotEnoughGpusError(ClaimError):
     reason: str
 
     def __str__(self) -> str:
-        return f"requested {_gpus(self.wanted)}; {self.reason}"
+        return f"requested {counted(self.wanted, 'GPU')}; {self.reason}"
 
 
 @dataclass(eq=False, repr=False)
@@ -137,7 +134,6 @@ class GpusBusyError(ClaimError):
         free: how many that match are free, and not kept for an earlier waiter.
         reasons: one line for each GPU that is busy or kept for an earlier waiter.
         narrowed: why only some of the machine's GPUs were considered; empty when all were.
-        remedy: what to try; empty where it has been tried.
     """
 
     wanted: int
@@ -147,25 +143,19 @@ class GpusBusyError(ClaimError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        count = f"only {self.free}" if self.free else "none"
-        found = f"requested {_gpus(self.wanted)}; {count} {'is' if self.free < 2 else 'are'} free"
-        return _joined(found, *self.reasons, self.narrowed, self.remedy)
+        free = f"only {self.free}" if self.free else "none"
+        found = f"{free} {'is' if self.free < 2 else 'are'} free"
+        request = f"requested {counted(self.wanted, 'GPU')}"
+        return "; ".join(filter(None, (request, found, *self.reasons, self.narrowed, self.remedy)))
 
 
 @dataclass(eq=False, repr=False)
 class ClaimTimeoutError(ClaimError, TimeoutError):
-    """The GPUs did not become free in time.
-
-    Attributes:
-        waited: how long the claim waited, in seconds.
-        busy: which GPUs were busy, and why.
-    """
+    """The GPUs did not become free in time: it ``waited`` so many seconds."""
 
     waited: float
     busy: GpusBusyError
-
-    def __str__(self) -> str:
-        return f"waited {self.waited:.1f} s: {self.busy}"
+    _message = "waited {waited:.1f} s: {busy}"
 
 
 @dataclass(eq=False, repr=False)
@@ -178,10 +168,7 @@ class _ProblemError(ClaimError):
 class CudaInitializedError(_ProblemError):
     """CUDA is initialized in this process already, so its visible GPUs are fixed (case D9).
 
-    Attributes:
-        problem: what was found, and what to try, in one line.
-        gpus: the UUIDs that an earlier claim of this process fixed, which can be claimed again, all
-            of them; empty where CUDA was initialized without a claim.
+    Those of an earlier claim, ``gpus``, can be claimed again, all of them.
     """
 
 
@@ -192,8 +179,7 @@ class ClaimLostError(_ProblemError):
     CUDA is usually initialized by then, so this process can claim no other GPUs: restart it.
 
     Attributes:
-        problem: what was found, and what to try, in one line.
-        gpus: the UUIDs of the claimed GPUs that the foreign process uses.
+        gpus: the claimed GPUs that the foreign process uses.
         pids: the foreign processes, as the driver numbers them; empty where it lists none.
         cuda_started: whether CUDA is initialized in this process; if not, it may claim again.
     """
@@ -205,9 +191,7 @@ class ClaimLostError(_ProblemError):
 class AlreadyClaimedError(_ProblemError):
     """This process holds a claim already; a process can hold one.
 
-    Attributes:
-        problem: what was found, and what to try, in one line.
-        gpus: the UUIDs of the GPUs of the first claim; empty while that is being made.
+    Its ``gpus`` are empty while it is being made.
     """
 
 
@@ -216,10 +200,9 @@ class PlaceholderError(ClaimError):
     """A claimed GPU could not be occupied.
 
     Attributes:
-        problem: what was found, and what to try, in one line.
         placeholder: what was to occupy it (``context``, ``torch``); None for a function, and where
             it does not matter.
-        gpus: the UUIDs of the GPUs concerned; empty when none is, as when CUDA does not start.
+        gpus: the GPUs concerned; none, as when CUDA does not start.
         code: CUDA's error (``CUresult``); None for other errors.
     """
 
@@ -233,10 +216,7 @@ class PlaceholderError(ClaimError):
 class LockDirectoryError(GpuaffError, OSError):
     """A file that coordinates claims cannot be used.
 
-    Attributes:
-        path: which one.
-        problem: what was found there, and what to try.
-        errno: the kernel's error; None when the kernel refused nothing.
+    ``errno`` is the kernel's error; None when the kernel refused nothing.
     """
 
     __match_args__ = ("path", "problem", "errno")
@@ -250,42 +230,9 @@ class LockDirectoryError(GpuaffError, OSError):
 
 @dataclass(eq=False, repr=False)
 class CommandError(GpuaffError):
-    """The command cannot be run.
-
-    Attributes:
-        command: its name, as it was given.
-        found: whether there is such a file.
-        problem: what was found, and what to try.
-    """
+    """The command cannot be run; ``found``: whether there is such a file."""
 
     command: str
     found: bool
     problem: str
     _message = "{command}: {problem}"
-
-
-class _Shown(str):
-    """The text of a value that does not pickle; messages show it as they showed the value."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _shown(value: object) -> str:
-    """A value of any type in one line, cut when it is long."""
-    from gpuaff.formatting import one_line
-
-    try:
-        return one_line(repr(value), _LONGEST, end="...")
-    except Exception:  # noqa: BLE001 - its repr fails, or it is an int of more than 4300 digits
-        return f"<{type(value).__name__}>"
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(filter(None, parts))
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"

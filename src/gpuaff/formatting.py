@@ -1,4 +1,4 @@
-"""Text for messages and for the terminal: numbers, processes, and tables of styled lines.
+"""Text for messages and for the terminal: numbers, processes, styled lines and tables.
 
 A style is ``head``, ``dim``, ``gpu``, ``cpus``, ``bad`` or ``rank:N``; without styles the text is
 the same.
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 def one_line(text: str, longest: int, *, end: str = "…") -> str:
     """Text as one printable line of at most ``longest`` characters."""
-    shown = printable(text)
+    shown = printable(text[: longest + 1])
     return shown if len(shown) <= longest else f"{shown[: longest - len(end)]}{end}"
 
 
@@ -76,11 +76,7 @@ def process_in_words(
 ) -> str:
     """A process: ``python train.py (pid 42) of alice, for 3 h 10 min``.
 
-    Args:
-        command: the program and its arguments.
-        pid: the process id; None when it is unknown.
-        user: the name of its user; None likewise.
-        since: when it started, in seconds since 1970; None likewise.
+    ``since`` is in seconds since 1970; what is None is unknown, and left out.
     """
     number = "" if pid is None else f" (pid {pid})"
     owner = f" of {one_line(' '.join(user.split()), _USER)}" if user else ""
@@ -100,15 +96,13 @@ Line: TypeAlias = tuple[Span, ...]
 """One line, or one cell of a table, which may be broken between its spans."""
 
 
-def line(*parts: Span | str) -> Line:
-    """A line of these parts; empty ones are left out."""
-    spans = (part if isinstance(part, Span) else Span(part) for part in parts)
-    return tuple(span for span in spans if span.text)
-
-
-def plain(spans: Line) -> str:
-    """The text of a line without its styles and without blanks at its end."""
-    return "".join(span.text for span in spans).rstrip()
+def line(*parts: Line | Span | str) -> Line:
+    """A line of these parts, without the empty ones."""
+    lines = (
+        (Span(part),) if isinstance(part, str) else (part,) if isinstance(part, Span) else part
+        for part in parts
+    )
+    return tuple(span for spans in lines for span in spans if span.text)
 
 
 def listed(items: Iterable[str], separator: str, style: str = "") -> Line:
@@ -122,65 +116,26 @@ def cpulist(cpus: CpuSet, style: str = "cpus") -> Line:
     return listed(format_cpulist(cpus).split(","), ",", style)
 
 
-def table(
-    rows: Sequence[Sequence[Line]], *, width: int | None = None, right: Collection[int] = ()
-) -> list[Line]:
-    """Rows of cells as aligned lines.
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells, each with as many; ``right``: the columns that are aligned to the right."""
 
-    Args:
-        rows: all with the same number of cells; an empty column takes no room.
-        width: the columns of the terminal; cells are broken to fit, where they can be. None
-            breaks none.
-        right: the columns that are aligned to the right.
-    """
-    columns = list(zip(*rows, strict=True))
-    widths = [max(len(plain(cell)) for cell in column) for column in columns]
-    excess = 0 if width is None else sum(w + GAP for w in widths if w) - GAP - width
-    least = [
-        max(len(s.text.rstrip()) for c in column for s in (*c, Span(""))) for column in columns
-    ]
-    for number in sorted(range(len(widths)), key=lambda i: least[i] - widths[i]):
-        cut = max(0, min(excess, widths[number] - least[number]))
-        widths[number] -= cut
-        excess -= cut
-    return [made for row in rows for made in _row(row, widths, right)]
+    rows: Sequence[Sequence[Line | Span | str]]
+    right: Collection[int] = ()
+
+    def columns(self) -> list[tuple[bool, list[Line]]]:
+        """Each column that is not empty: whether it is aligned to the right, and its cells."""
+        columns = [[line(cell) for cell in cells] for cells in zip(*self.rows, strict=True)]
+        return [(i in self.right, cells) for i, cells in enumerate(columns) if any(cells)]
 
 
-def _least(cell: Line) -> int:
-    """The width of a cell that is broken between all its spans."""
-    return max((len(span.text.rstrip()) for span in cell), default=0)
-
-
-def _row(row: Sequence[Line], widths: Sequence[int], right: Collection[int]) -> list[Line]:
-    used = [number for number, width in enumerate(widths) if width]
-    cells = {number: _broken(row[number], widths[number]) for number in used}
-    lines: list[Line] = []
-    for place in range(max((len(cell) for cell in cells.values()), default=1)):
-        spans: list[Span] = []
-        for number, cell in cells.items():
-            shown = cell[place] if place < len(cell) else ()
-            blanks = Span(" " * (widths[number] - len(plain(shown))))
-            spans += [blanks, *shown] if number in right else [*shown, blanks]
-            spans.append(Span(" " * GAP))
-        lines.append(_trimmed(line(*spans)))
-    return lines
-
-
-def _broken(cell: Line, width: int) -> list[Line]:
-    """A cell as lines that are no wider, as far as its spans allow."""
-    lines: list[Line] = [()]
-    for span in cell:
-        if lines[-1] and len(plain((*lines[-1], span))) > width:
-            lines.append(())
-        lines[-1] += (span,)
-    return [_trimmed(spans) for spans in lines]
-
-
-def _trimmed(spans: Line) -> Line:
-    """The line without blanks at its end."""
-    while spans and not spans[-1].text.strip():
-        spans = spans[:-1]
-    return (*spans[:-1], Span(spans[-1].text.rstrip(), spans[-1].style)) if spans else ()
-
-
-person = process_in_words
+def plain(block: Line | Table) -> str:
+    """A line or table as printable text, without styles and without blanks at the lines' ends."""
+    if not isinstance(block, Table):
+        return printable("".join(span.text for span in block)).rstrip()
+    columns = []
+    for right, cells in block.columns():
+        texts = [plain(cell) for cell in cells]
+        width = max(map(len, texts))
+        columns.append([text.rjust(width) if right else text.ljust(width) for text in texts])
+    return "\n".join((" " * GAP).join(row).rstrip() for row in zip(*columns, strict=True))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpuaff.formatting import printable as printable
-
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One notice, for users (``message``) and for programs (``code``).
+    """One notice.
 
     Attributes:
-        code: a stable word, e.g. ``near-unknown``: one of ``KINDS``.
-        message: one line: what was found, why, what to try.
+        code: for programs: a stable word, e.g. ``near-unknown``, one of ``KINDS``.
+        message: for users, in one line: what was found, why, what to try.
         rank: the local rank that it concerns; None when it concerns all.
     """
 
@@ -32,7 +30,7 @@ class Kind:
     """What holds for every notice of a code.
 
     Attributes:
-        level: the level at which it is logged, ``warning`` or ``info``.
+        level: at which it is logged, ``warning`` or ``info``.
         strict: whether ``strict=True`` makes it an error.
         once_per_job: whether all ranks of a job have the same, so that only rank 0 logs it.
     """
@@ -72,6 +70,5 @@ KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 def one_reason(notices: Iterable[Notice]) -> list[Notice]:
     """The notices without ``no-gpu`` where another one says why there is no GPU."""
     found = list(notices)
-    causes = {"no-driver", "visible-none", "visible-error"}
-    explained = any(notice.code in causes for notice in found)
+    explained = {"no-driver", "visible-none", "visible-error"} & {notice.code for notice in found}
     return [notice for notice in found if not (explained and notice.code == "no-gpu")]

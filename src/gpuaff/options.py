@@ -79,14 +79,13 @@ def word(name: str, value: object, words: type[_Word]) -> _Word:
 
 def flag(name: str, value: object, *, text: bool = False) -> bool:
     """True or False; as text ``1``, ``true``, ``yes``, ``on`` and their opposites."""
-    if text:
-        lowered = str(value).lower()
-        if lowered not in _TRUE + _FALSE:
-            raise InvalidOptionError(name, value, f"one of {', '.join(_TRUE + _FALSE)}")
-        return lowered in _TRUE
-    if isinstance(value, bool):
+    if not text and isinstance(value, bool):
         return value
-    raise InvalidOptionError(name, value, "True or False")
+    lowered = str(value).lower()
+    if not text or lowered not in _TRUE + _FALSE:
+        expected = f"one of {', '.join(_TRUE + _FALSE)}" if text else "True or False"
+        raise InvalidOptionError(name, value, expected)
+    return lowered in _TRUE
 
 
 def count(
@@ -98,25 +97,20 @@ def count(
     expected: str = "",
     text: bool = False,
 ) -> int:
-    """A whole number from ``least`` to ``most``, of ranks, cores, bytes or percent.
-
-    ``expected`` replaces the words of the error.
-    """
+    """A whole number from ``least`` to ``most``; ``expected`` replaces the error's words."""
     number = natural(str(value)) if text else whole(value)
     if number is None or not least <= number <= most:
-        words = expected or f"a whole number from {least} to {most}"
-        raise InvalidOptionError(name, value, words)
+        expected = expected or f"a whole number from {least} to {most}"
+        raise InvalidOptionError(name, value, expected)
     return number
 
 
 def percent(name: str, text: str) -> int:
     """A percentage: ``10``, ``10%``."""
     number = natural(text.removesuffix("%"))
-    value: object = text if number is None else number
-    try:
-        return count(name, value, least=0, most=100)
-    except InvalidOptionError:
-        raise InvalidOptionError(name, text, "a percentage from 0 to 100") from None
+    if number is None or number > 100:
+        raise InvalidOptionError(name, text, "a percentage from 0 to 100")
+    return number
 
 
 def cpus(name: str, value: object) -> CpuSet:
@@ -142,13 +136,14 @@ def _ids(value: object) -> CpuSet:
     return found
 
 
-def duration(name: str, text: str) -> float:
-    """A duration in seconds: ``90``, ``0.5``, ``10m``, ``1h30m``."""
+def duration(name: str, text: str, *, hint: str = "") -> float:
+    """A duration in seconds: ``90``, ``0.5``, ``10m``, ``1h30m``; the error ends in ``hint``."""
     if re.fullmatch(_NUMBER, text):
         return float(text)
     parts = _DURATION.fullmatch(text)
     if not text or not parts:
-        raise InvalidOptionError(name, text, "a duration such as 90 (seconds), 10m or 1h30m")
+        expected = f"a duration such as 90 (seconds), 10m or 1h30m{hint}"
+        raise InvalidOptionError(name, text, expected)
     found = parts.groups()
     pairs = zip(found[::2], found[1::2], _SECONDS.values(), strict=True)
     return sum(float(f"{whole}.{part or 0}") * unit for whole, part, unit in pairs if whole)
@@ -173,19 +168,18 @@ def size(name: str, text: str) -> int:
 
 def gpus(name: str, text: str) -> tuple[int | str, ...]:
     """GPUs: ``0,2``, ``4-7``, ``GPU-3f…``, ``0000:07:00.0``, in any mix, each once."""
-    found = [gpu for part in text.split(",") for gpu in _gpus(name, text, part.strip())]
+    found: list[int | str] = []
+    for part in map(str.strip, text.split(",")):
+        ends = [natural(end) for end in part.split("-")]
+        first, last = ends[0], ends[-1]
+        if len(ends) <= 2 and first is not None and last is not None and first <= last < MOST_GPUS:
+            found.extend(range(first, last + 1))
+        elif part.startswith(("GPU-", "MIG-")) or _PCI_ADDRESS.fullmatch(part):
+            found.append(part)
+        else:
+            expected = "GPUs by index (0,2 or 4-7), by UUID (GPU-…, MIG-…) or by PCI address"
+            raise InvalidOptionError(name, text, f"{expected} (0000:07:00.0)")
     twice = sorted({str(gpu) for gpu in found if found.count(gpu) > 1})
     if twice:
         raise InvalidOptionError(name, text, f"each GPU once, not {', '.join(twice)} twice")
     return tuple(found)
-
-
-def _gpus(name: str, text: str, part: str) -> Iterable[int | str]:
-    ends = [natural(end) for end in part.split("-")]
-    first, last = ends[0], ends[-1]
-    if len(ends) <= 2 and first is not None and last is not None and first <= last < MOST_GPUS:
-        return range(first, last + 1)
-    if part.startswith(("GPU-", "MIG-")) or _PCI_ADDRESS.fullmatch(part):
-        return [part]
-    expected = "GPUs by index (0,2 or 4-7), by UUID (GPU-…, MIG-…) or by PCI address (0000:07:00.0)"
-    raise InvalidOptionError(name, text, expected)

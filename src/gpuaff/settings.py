@@ -1,4 +1,7 @@
-"""Options by precedence: argument, ``GPUAFF_<OPTION>``, default."""
+"""Options by precedence: argument, ``GPUAFF_<OPTION>``, default.
+
+What counts and is invalid raises :class:`~gpuaff.errors.InvalidOptionError`.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +10,26 @@ from functools import partial
 
 from gpuaff import options
 from gpuaff._system import env
-from gpuaff.allocator.model import Mode, Multithreading, Options, Partition, Scope, reserve
+from gpuaff.allocator import model
+from gpuaff.allocator.model import Options
 
-NUMBER = partial(options.count, text=True)
-RESERVE = partial(reserve, text=True)
+_NO_TEXTS = ("balanced", "min_physical_cores", "max_physical_cores", "reserve")
+"""The options whose values are numbers or flags."""
 
 READERS: Mapping[str, Callable[[str, str], object]] = {
-    "mode": partial(options.word, words=Mode),
-    "scope": partial(options.word, words=Scope),
-    "multithreading": partial(options.word, words=Multithreading),
-    "balanced": partial(options.flag, text=True),
-    "min_physical_cores": NUMBER,
-    "max_physical_cores": NUMBER,
-    "partition": partial(options.word, words=Partition),
-    "cpus": options.cpus,
-    "reserve": RESERVE,
+    name: partial(read, text=True) if name in _NO_TEXTS else read
+    for name, read in model.READERS.items()
 }
 """The planner's options, and the reader of each one's text, from a variable or the command line."""
 
 
 def plan_options(nproc: int, arguments: Mapping[str, object]) -> Options:
-    """The options of a plan.
-
-    Args:
-        nproc: how many ranks.
-        arguments: :func:`gpuaff.plan`'s options by name; None where a caller gave none.
-
-    Raises:
-        InvalidOptionError: an argument or a variable has an invalid value.
-    """
+    """The options of a plan; ``arguments`` are None where a caller gave none."""
     return Options.of(nproc, **with_environment(arguments))
 
 
 def with_environment(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The options that were given: as an argument, else as ``GPUAFF_<OPTION>``.
-
-    Raises:
-        InvalidOptionError: a variable that counts has an invalid value.
-    """
+    """The planner's options that were given: as an argument, else as ``GPUAFF_<OPTION>``."""
     given = {name: value for name, value in arguments.items() if value is not None}
     for name in READERS.keys() - given.keys():
         text = env.option(name)
@@ -61,20 +46,12 @@ def value_of(option: str, argument: object) -> tuple[str, object]:
 
 
 def flag(option: str, argument: object) -> bool:
-    """A flag that is off by default: the argument, else ``GPUAFF_<OPTION>``.
-
-    Raises:
-        InvalidOptionError: it is neither true nor false.
-    """
+    """A flag that is off by default: the argument, else ``GPUAFF_<OPTION>``."""
     name, value = value_of(option, argument)
     return value is not None and options.flag(name, value, text=argument is None)
 
 
 def pinning_is_off() -> bool:
-    """Whether ``GPUAFF=off`` turns pinning off.
-
-    Raises:
-        InvalidOptionError: the variable is neither true nor false.
-    """
+    """Whether ``GPUAFF=off`` turns pinning off."""
     text = (env.get("GPUAFF") or "").strip()
     return bool(text) and not options.flag("GPUAFF", text, text=True)

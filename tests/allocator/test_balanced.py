@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpuaff.allocator.cores import allowed_cores
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
-from gpuaff.topology.machines import names
 from gpuaff.topology.model import Topology
+from gpuaff.topology.serialize import machine_names
 
 from allocator.described import box, cpus, one_node, shown, spread_cores
 from allocator.random_machines import MODES, SCOPES, any_machine, regular
@@ -180,7 +180,7 @@ def smallest(machine: Topology, nproc: int, **asked: object) -> int:
         any_machine(),
         topologies(min_gpus=1),
         topologies(min_gpus=1, complete=True),
-        st.sampled_from(names()).map(Topology.named),
+        st.sampled_from(machine_names()).map(Topology.named),
     ),
     st.integers(1, 9),
     st.sampled_from(ALL_MODES),
@@ -197,7 +197,7 @@ def test_no_balanced_share_is_smaller_than_all_unbalanced_ones(
 
 
 @given(
-    st.one_of(regular(), st.sampled_from(names()).map(Topology.named)),
+    st.one_of(regular(), st.sampled_from(machine_names()).map(Topology.named)),
     st.integers(1, 40),
     st.sampled_from(("unique_contiguous", "unique_interleaved", "core_complex")),
     st.sampled_from(SCOPES),

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.cores import allowed_cores
-from gpuaff.allocator.workers import workers_parts
+from gpuaff.allocator.cores import allowed_cores, workers_parts
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.topology.model import Topology
 

@@ -193,10 +193,10 @@ class TestMemory:
         screen = idle(display=True, graphics={7: 90 * MIB}, used=2 * GIB)
         assert busy(screen) is None
         assert busy(screen, people=CONTAINER) is None
-        assert busy(replace(screen, display=False)) is Busy.MEMORY
-        assert busy(replace(screen, display=None)) is Busy.MEMORY
-        assert busy(replace(screen, compute={42: MIB})) is Busy.PROCESSES
-        assert busy(replace(screen, compute={42: MIB}), people=People(own={42})) is None
+        assert busy(screen._replace(display=False)) is Busy.MEMORY
+        assert busy(screen._replace(display=None)) is Busy.MEMORY
+        assert busy(screen._replace(compute={42: MIB})) is Busy.PROCESSES
+        assert busy(screen._replace(compute={42: MIB}), people=People(own={42})) is None
 
     def test_one_of_whom_it_is_not_told(self) -> None:
         """A driver without it (WDDM, some virtual GPUs) gives None to each."""
@@ -208,12 +208,12 @@ class TestMemory:
             "GPU 0: 984 MiB are in use, and the driver does not tell how much of it "
             "what the driver calls pid 7 has"
         )
-        assert busy(replace(drawn, used=64 * MIB), people=CONTAINER) is None
+        assert busy(drawn._replace(used=64 * MIB), people=CONTAINER) is None
 
     def test_one_list_tells_and_the_other_does_not(self) -> None:
         both = idle(compute={7: None}, graphics={7: GIB}, used=GIB)
         assert busy(both, people=CONTAINER) is None
-        assert busy(replace(both, compute={7: MIB}), people=CONTAINER) is None, "the larger one"
+        assert busy(both._replace(compute={7: MIB}), people=CONTAINER) is None, "the larger one"
 
     def test_gpus_share_nothing(self) -> None:
         readings = [used_by(42), idle(gpu(1), used=IDLE + CONTEXT)]
@@ -256,7 +256,7 @@ class TestNotTold:
         assert usage.message == "GPU 0: 1 GiB are in use, and the driver does not tell by whom"
         screen = idle(compute=None, used=GIB, display=True)
         assert busy(screen) is Busy.UNREADABLE, "either of them may have it"
-        assert busy(replace(screen, used=MIB)) is None
+        assert busy(screen._replace(used=MIB)) is None
 
     def test_no_graphics(self) -> None:
         assert busy(idle(graphics=None)) is None
@@ -306,7 +306,7 @@ class TestComputeModes:
     def test_one_that_draws_has_a_context(self) -> None:
         both = used_by(42, graphics={42: CONTEXT})
         assert busy(both) is None
-        exclusive = replace(both, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
+        exclusive = both._replace(compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
         assert busy(exclusive) is Busy.EXCLUSIVE
         draws = idle(graphics={42: MIB}, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
         assert busy(draws) is None
@@ -357,7 +357,7 @@ class TestDemands:
         usage = one(reading, people=mine, demand=asked(min_free_memory=20 * GIB))
         assert (usage.busy, usage.lasting, usage.pids) == (Busy.MEMORY_LOW, False, ())
         assert usage.message == "GPU 0: only 20 GiB of memory are free, and 20 GiB are to be"
-        enough = replace(reading, free=20 * GIB)
+        enough = reading._replace(free=20 * GIB)
         assert busy(enough, people=mine, demand=asked(min_free_memory=20 * GIB)) is None
 
     def test_who_has_it_is_said_before(self) -> None:

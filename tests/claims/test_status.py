@@ -10,7 +10,7 @@ from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Busy, Usage
 from gpuaff.claims.status import Kind, ProcessInfo, Snapshot, Status, status_of
-from gpuaff.cli.status import lines
+from gpuaff.cli.status import blocks
 from gpuaff.formatting import plain
 from gpuaff.notices import Notice
 
@@ -49,7 +49,7 @@ def locked(pid: int | None, *, shared: bool = False) -> dict[str, tuple[Holder, 
 
 
 def text(status: Status) -> list[str]:
-    return [plain(line) for line in lines(status)]
+    return "\n".join(map(plain, blocks(status))).splitlines()
 
 
 class TestLease:

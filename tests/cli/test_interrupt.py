@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.cli import interrupt
+from gpuaff import cli
 
 from processes import environment
 
 START = """
 import sys
 from gpuaff.__main__ import program
-from gpuaff.cli.interrupt import exit_on_interrupt
+from gpuaff.cli import exit_on_interrupt
 sys.argv = ["gpuaff", *sys.argv[1:]]
 exit_on_interrupt()  # the first thing that the program does
 print("started", flush=True)
@@ -71,9 +71,9 @@ def test_a_job_in_the_background_goes_on() -> None:
     """A shell without job control starts it with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        interrupt.exit_on_interrupt()
+        cli.exit_on_interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        interrupt.raise_on_interrupt()
+        cli.raise_on_interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -83,9 +83,9 @@ def test_it_raises_where_something_is_to_be_undone() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupt.exit_on_interrupt()
+        cli.exit_on_interrupt()
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        interrupt.raise_on_interrupt()
+        cli.raise_on_interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

@@ -11,13 +11,7 @@ from gpuaff.cli.check import GpuUsage
 from gpuaff.cpuset import CpuSet
 from gpuaff.pinning.check import Check
 from gpuaff.topology.model import Topology
-from gpuaff.topology.pci import indices_by_minor, minors_of
-
-
-def test_the_numbers_of_device_files() -> None:
-    files = {"/dev/nvidia0", "/dev/nvidia13", "/dev/nvidiactl", "/dev/nvidia-uvm", "pipe:[3]"}
-    files |= {"/dev/nvidia-caps/nvidia-cap1", "/home/dev/nvidia5", "/dev/nvidia6 (deleted)"}
-    assert minors_of(files) == {0, 13}
+from gpuaff.topology.pci import device_files
 
 
 def test_a_minor_number_is_not_an_index(tmp_path: Path, box: Topology) -> None:
@@ -29,10 +23,12 @@ def test_a_minor_number_is_not_an_index(tmp_path: Path, box: Topology) -> None:
         text = f"Model: \t\t Alpha\nBus Type: \t PCIe\nDevice Minor: \t {minor}\n"
         (folder / "information").write_text(text)
     by_address = {gpu.pci_bus_id: gpu.index for gpu in box.gpus}
-    assert indices_by_minor(Tree(str(tmp_path)), by_address) == {2: 0, 0: 1}
+    files = device_files(Tree(str(tmp_path)), by_address)
+    assert files == {"/dev/nvidia2": 0, "/dev/nvidia0": 1}
 
 
 LEFT = frozenset({0, 1, 2, 3, 8, 9, 10, 11})
+NVIDIA = ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2"]
 
 
 def check(usual: CpuSet) -> Check:
@@ -41,16 +37,23 @@ def check(usual: CpuSet) -> Check:
 
 def test_who_is_on_which_gpu(box: Topology) -> None:
     """GPU 1 is near the left socket, GPU 0 near the right one, GPU 2 anywhere."""
-    usage = GpuUsage(topology=box, users={1: {7, 8}, 0: {9}}, minors={0: 0, 1: 1, 2: 2})
-    every = [f"/dev/nvidia{minor}" for minor in range(3)]
-    told = usage.complete(check(LEFT), every)
+    usage = GpuUsage(
+        topology=box,
+        users={1: {7, 8}, 0: {9}},
+        device_files={name: index for index, name in enumerate(NVIDIA)},
+    )
+    told = usage.complete(check(LEFT), NVIDIA)
     assert (told.gpus, told.near, told.far, told.ok) == ((1,), LEFT, frozenset(), True)
     far = usage.complete(check(LEFT | {4}), [])
     assert (far.gpus, far.far, far.ok) == ((1,), frozenset({4}), False)
 
 
 def test_open_files_count_where_the_driver_is_silent(box: Topology) -> None:
-    usage = GpuUsage(topology=box, users={}, minors={5: 0, 1: 1, 2: 2})
+    usage = GpuUsage(
+        topology=box,
+        users={},
+        device_files={"/dev/nvidia5": 0, "/dev/nvidia1": 1, "/dev/nvidia2": 2},
+    )
     one = usage.complete(check(LEFT), ["/dev/nvidia5"])
     assert (one.gpus, one.far) == ((0,), LEFT)
     every = usage.complete(check(LEFT), ["/dev/nvidia5", "/dev/nvidia1", "/dev/nvidia2"])

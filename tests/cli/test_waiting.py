@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from gpuaff.claims.model import Waiting
-from gpuaff.cli.run import in_words, reporting
+from gpuaff.cli.run import Reporter, in_words
 
 
 def standing(position: int = 0, **others: Any) -> Waiting:
@@ -29,13 +30,13 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
 
 
 def test_the_first_is_said_at_once(said: Callable[[], list[str]]) -> None:
-    with reporting(interval=60) as tell:
+    with closing(Reporter(60)) as tell:
         tell(standing(3))
         assert said() == ["3 before us"]
 
 
 def test_not_too_often(said: Callable[[], list[str]]) -> None:
-    with reporting(interval=60) as tell:
+    with closing(Reporter(60)) as tell:
         for position in (3, 2, 1):
             tell(standing(position))
         assert said() == ["3 before us"]
@@ -44,7 +45,7 @@ def test_not_too_often(said: Callable[[], list[str]]) -> None:
 
 def test_the_latest_is_said_later(said: Callable[[], list[str]]) -> None:
     heard: list[str] = []
-    with reporting(interval=0.2) as tell:
+    with closing(Reporter(0.2)) as tell:
         for position in (3, 2, 1):
             tell(standing(position))
         end = time.monotonic() + 20
@@ -64,14 +65,14 @@ def test_without_threads_all_is_said(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with reporting(interval=60) as tell:
+    with closing(Reporter(60)) as tell:
         tell(standing(2))
         tell(standing(1))
         assert said() == ["2 before us", "1 before us"]
 
 
 def test_after_a_pause_it_is_said_at_once(said: Callable[[], list[str]]) -> None:
-    with reporting(interval=0.01) as tell:
+    with closing(Reporter(0.01)) as tell:
         tell(standing(1))
         assert said() == ["1 before us"]
         time.sleep(0.2)
@@ -81,7 +82,7 @@ def test_after_a_pause_it_is_said_at_once(said: Callable[[], list[str]]) -> None
 
 
 def test_nothing_is_said_when_it_is_over(said: Callable[[], list[str]]) -> None:
-    with reporting(interval=0.05) as tell:
+    with closing(Reporter(0.05)) as tell:
         tell(standing(2))
         tell(standing(1))
         said()

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from gpuaff.cpuset import format_cpulist
-from gpuaff.topology import machines
+from gpuaff.topology import serialize
 
 DATA = Path(__file__).parents[1] / "data"
 UUID = "{:08x}-1111-2222-3333-444444444444"
@@ -28,7 +28,7 @@ def pastes() -> tuple[str, ...]:
 def topologies() -> tuple[str, ...]:
     """Saved machines, as JSON text."""
     files = sorted((DATA / "topologies").iterdir())
-    shipped = [json.dumps(machines.named(name).to_dict()) for name in machines.names()]
+    shipped = [json.dumps(serialize.named(name).to_dict()) for name in serialize.machine_names()]
     return (*(file.read_text("utf-8") for file in files), *shipped)
 
 

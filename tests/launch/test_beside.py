@@ -17,7 +17,7 @@ ONE_OF_TORCHRUN = {**TORCHRUN, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def said(env: Mapping[str, str], rank: int = 0, size: int = 1) -> list[Notice]:
-    return list(consistency(env.get, Ranks(local_rank=rank, local_size=size)))
+    return list(consistency(Ranks(local_rank=rank, local_size=size), env.get))
 
 
 def codes(env: Mapping[str, str], rank: int = 0, size: int = 1) -> list[str]:

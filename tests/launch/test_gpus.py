@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.launch.allocation import OwnGpus, classify_own_gpus
+from gpuaff.launch.gpus import OwnGpus, own_gpus
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.slurm import gpu_indices
 
@@ -18,7 +18,7 @@ def found(
     rank: Started, changes: Mapping[str, str] | None = None, *, visible: int = 1
 ) -> OwnGpus | None:
     variables = {**rank.environ, **(changes or {})}
-    return classify_own_gpus(variables.get, rank.ranks, visible=visible)
+    return own_gpus(rank.ranks, visible=visible, get=variables.get)
 
 
 OWN = {
@@ -145,10 +145,8 @@ def test_other_launchers_do_not_tell() -> None:
     outside = started("slurm", "gpus-per-task")[0]
     assert found(replace(inside, environ={**outside.environ, **inside.environ})) is None
     assert found(started("openmpi", "bound")[0]) is None
-    assert (
-        classify_own_gpus(dict[str, str]().get, Ranks(local_rank=0, local_size=2), visible=1)
-        is None
-    )
+    ranks = Ranks(local_rank=0, local_size=2)
+    assert own_gpus(ranks, visible=1, get=dict[str, str]().get) is None
 
 
 def test_no_gpu_or_one_rank() -> None:

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff.launch.launchers import Launcher
-from gpuaff.launch.masks import Masks, ObservedMasks, Whose, classify_masks
+from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks, active_launcher
 from gpuaff.launch.slurm import named_masks, tasks_here
 
-from environments import Started, started
+from environments import Started, masks_seen, started
 
 NARROW, WIDE = frozenset({0}), frozenset({0, 1})
 
 
 def found(rank: Started, **seen: object) -> Masks:
-    return classify_masks(rank.environ.get, rank.ranks, rank.seen(**seen))
+    return rank.masks(**seen)
 
 
 def with_variables(rank: Started, **changes: str | None) -> Started:
@@ -45,8 +45,8 @@ def with_variables(rank: Started, **changes: str | None) -> Started:
     ],
 )
 def test_each_launcher_has_its_own_remedy(environ: dict[str, str], unbound: str) -> None:
-    seen = ObservedMasks(own=NARROW, starter=WIDE, starter_name=None, online=WIDE)
-    masks = classify_masks(environ.get, Ranks(local_rank=0, local_size=2), seen)
+    ranks = Ranks(local_rank=0, local_size=2)
+    masks = masks_seen(environ, ranks, own=NARROW, starter=WIDE, online=WIDE)
     assert (masks.whose, masks.unbound) == (Whose.UNKNOWN, unbound)
 
 
@@ -322,15 +322,8 @@ def test_mpirun_inside_slurm() -> None:
 
 
 def by_hand(**seen: Any) -> Masks:
-    values: dict[str, Any] = {
-        "own": WIDE,
-        "starter": WIDE,
-        "starter_name": "sh",
-        "online": frozenset(range(4)),
-    }
     ranks = Ranks(local_rank=1, local_size=2)
-    nothing: dict[str, str] = {}
-    return classify_masks(nothing.get, ranks, ObservedMasks(**{**values, **seen}))
+    return masks_seen({}, ranks, **{"own": WIDE, "starter": WIDE, "starter_name": "sh", **seen})
 
 
 @pytest.mark.case("G7", "A23")

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuaff.launch import allocation, ranks
-from gpuaff.launch.ranks import Ranks
+from gpuaff.launch.gpus import sharers
+from gpuaff.launch.ranks import Ranks, classify_ranks
 
 from environments import started
 
 
 def classify(environ: Mapping[str, str], *, visible: int) -> Ranks | None:
-    here = ranks.classify_ranks(environ.get)
-    return allocation.classify_sharers(environ.get, here, visible=visible) if here.is_told else None
+    return sharers(classify_ranks(environ.get), visible=visible, get=environ.get)
 
 
 def places(environ: Mapping[str, str], *, visible: int) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuaff._system.kernel import Tree
-from gpuaff.topology.cgroup import cpuset_of
+from gpuaff.topology.sysfs import cpuset_of
 
 from fakedriver.driver import FakeDriver
 from processes import CPUS, environment, printed, run

@@ -13,7 +13,7 @@ from gpuaff import GPUAffinityError, Plan, Topology
 from gpuaff.allocator.model import Options, Share
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.allocation import OwnGpus
+from gpuaff.launch.gpus import OwnGpus
 from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks
@@ -69,7 +69,7 @@ def test_unknown_masks_are_not_cut() -> None:
 def test_unknown_masks_name_the_launchers_own_remedy() -> None:
     mine = A100.with_allowed(parse_cpulist("0-15,58-63,186-191"))
     plan = plan_for_rank(
-        mine, Options.of(2), ranks(1, 2), replace(UNKNOWN, unbound="torchrun plainly")
+        mine, Options.of(2), ranks(1, 2), UNKNOWN._replace(unbound="torchrun plainly")
     )
     said = next(notice for notice in plan.warnings if notice.code == "masks-unknown")
     assert "start the ranks unbound (torchrun plainly)" in said.message
@@ -96,7 +96,7 @@ def test_a_kept_share_is_reserved_from_once() -> None:
     share = Pinned(local_rank=3, local_size=8, cpus=cpus, reserved=helpers)
     kept = only_share(plan_inside_share(topology, options, ranks(3, 8), None, share), 3)
     assert (kept.cpus, kept.reserved) == (cpus, helpers)
-    unreserved = replace(share, reserved=frozenset())
+    unreserved = share._replace(reserved=frozenset())
     kept = only_share(plan_inside_share(topology, options, ranks(3, 8), None, unreserved), 3)
     assert (kept.cores, len(kept.reserved)) == (6, 2)
 

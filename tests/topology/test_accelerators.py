@@ -11,7 +11,7 @@ from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.topology.live import observe, with_accelerators
 from gpuaff.topology.model import Accelerator
-from gpuaff.topology.pci import on_the_bus
+from gpuaff.topology.pci import accelerators
 from gpuaff.topology.sysfs import read_cpus
 
 import machine_trees
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
 
 def found(root: Path) -> tuple[Accelerator, ...]:
     tree = Tree(str(root))
-    return on_the_bus(tree, read_cpus(tree))
+    return accelerators(tree, read_cpus(tree))
 
 
 def addresses(root: Path) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology import serialize
-from gpuaff.topology.machines import named, names
 from gpuaff.topology.model import Source, Topology
+from gpuaff.topology.serialize import machine_names, named
 
 NAMES = (
     "dgx-1",
@@ -68,7 +68,7 @@ every_machine = pytest.mark.parametrize("name", NAMES)
 
 
 def test_the_names() -> None:
-    assert names() == NAMES
+    assert machine_names() == NAMES
 
 
 def test_a_topology_has_them_by_name() -> None:

@@ -244,6 +244,12 @@ def test_as_many_rows_as_may_be() -> None:
     assert parse(text).gpu_by_index[0].node_cpus == frozenset(range(4))
 
 
+def test_a_letter_that_is_named_by_thousands_of_digits() -> None:
+    """Python's html.unescape would raise ValueError for a number that long."""
+    topology = parse("GPU0\tX\t0-3\n&#1" + "0" * 5000 + ";\n")
+    assert topology.gpu_by_index[0].node_cpus == frozenset(range(4))
+
+
 @pytest.mark.parametrize(
     ("text", "count"), [("a", "1 line"), ("a\n", "1 line"), ("a\nb", "2 lines")]
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system.kernel import Tree
-from gpuaff.topology.cgroup import quotas
+from gpuaff.topology.sysfs import quotas
 
 V2 = {"proc/self/cgroup": "0::/pod/rank\n", "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"}
 V1 = {

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from gpuaff import Topology
 from gpuaff.errors import TopologyError
-from gpuaff.topology.machines import names
+from gpuaff.topology.serialize import machine_names
 
 from strategies import topologies
 
@@ -34,9 +34,9 @@ def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", machine_names())
 def test_machines_that_ship_are_valid(name: str) -> None:
-    file = resources.files("gpuaff.topology.machines") / f"{name}.json"
+    file = resources.files("gpuaff.topology") / "machines" / f"{name}.json"
     VALIDATOR.validate(json.loads(file.read_text()))
 
 

@@ -402,7 +402,7 @@ BAD = [
     (_set("gpus.0.mig.0.gpu_instance", None), "gpus[0].mig[0].gpu_instance: expected a whole"),
     (
         _set("gpus.1.mig", [{"uuid": "MIG-B0", "gpu_instance": 1, "compute_instance": 0}]),
-        "gpus[1].mig: 'MIG-B0' stands twice",
+        "gpus[1].mig[0].uuid: 'MIG-B0' stands twice",
     ),
     (_set("links", [["X", "NV4"]]), "links: expected 2 rows, one for each GPU, found 1"),
     (_set("links.1", ["X"]), "links[1]: expected 2 cells, one for each GPU, found 1"),
@@ -421,7 +421,7 @@ BAD = [
     (_set("accelerators.0.pci_bus_id", "7:0"), "accelerators[0].pci_bus_id: expected a PCI"),
     (
         _set("accelerators.0.pci_bus_id", "10000:01:00.0"),
-        "accelerators[1].pci_bus_id: 10000:01:00.0 stands after 10000:01:00.0: they must ascend",
+        "accelerators[1].pci_bus_id: '10000:01:00.0' stands twice",
     ),
     (
         _set("accelerators.0.pci_bus_id", "10001:01:00.0"),

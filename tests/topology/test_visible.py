@@ -60,7 +60,7 @@ def test_rule_1_the_list_ends_at_the_first_element_that_is_no_device() -> None:
 
 @pytest.mark.parametrize("text", ["3,1,", "3,1, ", "3,1,,", "3,1,\t, \n"])
 def test_rule_1_a_comma_at_the_end_is_nothing_to_speak_of(text: str) -> None:
-    assert resolve(gpus(), text) == Visible((3, 1))
+    assert resolve(gpus(), text)[:2] == ((3, 1), ())
 
 
 def test_rule_1_what_stands_behind_an_empty_element_is_lost_and_told() -> None:
@@ -216,7 +216,7 @@ def test_rule_7_an_empty_list_is_called_so() -> None:
 
 
 def test_rule_7_unset_shows_all() -> None:
-    assert resolve(tuple(reversed(gpus())), None) == Visible((0, 1, 2, 3))
+    assert resolve(tuple(reversed(gpus())), None)[:2] == ((0, 1, 2, 3), ())
 
 
 @pytest.mark.case("visible-devices")
@@ -253,7 +253,7 @@ def test_rule_8_a_bad_order_is_an_error_whatever_the_list(order: str, text: str 
     ],
 )
 def test_every_form_is_understood(text: str, index: int, instance: str | None) -> None:
-    assert resolve(with_mig(), text) == Visible((index,))
+    assert resolve(with_mig(), text)[:2] == ((index,), ())
     assert resolve(with_mig(), text).instances == (instance,)
 
 
@@ -282,7 +282,7 @@ def test_mig_names_that_are_no_device(text: str) -> None:
 @pytest.mark.case("D2")
 def test_a_gpu_with_mig_on_stands_for_its_first_instance() -> None:
     for text in ("1", G1):
-        assert resolve(with_mig(), text) == Visible((1,))
+        assert resolve(with_mig(), text)[:2] == ((1,), ())
 
 
 @pytest.mark.case("D2")
@@ -355,7 +355,7 @@ def test_the_order_is_certain_by_pci_address_by_uuid_and_among_like_gpus() -> No
     old, new = gpus(2)
     unlike = (replace(old, name="GTX 745"), replace(new, name="GTX 1080 Ti"))
     assert resolve(unlike, None, device_order="PCI_BUS_ID").notes == ()
-    assert resolve(unlike, f"{G1},{G0}") == Visible((1, 0))
+    assert resolve(unlike, f"{G1},{G0}")[:2] == ((1, 0), ())
     assert resolve(gpus(2, name="H100"), "1,0").notes == ()
     assert codes(resolve(unlike, "")) == ["visible-none"]
 
@@ -383,7 +383,7 @@ def test_uuids_that_are_not_known_cannot_be_looked_up() -> None:
 
 
 def test_no_gpus_no_devices_no_talk() -> None:
-    assert resolve((), "0,1", device_order="bogus") == Visible(())
+    assert resolve((), "0,1", device_order="bogus")[:2] == ((), ())
 
 
 def test_numbers_count_the_gpus_that_the_process_may_use() -> None:

@@ -3,6 +3,9 @@
 CUDA reads which GPUs a process may see once, when it is initialised; nothing undoes that. So
 :func:`is_initialized` asks without initialising. Source: the CUDA Driver API's reference; what was
 observed with driver 580.159.04 is marked as such.
+
+All functions that call it raise CudaError where the call fails, and NoDriverError where the library
+cannot be loaded or is too old.
 """
 
 from __future__ import annotations
@@ -89,21 +92,12 @@ def start() -> None:
 
     A start that fails settles nothing: the next one reads CUDA_VISIBLE_DEVICES again (observed
     for the errors 100 and 101).
-
-    Raises:
-        NoDriverError: the library cannot be loaded.
-        CudaError: it does not start.
     """
     _call("cuInit", 0)
 
 
 def uuids() -> tuple[str, ...]:
-    """The GPUs and MIG instances that this process sees, in CUDA's order: ``GPU-…``, ``MIG-…``.
-
-    Raises:
-        NoDriverError: the library cannot be loaded, or is too old.
-        CudaError: a query failed.
-    """
+    """The GPUs and MIG instances that this process sees, in CUDA's order: ``GPU-…``, ``MIG-…``."""
     count = _INT()
     _call("cuDeviceGetCount", count)
     return tuple(_uuid(_device(ordinal)) for ordinal in range(count.value))
@@ -130,10 +124,6 @@ class Contexts:
 
         Returns:
             Its handle (``CUcontext``).
-
-        Raises:
-            NoDriverError: the library cannot be loaded, or is too old.
-            CudaError: the driver refused.
         """
         handle, device = _HANDLE(), _device(ordinal)
         with uninterrupted():
@@ -144,8 +134,7 @@ class Contexts:
     def release(self) -> None:
         """Release all that are held here, the last one first; other holders keep theirs.
 
-        Raises:
-            CudaError: the driver refused one. None is held here any more all the same.
+        None is held here any more also where the driver refuses one.
         """
         with uninterrupted():  # a second release would take a context from torch, say
             errors = [_release(self._held.pop()) for _ in range(len(self._held))]
@@ -169,17 +158,10 @@ def _device(ordinal: int) -> ctypes.c_int:
 
 def _newest(name: str) -> str:
     """The second version of a function; the first where the driver is older (CUDA 11)."""
-    second = f"{name}_v2"
-    return second if hasattr(load(), second) else name
+    return f"{name}_v2" if hasattr(load(), f"{name}_v2") else name
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call a function.
-
-    Raises:
-        NoDriverError: there is no library, or it has no such function.
-        CudaError: it failed.
-    """
     try:
         library = load()
         function = _function(library, name)
@@ -190,13 +172,12 @@ def _call(name: str, *arguments: object) -> None:
             "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
         ) from None
     except AttributeError:
-        raise NoDriverError(
-            f"the NVIDIA driver's library CUDA ({_LIBRARY}) has no {name}", "update the driver"
-        ) from None
+        problem = f"the NVIDIA driver's library CUDA ({_LIBRARY}) has no {name}"
+        raise NoDriverError(problem, "update the driver") from None
     code = function(*arguments)
     if code:
-        name_of, words = (_text(library, f"cuGetError{what}", code) for what in ("Name", "String"))
-        raise CudaError(code, name_of, words, name)
+        kind, words = (_text(library, f"cuGetError{what}", code) for what in ("Name", "String"))
+        raise CudaError(code, kind, words, name)
 
 
 def _text(library: ctypes.CDLL, function: str, code: int) -> str:
@@ -207,11 +188,7 @@ def _text(library: ctypes.CDLL, function: str, code: int) -> str:
 
 
 def _function(library: ctypes.CDLL, name: str) -> Callable[..., int]:
-    """A function of the library; what it takes by address may be given as it is.
-
-    Raises:
-        AttributeError: the library has none of that name.
-    """
+    """A function of the library; what it takes by address may be given as it is."""
     function = getattr(library, name)
     function.argtypes, function.restype = _ARGUMENTS[name], _INT
     called: Callable[..., int] = function

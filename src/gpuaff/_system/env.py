@@ -7,7 +7,7 @@ import os
 
 def get(name: str) -> str | None:
     """A variable's value; None when it is unset. Set but empty is ``""``."""
-    return os.environ.get(name)
+    return os.environ.get(name)  # not bound once: tests replace os.environ
 
 
 def names(prefix: str) -> list[str]:
@@ -25,13 +25,12 @@ def put(name: str, value: str | None) -> None:
 
 def option(name: str) -> str | None:
     """The value of ``GPUAFF_<NAME>`` without blanks; None when it is unset or empty."""
-    value = os.environ.get(f"GPUAFF_{name.upper()}", "").strip()
-    return value or None
+    return (get(f"GPUAFF_{name.upper()}") or "").strip() or None
 
 
 def fsroot() -> str | None:
     """``GPUAFF_FSROOT``: a folder that holds another machine's ``sys/`` and ``proc/``."""
-    return os.environ.get("GPUAFF_FSROOT") or None
+    return get("GPUAFF_FSROOT") or None
 
 
 def wants_driver() -> bool:

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-_DEFAULT_PATH = "/bin:/usr/bin"
-"""Where glibc searches when PATH is not set."""
+_DEFAULT_PATH = "/bin:/usr/bin"  # where glibc searches when PATH is not set
+_SHELL = "/bin/sh"
 
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 """Python ignores them as it starts, and what is ignored stays so over exec."""
 
 _COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 """What Python sets LC_CTYPE to where that is C (PEP 538)."""
-
-_SHELL = "/bin/sh"
 
 
 def find(command: str) -> str:
@@ -37,25 +35,21 @@ def find(command: str) -> str:
     Raises:
         CommandError: there is none, or none that this user may execute.
     """
-    is_path = "/" in command
-    problem = ""
-    for path in _candidates(command):
-        found = _obstacle(path, is_path=is_path)
-        if found == "":
+    is_path, candidates = "/" in command, [command]
+    if command and not is_path:
+        path = env.get("PATH")
+        folders = (_DEFAULT_PATH if path is None else path).split(":")
+        candidates = [f"{folder or '.'}/{command}" for folder in folders]
+    problems: list[str] = []
+    for path in candidates:
+        obstacle = _obstacle(path, is_path=is_path)
+        if obstacle == "":
             return path
-        if found and not problem:
-            problem = found if is_path else f"{path} {found}"
-    if problem:
-        raise CommandError(command, True, problem)
+        if obstacle:
+            problems.append(obstacle if is_path else f"{path} {obstacle}")
+    if problems:
+        raise CommandError(command, True, problems[0])
     raise CommandError(command, False, "no such file" if is_path else "command not found in PATH")
-
-
-def _candidates(command: str) -> list[str]:
-    if not command or "/" in command:
-        return [command]
-    path = env.get("PATH")
-    folders = (_DEFAULT_PATH if path is None else path).split(":")
-    return [f"{folder or '.'}/{command}" for folder in folders]
 
 
 def _obstacle(path: str, *, is_path: bool) -> str | None:
@@ -77,12 +71,8 @@ def _obstacle(path: str, *, is_path: bool) -> str | None:
 def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> NoReturn:
     """Replace this process's program: its files, signals and environment stay.
 
-    What Python has changed for itself is put back first.
-
-    Args:
-        path: the program's file.
-        words: its name as it was called, and its arguments.
-        keeping: descriptors that it is to inherit, besides those that are inheritable.
+    What Python has changed for itself is put back first. ``words`` are the program's name as it
+    was called, and its arguments; it inherits the descriptors in ``keeping``, too.
 
     Raises:
         CommandError: the kernel refuses. No descriptor is left to be inherited.
@@ -95,7 +85,10 @@ def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> N
             os.set_inheritable(handle, True)
         _exec(path, list(words))
     except OSError as error:
-        raise CommandError(words[0], error.errno != errno.ENOENT, _why(path, error)) from error
+        why = f"cannot be run: {error.strerror}"
+        if error.errno == errno.ENOENT and os.path.exists(path):
+            why = f"the interpreter that {path} names is not there"
+        raise CommandError(words[0], error.errno != errno.ENOENT, why) from error
     except ValueError as error:  # there is a NUL in a word
         raise CommandError(words[0], True, f"cannot be run: {error}") from error
     finally:
@@ -135,9 +128,3 @@ def _restore_locale() -> None:
         started_with = kernel.variables_of(os.getpid())
         if started_with:
             env.put("LC_CTYPE", started_with.get("LC_CTYPE"))
-
-
-def _why(path: str, error: OSError) -> str:
-    if error.errno == errno.ENOENT and os.path.exists(path):
-        return f"the interpreter that {path} names is not there"
-    return f"cannot be run: {error.strerror}"

@@ -1,6 +1,7 @@
 """The kernel: files below /sys and /proc, and the scheduler's calls.
 
-The only module that opens those files or calls ``sched_*``. Nothing here decides anything.
+The only module that opens those files or calls ``sched_*``. Nothing here decides anything. What is
+not visible (without /proc, or by ``hidepid``) is None or empty.
 """
 
 from __future__ import annotations
@@ -8,36 +9,41 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import env
 from gpuaff._system.interrupts import is_in_block, uninterrupted
 from gpuaff.cpuset import CpuSet
 
-_PAGE = 4096
-"""Bytes per read: nearly every such file has less, and a large buffer costs more than a call."""
+_PAGE = 4096  # nearly every such file has less, and a large buffer costs more than a call
+_MOST = 1 << 20  # the most bytes that are read of a file; the longest known has some ten thousand
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Do not wait for the writer of a FIFO: a variable may name anything (PBS_GPUFILE)."""
 
-_EXITING = 0x00000004
-"""``PF_EXITING`` of ``include/linux/sched.h``: set before memory and files are freed."""
+_EXITING, _NO_SETAFFINITY = 0x00000004, 0x04000000
+"""``PF_EXITING`` (set before memory and files are freed) and ``PF_NO_SETAFFINITY`` of
+``include/linux/sched.h``."""
 
-_NO_SETAFFINITY = 0x04000000
-"""``PF_NO_SETAFFINITY`` of the same."""
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""Its number is fixed: ``PROC_PID_INIT_INO`` of ``include/linux/proc_ns.h``."""
 
-_HIGHEST_PID = 1 << 22
-"""``PID_MAX_LIMIT`` of ``include/linux/threads.h``."""
+_HIGHEST_PID = 1 << 22  # ``PID_MAX_LIMIT`` of ``include/linux/threads.h``
+_MOST_ANCESTORS = 64
 
-_MOST = 1 << 20
-"""The most that is read of a file, in bytes; the longest known has some ten thousand."""
+process_id, user_id, wall_clock = os.getpid, os.geteuid, time.time
+thread_id = threading.get_native_id
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The files of a machine below a root: ``/``, or a copy of another machine's."""
+    """The files of a machine below a root: ``/``, or a copy of another machine's.
+
+    Paths have no leading slash (``sys/devices/…``).
+    """
 
     root: str = "/"
 
@@ -47,18 +53,17 @@ class Tree:
         return self.root == "/"
 
     def read(self, path: str) -> str | None:
-        """A file's text without blanks at its ends; None when it cannot be read.
-
-        Args:
-            path: below the root, without a leading slash (``sys/devices/…``).
-        """
+        """A file's text without blanks at its ends; None when it cannot be read."""
+        data = b""
         try:
             # In a window of a block Ctrl-C would lose the descriptor. Without a block nothing is
             # promised, and to begin one takes longer than to read a file.
             with uninterrupted() if is_in_block() else nullcontext():
                 handle = os.open(self._full(path), _FLAGS)
                 try:
-                    data = _read_all(handle)
+                    # A read of /proc may end early, with more to come.
+                    while len(data) < _MOST and (part := os.read(handle, _PAGE)):
+                        data += part
                 finally:
                     os.close(handle)
         except (OSError, ValueError):  # also: the topology files of a CPU that has gone offline
@@ -80,17 +85,19 @@ class Tree:
         return f"{self.root.rstrip('/')}/{path}"
 
 
-def _read_all(handle: int) -> bytes:
-    data = b""
-    # A read of /proc may end early, with more to come.
-    while len(data) < _MOST and (part := os.read(handle, _PAGE)):
-        data += part
-    return data
-
-
 def machine_tree() -> Tree:
     """The tree to read a machine from: below GPUAFF_FSROOT when that is set."""
     return Tree(env.fsroot() or "/")
+
+
+def host_name() -> str | None:
+    """This machine's name, with its domain or without."""
+    return Tree().read("proc/sys/kernel/hostname") or None
+
+
+def uptime() -> float:
+    """Seconds since boot: the same clock for all processes of the machine."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def can_pin() -> bool:
@@ -125,8 +132,7 @@ def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
 # ---- processes and threads -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadFacts:
+class ThreadFacts(NamedTuple):
     """What /proc says about a thread (``proc_pid_stat(5)``).
 
     Attributes:
@@ -148,44 +154,43 @@ class ThreadFacts:
 
 
 def thread_facts(pid: int, tid: int) -> ThreadFacts | None:
-    """What is known of a thread of a process; None when there is none, or it is not visible."""
-    text = Tree().read(f"proc/{pid}/task/{tid}/stat") or ""
-    name, fields = text.partition("(")[2].rpartition(")")[0], _fields(text)
+    """What is known of a thread of a process."""
+    name, fields = _stat(f"{pid}/task/{tid}")
     if len(fields) < 20:
         return None
+    state, flags = fields[0], int(fields[6])
     return ThreadFacts(
         name="".join(c if c.isprintable() else "?" for c in name),
-        ended=fields[0] in "ZXx",
-        movable=not int(fields[6]) & _NO_SETAFFINITY,
+        ended=state in "ZXx",
+        movable=not flags & _NO_SETAFFINITY,
         started=int(fields[19]),
-        stopped=fields[0] in "Tt",
-        exiting=bool(int(fields[6]) & _EXITING),
+        stopped=state in "Tt",
+        exiting=bool(flags & _EXITING),
     )
 
 
-def _fields(stat: str) -> list[str]:
-    """What follows the name, which may contain blanks and parentheses."""
-    return stat.rpartition(")")[2].split()
+def _stat(what: str) -> tuple[str, list[str]]:
+    """The name in a ``stat`` file, which may contain blanks and parentheses; and what follows."""
+    before, _, after = (Tree().read(f"proc/{what}/stat") or "").rpartition(")")
+    return before.partition("(")[2], after.split()
 
 
 def thread_ids() -> list[int] | None:
     """The ids of this process's threads, in order.
 
-    Returns:
-        None when they are not visible: without /proc, or with that of another PID namespace,
-        whose numbers mean other processes here.
+    Also None with the /proc of another PID namespace, whose numbers mean other processes here.
     """
     ids = _numbers("proc/self/task")
     return ids if os.getpid() in ids else None
 
 
 def threads_of(pid: int) -> list[int]:
-    """The ids of a process's threads, in order; empty when it is gone or not visible."""
+    """The ids of a process's threads, in order."""
     return _numbers(f"proc/{pid}/task")
 
 
 def process_ids() -> list[int]:
-    """The ids of all processes that are visible, in order."""
+    """The ids of all processes, in order."""
     return _numbers("proc")
 
 
@@ -194,26 +199,34 @@ def _numbers(path: str) -> list[int]:
 
 
 def process_of(tid: int) -> int | None:
-    """The process that a thread belongs to; None when there is none, or it is not visible."""
-    for line in (Tree().read(f"proc/{tid}/status") or "").splitlines():
-        if line.startswith("Tgid:"):
-            return int(line.split()[1])
-    return None
+    """The process that a thread belongs to."""
+    lines = (Tree().read(f"proc/{tid}/status") or "").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("Tgid:")), None)
 
 
 def parent_of(pid: int) -> int | None:
-    """The id of a process's parent; None when there is none, or it is not visible."""
-    fields = _fields(Tree().read(f"proc/{pid}/stat") or "")
+    """The id of a process's parent."""
+    _, fields = _stat(str(pid))
     return int(fields[1]) or None if len(fields) > 1 else None
 
 
+def ancestors() -> Iterator[int]:
+    """The processes above this one, the nearest first."""
+    pid = os.getppid()  # 0: outside of this container
+    for _ in range(_MOST_ANCESTORS):  # a chain that changes meanwhile may not end
+        if not pid:
+            return
+        yield pid
+        pid = parent_of(pid) or 0
+
+
 def name_of(pid: int | None) -> str | None:
-    """The name of the program that a process runs; None when it is not visible."""
+    """The name of the program that a process runs."""
     return None if pid is None else Tree().read(f"proc/{pid}/comm")
 
 
 def affinity_of(pid: int | None) -> CpuSet | None:
-    """The CPUs of another process; None when it is not visible."""
+    """The CPUs of another process."""
     try:
         return None if pid is None else get_affinity(pid)
     except OSError:
@@ -238,7 +251,7 @@ def open_files(pid: int) -> frozenset[str]:
 
 
 def handles_of(pid: int) -> dict[int, str]:
-    """The descriptors of a process and what each is, as the kernel names it; likewise."""
+    """The same by descriptor."""
     found = {}
     for handle in _numbers(f"proc/{pid}/fd"):
         with suppress(OSError):  # it is closed meanwhile
@@ -266,8 +279,8 @@ def has_ended(pid: int) -> bool:
         return True
     except OSError:  # another user's, so it is there
         pass
-    state = _fields(Tree().read(f"proc/{pid}/stat") or "")[:1]
-    return state in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
+    _, fields = _stat(str(pid))
+    return fields[:1] in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
 
 
 def is_exiting(pid: int) -> bool:
@@ -287,54 +300,14 @@ def is_exiting(pid: int) -> bool:
     return all(facts is None or facts.exiting for facts in found)
 
 
-# ---- this process, and this machine ----------------------------------------------------------
-
-
-def process_id() -> int:
-    """This process's id, which is its main thread's id too."""
-    return os.getpid()
-
-
-def thread_id() -> int:
-    """The calling thread's id, as the kernel counts."""
-    return threading.get_native_id()
-
-
-def parent_id() -> int | None:
-    """The id of this process's parent; None when it is outside of this container."""
-    return os.getppid() or None
-
-
-def user_id() -> int:
-    """The id of the user that this process acts for."""
-    return os.geteuid()
-
-
 def in_first_pid_namespace() -> bool:
     """Whether process ids here are those that the NVIDIA driver counts with: not a container's."""
     try:
-        # The number of the first one is fixed: PROC_PID_INIT_INO of include/linux/proc_ns.h.
-        return os.readlink("/proc/self/ns/pid") == f"pid:[{0xEFFFFFFC}]"
+        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
     except OSError:
         return False
 
 
 def in_forked_child(action: Callable[[], None]) -> None:
     """Call this first in each child that is forked from now on."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=action)
-
-
-def host_name() -> str | None:
-    """This machine's name, with its domain or without; None when it is not visible."""
-    return Tree().read("proc/sys/kernel/hostname") or None
-
-
-def wall_clock() -> float:
-    """The time of day, in seconds since 1970."""
-    return time.time()
-
-
-def uptime() -> float:
-    """Seconds since boot: the same clock for all processes of the machine."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    os.register_at_fork(after_in_child=action)

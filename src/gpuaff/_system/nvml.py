@@ -26,7 +26,7 @@ from gpuaff._system.nvml_records import (
     MigInstance,
     pci_address,
 )
-from gpuaff.cpuset import CpuSet, from_bits
+from gpuaff.cpuset import from_bits
 from gpuaff.errors import NoDriverError
 
 TYPE_CHECKING = False
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NEEDED = (
-    "nvmlInit",
-    "nvmlShutdown",
-    "nvmlDeviceGetCount",
-    "nvmlDeviceGetHandleByIndex",
+    *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"),
     "NVMLError",
 )
 """Without these pynvml is of no use; any other function may be missing."""
@@ -45,39 +42,21 @@ _NEEDED = (
 _MOST_GPUS = 1024
 """No machine has more: a library that reports more is broken."""
 
-_CPUS, _MEMORY = "nvmlDeviceGetCpuAffinityWithinScope", "nvmlDeviceGetMemoryAffinity"
+_WORD_BITS, _MOST_WORDS = 64, 1024  # the longest mask that is queried has 65536 ids
+_HIGHEST_NODE = 1023  # Linux' limit of NUMA node ids (MAX_NUMNODES)
+_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: the version, and the size of the struct
+_MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; older ones refuse the higher ones
 
-_WORD_BITS, _MOST_WORDS = 64, 1024
-"""The longest mask that is queried has 65536 ids."""
-
-_HIGHEST_NODE = 1023
-"""Linux' limit of NUMA node ids (MAX_NUMNODES)."""
-
-_SCOPE_NODE, _SCOPE_SOCKET = 0, 1
-"""NVML_AFFINITY_SCOPE_NODE and …_SOCKET."""
-
-_MIG_ENABLED = 1
-"""NVML_DEVICE_MIG_ENABLE."""
-
-_MEMORY_V2 = 0x02000028
-"""nvmlMemory_v2: the version, and the size of the struct."""
-
-_COMPUTE_MODES = dict(enumerate(ComputeMode))
-"""By their numbers in ``nvmlComputeMode_t``."""
-
-_MOST_NVLINKS = 36
-"""NVML_NVLINK_MAX_LINKS of the newest driver; older ones refuse the higher numbers."""
-
-_PEER_GPU, _PEER_SWITCH = 0, 2
-"""NVML_NVLINK_DEVICE_TYPE_GPU and …_SWITCH: what is at a link's other end."""
+_SCOPE_NODE, _SCOPE_SOCKET = 0, 1  # NVML_AFFINITY_SCOPE_…
+_MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
+_PEER_GPU, _PEER_SWITCH = 0, 2  # NVML_NVLINK_DEVICE_TYPE_…: what is at a link's other end
+_COMPUTE_MODES = dict(enumerate(ComputeMode))  # nvmlComputeMode_t
 
 _PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvidia-smi's words for ``nvmlGpuTopologyLevel_t``. 0 is two GPUs on one board."""
 
 _UNKNOWN_LINK = "N/A"
-
-_TO_SWITCH = "switch"
-"""In place of a PCI address: the links to switches."""
+_TO_SWITCH = "switch"  # in place of a PCI address: the links to switches
 
 _NO_INSTANCE = "it is in MIG mode and has no instance, so there is nothing to claim"
 
@@ -100,6 +79,9 @@ class _Code(IntEnum):
 
 _ABSENT = (_Code.NOT_SUPPORTED, _Code.FUNCTION_NOT_FOUND)
 """What GPUs and drivers without a feature answer: no problem."""
+
+_NO_SUCH = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
+"""What GPUs answer about links that they do not have, and MIG instances about graphics."""
 
 _REASONS = {
     _Code.NO_PERMISSION: (
@@ -140,9 +122,7 @@ def open_session() -> Iterator[Session]:
     try:
         with uninterrupted():  # Ctrl-C inside would leave pynvml's own lock locked
             _, code = _call(nvml, "nvmlInit")
-        if code:
-            raise _no_driver(nvml, code)
-        count, failed = _call(nvml, "nvmlDeviceGetCount")
+        count, failed = (0, code) if code else _call(nvml, "nvmlDeviceGetCount")
         if failed:
             raise _no_driver(nvml, failed)
         if count > _MOST_GPUS:
@@ -174,15 +154,10 @@ class Session:
     def read_gpus(
         self, *, highest_cpu: int, links: bool = False
     ) -> tuple[tuple[GpuReading, ...], Matrix | None]:
-        """Read where all GPUs are, by NVML's index.
+        """Read where all GPUs are, by NVML's index, and with ``links`` how they are connected.
 
-        Args:
-            highest_cpu: the highest CPU id that is possible on this machine, which gives the
-                length of the masks (cases G1, G2). The number of CPUs would be too low.
-            links: also read how the GPUs are connected.
-
-        Returns:
-            The GPUs, and their links; None when these are unknown or were not requested.
+        ``highest_cpu`` is the highest CPU id that is possible on this machine, which gives the
+        length of the masks (cases G1, G2). The number of CPUs would be too low.
         """
         matrix = _links(self._gpus) if links else None
         return tuple(gpu.read(highest_cpu) for gpu in self._gpus), matrix
@@ -190,8 +165,7 @@ class Session:
     def devices(self) -> tuple[Device, ...]:
         """All that can be claimed: GPUs, and MIG instances of those in MIG mode.
 
-        A GPU without a handle (a device cgroup denies it, or it is lost) or without UUID is not
-        among them: a note says so.
+        A GPU without a handle or UUID is not among them: a note says so.
         """
         return tuple(device for device, _, _ in self._devices)
 
@@ -205,11 +179,7 @@ class Session:
         return tuple(one for one in found if one is not None)
 
     def look(self, *, utilization: bool = False) -> tuple[DeviceReading, ...]:
-        """Read how each device is used now, in the order of :meth:`devices`.
-
-        Args:
-            utilization: also read how busy each GPU is; unknown for MIG instances.
-        """
+        """Read how each device is used now, in the order of :meth:`devices`."""
         return tuple(gpu.usage(*found, utilization=utilization) for *found, gpu in self._devices)
 
     def links(self) -> tuple[tuple[int, ...], Matrix | None]:
@@ -219,16 +189,10 @@ class Session:
 
 
 class _Gpu:
-    """One GPU: queries NVML about it, and keeps what failed.
+    """One GPU: queries NVML about it, and keeps what failed, in words.
 
-    Attributes:
-        index: NVML's index.
-        problems: what failed, in words.
-        lost: whether it has fallen off the bus, or has no handle. It is not queried again, since
-            the answer would be the same and may take long.
-        denied: whether a device cgroup denies it to this process.
-        code: NVML's code of the last query; 0 is success.
-        handle: NVML's handle; None when there is none.
+    One that is lost (it has fallen off the bus, or has no handle) is not queried again, since the
+    answer would be the same and may take long. ``code`` is NVML's of the last query.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -237,35 +201,6 @@ class _Gpu:
         self.handle = self.query("its handle", "nvmlDeviceGetHandleByIndex", of=index)
         self.lost = self.handle is None
         self.denied = self.code == _Code.NO_PERMISSION
-
-    def query(
-        self, what: str, function: str, *args: Any, of: Any = None, fine: Collection[int] = ()
-    ) -> Any:
-        """Call one function of NVML.
-
-        Args:
-            what: what is queried, in words.
-            function: its name.
-            args: its arguments after the handle.
-            of: the handle of a MIG instance; the default is the GPU's.
-            fine: the codes that are no problem.
-
-        Returns:
-            The answer; None when there is none.
-        """
-        if self.lost:
-            return None
-        answer, self.code = _call(self._nvml, function, self.handle if of is None else of, *args)
-        self.lost = self.code == _Code.GPU_IS_LOST
-        if self.code and self.code not in fine:
-            self._note(f"{what}: {_in_words(self._nvml, self.code)} ({function})")
-        return answer
-
-    def _note(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
-
-    # ---- which GPU it is
 
     def identify(self) -> None:
         """Read what does not change: what it is called, and its MIG instances."""
@@ -279,6 +214,25 @@ class _Gpu:
         mig = tuple(instance for instance, _ in self._instances or ())
         failed = not mig and len(self.problems) > before
         self.mig = None if self._instances is None or failed else mig
+
+    def query(
+        self, what: str, function: str, *args: Any, of: Any = None, fine: Collection[int] = ()
+    ) -> Any:
+        """Call a function with the GPU's handle or another's; None when it has no answer.
+
+        ``what`` is queried, in words; ``fine`` are the codes that are no problem.
+        """
+        if self.lost:
+            return None
+        answer, self.code = _call(self._nvml, function, self.handle if of is None else of, *args)
+        self.lost = self.code == _Code.GPU_IS_LOST
+        if self.code and self.code not in fine:
+            self._note(f"{what}: {_in_words(self._nvml, self.code)} ({function})")
+        return answer
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def _mig_instances(self) -> list[tuple[MigInstance, Any]] | None:
         """The MIG instances with their handles, by slot; None when MIG is off (case D2)."""
@@ -324,51 +278,44 @@ class _Gpu:
 
     def left_out(self) -> LeftOut | None:
         """Why it cannot be claimed, though CUDA may count it."""
-        if self.denied:
-            return None
-        if self.lost or self.uuid is None:
+        if not self.denied and (self.lost or self.uuid is None):
             return LeftOut(index=self.index, why="; ".join(self.problems))
-        if self._instances == []:
+        if not self.denied and self._instances == []:
             return LeftOut(index=self.index, why=_NO_INSTANCE, cut=True)
         return None
 
-    # ---- where it is
-
     def read(self, highest_cpu: int) -> GpuReading:
         """Read its affinity; see :meth:`Session.read_gpus`."""
+        node, scoped = "CPUs of its node", "nvmlDeviceGetCpuAffinityWithinScope"
+        fine = (_Code.FUNCTION_NOT_FOUND,)
+        node_cpus = self._mask(node, scoped, highest_cpu, _SCOPE_NODE, fine=fine)
+        if self.code in fine:  # old drivers know no scopes and mean the node
+            node_cpus = self._mask(node, "nvmlDeviceGetCpuAffinity", highest_cpu)
+        socket_cpus = self._mask("CPUs of its socket", scoped, highest_cpu, _SCOPE_SOCKET)
+        next_to_it = ("memory next to it", "nvmlDeviceGetMemoryAffinity")
+        memory_nodes = self._mask(*next_to_it, _HIGHEST_NODE, _SCOPE_NODE)
+        own = self.query("its own memory node", "nvmlDeviceGetNumaNodeId", fine=_ABSENT)
         return GpuReading(
             index=self.index,
             uuid=self.uuid,
             name=self.name,
             pci_bus_id=self.pci_bus_id,
-            node_cpus=self._node_cpus(highest_cpu),
-            socket_cpus=self._mask("CPUs of its socket", _CPUS, highest_cpu, _SCOPE_SOCKET),
-            memory_nodes=self._mask("memory next to it", _MEMORY, _HIGHEST_NODE, _SCOPE_NODE),
-            memory_node=self._memory_node(),
+            node_cpus=node_cpus,
+            socket_cpus=socket_cpus,
+            memory_nodes=memory_nodes,
+            memory_node=None if own is None or own < 0 else int(own),
             mig=self.mig,
             denied=self.denied,
             lost=self.lost and not self.denied,
             problems=tuple(self.problems),
         )
 
-    def _node_cpus(self, highest_cpu: int) -> CpuSet | None:
-        """The CPUs of its node. Old drivers know no scopes and mean the node."""
-        what, missing = "CPUs of its node", (_Code.FUNCTION_NOT_FOUND,)
-        found = self._mask(what, _CPUS, highest_cpu, _SCOPE_NODE, fine=missing)
-        if self.code == _Code.FUNCTION_NOT_FOUND:
-            return self._mask(what, "nvmlDeviceGetCpuAffinity", highest_cpu)
-        return found
-
-    def _memory_node(self) -> int | None:
-        node = self.query("its own memory node", "nvmlDeviceGetNumaNodeId", fine=_ABSENT)
-        return None if node is None or node < 0 else int(node)
-
     def _mask(
         self, what: str, function: str, highest: int, *scope: int, fine: tuple[int, ...] = ()
     ) -> frozenset[int] | None:
         """The ids in one of NVML's masks; None when it is unknown or empty (case A1)."""
-        size = highest // _WORD_BITS + 1
         too_short = _Code.INSUFFICIENT_SIZE
+        size = highest // _WORD_BITS + 1
         words = self.query(what, function, size, *scope, fine=(*fine, too_short))
         if self.code == too_short:
             words = self.query(what, function, _MOST_WORDS, *scope, fine=fine)
@@ -378,8 +325,6 @@ class _Gpu:
         if not ids:
             self._note(f"{what}: the mask is empty ({function})")
         return ids or None
-
-    # ---- how it is used
 
     def usage(self, device: Device, handle: Any, *, utilization: bool) -> DeviceReading:
         """Read how it, or a MIG instance of it, is used now."""
@@ -394,11 +339,10 @@ class _Gpu:
         mode = self.query("compute mode", "nvmlDeviceGetComputeMode")
         # Processes before memory: one that ends in between is listed, and its memory explained.
         compute = self._processes("its processes", "Compute", handle)
-        fine = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT) if device.is_mig else ()
+        fine = _NO_SUCH if device.is_mig else ()
         graphics = self._processes("its graphics", "Graphics", handle, fine=fine)
         used, free, total = self._memory(handle)
-        function = "nvmlDeviceGetUtilizationRates"
-        rates = self.query("utilization", function) if utilization else None
+        rates = utilization and self.query("utilization", "nvmlDeviceGetUtilizationRates")
         display = None if device.is_mig else self.query("display", "nvmlDeviceGetDisplayActive")
         return DeviceReading(
             device=device,
@@ -407,7 +351,7 @@ class _Gpu:
             used=used,
             free=free,
             total=total,
-            utilization=None if rates is None else int(rates.gpu),
+            utilization=int(rates.gpu) if rates else None,
             compute_mode=_COMPUTE_MODES.get(mode),
             display=None if display is None else bool(display),
             problems=tuple(self.problems),
@@ -449,15 +393,12 @@ class _Gpu:
         self._note(f"{what}: this driver adds what it keeps for itself, so the number is useless")
         return None, older.free, older.total
 
-    # ---- how it is connected
-
     def nvlinks(self) -> Counter[str | None] | None:
         """Its active NVLinks by PCI address of the peer, or _TO_SWITCH; None when unknown."""
         found: Counter[str | None] = Counter()
-        none_here = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
         for link in range(_MOST_NVLINKS):
-            active = self.query("NVLinks", "nvmlDeviceGetNvLinkState", link, fine=none_here)
-            if self.lost or self.code not in (0, *none_here):
+            active = self.query("NVLinks", "nvmlDeviceGetNvLinkState", link, fine=_NO_SUCH)
+            if self.lost or self.code not in (0, *_NO_SUCH):
                 return None
             if self.code == _Code.INVALID_ARGUMENT:
                 break
@@ -480,12 +421,6 @@ class _Gpu:
             found[_TO_SWITCH] += 1
         return True
 
-    def path_to(self, other: _Gpu) -> str:
-        """nvidia-smi's word for the PCIe path to another GPU."""
-        function = "nvmlDeviceGetTopologyCommonAncestor"
-        level = self.query("path to other GPUs", function, other.handle)
-        return _PATHS.get(level, _UNKNOWN_LINK)
-
 
 def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
     """How each two GPUs are connected; None when no pair is known.
@@ -502,12 +437,17 @@ def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
 
 
 def _link(one: _Gpu, other: _Gpu, nvlinks: Mapping[_Gpu, Counter[str | None] | None]) -> str:
+    """How two GPUs are connected: their NVLinks, else nvidia-smi's word for the PCIe path."""
     mine, others = nvlinks[one], nvlinks[other]
     if mine is None or others is None:
         return _UNKNOWN_LINK
     direct = max(mine[other.pci_bus_id], others[one.pci_bus_id])
     count = direct + min(mine[_TO_SWITCH], others[_TO_SWITCH])
-    return f"NV{count}" if count else one.path_to(other)
+    if count:
+        return f"NV{count}"
+    function = "nvmlDeviceGetTopologyCommonAncestor"
+    level = one.query("path to other GPUs", function, other.handle)
+    return _PATHS.get(level, _UNKNOWN_LINK)
 
 
 # ---- pynvml ----------------------------------------------------------------------------------
@@ -519,27 +459,24 @@ def _import_pynvml() -> Any:
     The distribution named pynvml once had a package of that name, which hides the right module.
     Its last releases only warn; our callers have not chosen it, so that warning is suppressed.
     """
+    problem = ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             import pynvml
-    except ModuleNotFoundError as error:
-        if error.name != "pynvml":
-            raise _wrong_module(f"cannot be imported ({error})") from error
-        reason = "the Python module pynvml is not installed"
-        raise NoDriverError(reason, "pip install nvidia-ml-py") from error
     except Exception as error:  # another module of that name may raise anything
-        raise _wrong_module(f"cannot be imported ({error})") from error
-    is_package = hasattr(pynvml, "__path__")
-    if is_package or not all(hasattr(pynvml, name) for name in _NEEDED):
-        where = getattr(pynvml, "__file__", None) or next(iter(getattr(pynvml, "__path__", "?")))
-        raise _wrong_module(f"is not nvidia-ml-py's ({where})")
-    return pynvml
-
-
-def _wrong_module(problem: str) -> NoDriverError:
-    return NoDriverError(
-        f"the Python module pynvml {' '.join(problem.split())}",
+        if isinstance(error, ModuleNotFoundError) and error.name == "pynvml":
+            reason = "the Python module pynvml is not installed"
+            raise NoDriverError(reason, "pip install nvidia-ml-py") from error
+        problem = f"cannot be imported ({' '.join(str(error).split())})"
+    else:
+        folders = getattr(pynvml, "__path__", None)
+        if folders is None and all(hasattr(pynvml, name) for name in _NEEDED):
+            return pynvml
+        where = getattr(pynvml, "__file__", None) or next(iter(folders or "?"))
+        problem = f"is not nvidia-ml-py's ({where})"
+    raise NoDriverError(
+        f"the Python module pynvml {problem}",
         "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
     )
 

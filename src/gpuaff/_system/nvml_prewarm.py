@@ -3,7 +3,7 @@
 NVML's start, the first handle of each GPU and the first query take 50 to 100 ms together, all of
 it waiting in the driver; importing pynvml and the rest of gpuaff takes about as long. Both at once
 halve the user's wait. Nothing is read here: :mod:`nvml` queries everything again, through pynvml,
-and finds the driver awake.
+and finds the driver awake. Errors are ignored: they come again, and are reported, there.
 """
 
 from __future__ import annotations
@@ -18,23 +18,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
 
-_MASK_WORDS = 1024
-"""Room for the CPUs near a GPU, in 64-bit words: 65536 ids."""
-
-_MOST_GPUS = 64
-"""How many GPUs are opened; a broken library may report billions."""
+_MASK_WORDS = 1024  # 65536 CPU ids
+_MOST_GPUS = 64  # a broken library may report billions
 
 
 @contextmanager
 def waking_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], None]]:
-    """Wake the driver in threads that end with the block.
+    """Wake the driver, if it is wanted, in threads that end with the block.
 
     It only saves time: where no thread can be started (a limit of processes, a subinterpreter,
-    the interpreter's end) nothing is woken.
-
-    Args:
-        wanted: False when the driver will not be used; then nothing is done.
-        cuda: also load CUDA's library, which takes a while too; it is not initialised.
+    the interpreter's end) nothing is woken. With ``cuda`` CUDA's library is also loaded, which
+    takes a while too; it is not initialised.
 
     Yields:
         A function to call when the driver has answered everything: it may then be shut down while
@@ -73,10 +67,7 @@ def _load_cuda() -> None:
 
 
 def _keep_awake(in_use: threading.Lock) -> None:
-    """Start NVML, open every GPU, and shut NVML down once the lock is free.
-
-    Errors are ignored: they come again, and are reported, when NVML is used.
-    """
+    """Start NVML, open every GPU, and shut NVML down once the lock is free."""
     with suppress(ImportError, OSError, AttributeError):  # AttributeError: an old library
         import ctypes
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from gpuaff.cpuset import CpuSet
 
@@ -40,8 +41,6 @@ class GpuReading:
 
     Attributes:
         index: NVML's index.
-        uuid: the full ``GPU-…`` UUID.
-        name: the product name.
         pci_bus_id: the PCI address as sysfs spells it, ``0000:07:00.0``.
         node_cpus: the CPUs of its NUMA node. Never empty: an empty mask is None (case A1).
         socket_cpus: the CPUs of its socket; never empty.
@@ -75,7 +74,6 @@ class Device:
         index: NVML's index of the GPU, or of the GPU that the instance is part of.
         uuid: ``GPU-…`` or ``MIG-…``.
         pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``.
-        name: the product name.
         parent: for a MIG instance, the UUID of its GPU.
         gpu_instance: for a MIG instance, the GPU instance that it is part of. The compute
             instances of one GPU instance share its memory.
@@ -124,18 +122,14 @@ class ComputeMode(str, Enum):
     EXCLUSIVE_PROCESS = "exclusive_process"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReading:
+class DeviceReading(NamedTuple):
     """How a device is used.
 
     Attributes:
-        device: which one.
         compute: the processes with a CUDA context, and the bytes that each has (None: unknown).
             Process ids are those of the first PID namespace (case E15).
         graphics: the graphics processes, likewise. A process may be in both.
         used: bytes in use, without what the driver keeps for itself.
-        free: bytes that are free.
-        total: bytes in total.
         utilization: how busy it was lately, in percent.
         compute_mode: which processes may have a context on it.
         display: whether it drives a screen.

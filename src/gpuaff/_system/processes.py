@@ -10,10 +10,9 @@ from gpuaff.errors import GpuaffError
 
 
 def caller_and_descendants() -> list[int]:
-    """The process that has started this one and its descendants, without this one and its own.
+    """The ids of this process's parent and its descendants, without this one and its own.
 
-    Returns:
-        Their ids, ascending; some may have ended meanwhile.
+    They ascend; some may have ended meanwhile.
 
     Raises:
         GpuaffError: they cannot be read.
@@ -28,13 +27,12 @@ def caller_and_descendants() -> list[int]:
                 "the process that called gpuaff is not visible (it may be outside of this "
                 "container): name one with --pid"
             )
-        own = {me.pid, *(child.pid for child in me.children(recursive=True))}
-        family = {parent.pid, *(child.pid for child in parent.children(recursive=True))}
+        own, family = ({one, *one.children(recursive=True)} for one in (me, parent))
     except psutil.Error as error:
         raise GpuaffError(
             f"the processes around this one cannot be read ({error}): name one with --pid"
         ) from None
-    return sorted(family - own)
+    return sorted(process.pid for process in family - own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +40,10 @@ class Process:
     """A process, as it describes itself: its starter has chosen the command.
 
     Attributes:
-        pid: its id.
         command: its program, without the folder, and its arguments; its name where this user may
             not read those.
         user: its user's name; None where this user may not read it.
         started: when it started, in seconds since 1970.
-        exiting: whether it is exiting.
     """
 
     pid: int

@@ -21,14 +21,10 @@ class ProgramError(Exception):
 
 
 def output_of(*command: str, seconds: float) -> str:
-    """What a program prints, to either stream.
+    """What a program, searched on PATH, prints to either stream within so many seconds.
 
     It gets no input and none of our files. When it takes too long, it and all that it has started
     are killed.
-
-    Args:
-        command: the program, searched on PATH, and its arguments.
-        seconds: how long it may take.
 
     Raises:
         ProgramError: it is missing, takes too long, prints too much or fails.
@@ -62,12 +58,6 @@ def output_of(*command: str, seconds: float) -> str:
 
 
 def _read_until(end: float, process: Popen[bytes]) -> str:
-    """All of its output.
-
-    Raises:
-        TimeoutError: it takes too long.
-        ProgramError: it prints too much.
-    """
     assert process.stdout is not None  # noqa: S101 - for the type checker
     pipe, data = process.stdout.fileno(), b""
     poll = select.poll()

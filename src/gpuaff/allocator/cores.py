@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
+from itertools import pairwise
+from math import gcd
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Topology
-
-_LOWEST = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ def allowed_cores(topology: Topology, allowed: CpuSet) -> Cores:
     """
     known = [core for core in topology.cores or () if core]
     known += [frozenset((cpu,)) for cpu in allowed.difference(*known)]
-    ordered = sorted(zip(map(min, known), map(allowed.__and__, known), strict=True), key=_LOWEST)
-    cpus = [core for _, core in ordered if core]
+    cpus = [core for core in map(allowed.__and__, sorted(known, key=min)) if core]
     slow = topology.efficiency_cpus & allowed
     if not slow:
         return Cores(tuple(cpus), len(cpus))
@@ -153,3 +151,29 @@ def keep_whole(wanted: Sequence[frozenset[int]], cores: Cores) -> list[frozenset
             for rank in whole:
                 lost[rank] |= pieces - {kept}
     return [places - gone for places, gone in zip(wanted, lost, strict=True)]
+
+
+def workers_parts(cores: Sequence[CpuSet], workers: int) -> tuple[CpuSet, ...]:
+    """Cut cores among workers, and leave the first one to the process that they work for.
+
+    The first core stays out where there are at least two: it is a fast one on hybrid processors
+    (case G5), and the main process, which feeds the GPU, is what all workers wait for.
+
+    Workers get blocks of neighbouring cores, which mostly share caches; their sizes differ by one
+    core at most. Where there are more workers than cores, cores and workers are cut into as many
+    groups as both can be divided by, and the workers of a group share its cores: a DataLoader
+    takes its batches in turn, so it is as slow as its slowest worker, and of three workers on two
+    cores, each on one, two would be slow.
+
+    Args:
+        cores: the CPUs of each core, in their order, none of them empty; at least one.
+        workers: how many workers there are, at least one.
+
+    Returns:
+        Each worker's CPUs; none is empty.
+    """
+    rest = cores[1:] or cores
+    groups = workers if workers <= len(rest) else gcd(workers, len(rest))
+    edges = [len(rest) * block // groups for block in range(groups + 1)]
+    blocks = [frozenset().union(*rest[start:end]) for start, end in pairwise(edges)]
+    return tuple(blocks[worker * groups // workers] for worker in range(workers))

@@ -52,15 +52,9 @@ def plan_warnings(
 ) -> Iterator[Notice]:
     """All warnings about a plan that pins to GPUs.
 
-    Args:
-        topology: the machine.
-        options: the options of the plan.
-        placements: where the ranks are.
-        assignments: what each rank gets.
-        cores: the cores at the places of placements and assignments.
-        around: the search for near CPUs, for each set of allowed ones.
-        granted: what any rank may use by its mask, also where ``cpus`` leaves it out.
-        confined: whether each rank stays inside the domain of its GPU.
+    ``around`` has the search for near CPUs, for each set of allowed ones; ``granted`` is what any
+    rank may use by its mask, also where ``cpus`` leaves it out; ``confined`` is whether each rank
+    stays inside the domain of its GPU.
     """
     yield from _near_unknown(topology, placements)
     yield from _near_not_allowed(placements, options, confined=confined)

@@ -120,7 +120,7 @@ class Options:
         """
         ranks = options.count("nproc", nproc)
         masks = given.pop("rank_allowed", None)
-        found: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in given.items()}
+        found: dict[str, Any] = {name: READERS[name](name, value) for name, value in given.items()}
         rank_allowed = None if masks is None else _check_masks(masks, ranks)
         made = cls(nproc=ranks, rank_allowed=rank_allowed, **found)
         least, most = made.min_physical_cores, made.max_physical_cores
@@ -172,16 +172,11 @@ def _check_masks(value: object, nproc: int) -> tuple[CpuSet, ...]:
     return tuple(options.cpus(f"rank_allowed[{rank}]", one) for rank, one in enumerate(given))
 
 
-def _optional(check: Callable[[str, object], object]) -> Callable[[str, object], object]:
-    return lambda name, value: None if value is None else check(name, value)
+def _optional(read: Callable[..., object]) -> Callable[..., object]:
+    return lambda name, value, **how: None if value is None else read(name, value, **how)
 
 
-reserve = partial(
-    options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
-)
-"""The reader of ``reserve``."""
-
-_CHECKS: Mapping[str, Callable[[str, Any], object]] = {
+READERS: Mapping[str, Callable[..., object]] = {
     "mode": partial(options.word, words=Mode),
     "scope": partial(options.word, words=Scope),
     "multithreading": partial(options.word, words=Multithreading),
@@ -190,8 +185,11 @@ _CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "max_physical_cores": _optional(options.count),
     "partition": partial(options.word, words=Partition),
     "cpus": _optional(options.cpus),
-    "reserve": reserve,
+    "reserve": partial(
+        options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
+    ),
 }
+"""The reader of each option."""
 
 
 PLAN_SCHEMA_VERSION = 1

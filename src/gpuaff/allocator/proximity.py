@@ -7,12 +7,13 @@ may not use are never taken (cases A5, A6), nor is a NUMA node without CPUs (cas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from gpuaff.allocator.model import Scope
 from gpuaff.cpuset import CpuSet
-from gpuaff.topology.model import Gpu, NumaNode, Source, Topology
+from gpuaff.topology.model import Gpu, Source, Topology
 
 _NONE: CpuSet = frozenset()
 
@@ -43,11 +44,11 @@ class Neighbourhood:
         self._allowed = allowed
         self._nodes = topology.numa_nodes or ()
         self._node_by_id = {node.id: node for node in self._nodes}
-        self._packages = topology.packages or ()
         self._near: dict[tuple[Scope, int], Near] = {}
         # GPUs mostly share their near CPUs, so that each set is cut and widened once.
-        self._usable: dict[CpuSet, CpuSet] = {}
-        self._widened: dict[CpuSet, CpuSet] = {}
+        self._intersect = cache(allowed.__and__)
+        packages = [package.cpus for package in topology.packages or ()]
+        self._widen = cache(lambda near: _NONE.union(*(p for p in packages if p & near)))
 
     def near(self, gpu: Gpu, scope: Scope) -> Near:
         """The allowed CPUs near a GPU."""
@@ -60,7 +61,7 @@ class Neighbourhood:
         near = self._first_usable(self._reports(gpu))
         if near.cpus:
             return near
-        if usable := self._nearest(self._origins(gpu, near.reported)):
+        if usable := self._nearest(gpu, near.reported):
             return Near(usable, Source.NEAREST, near.reported)
         return Near(self._allowed, Source.ALL, near.reported)
 
@@ -100,33 +101,16 @@ class Neighbourhood:
             if wide := self._widen(cpus):
                 yield wide, _deduced(gpu)
 
-    def _intersect(self, cpus: CpuSet) -> CpuSet:
-        """The allowed ones."""
-        if cpus not in self._usable:
-            self._usable[cpus] = cpus & self._allowed
-        return self._usable[cpus]
-
-    def _origins(self, gpu: Gpu, reported: CpuSet) -> Sequence[NumaNode]:
-        """The nodes from which distances to a GPU are measured."""
-        if gpu.numa_node in self._node_by_id:
-            return [self._node_by_id[gpu.numa_node]]
-        return [node for node in self._nodes if not node.cpus.isdisjoint(reported)]
-
-    def _nearest(self, origins: Sequence[NumaNode]) -> CpuSet:
-        """The allowed CPUs of the nearest nodes that have any; all of those equally near."""
+    def _nearest(self, gpu: Gpu, reported: CpuSet) -> CpuSet:
+        """The allowed CPUs of the nodes nearest to a GPU that have any; all equally near."""
+        own = self._node_by_id.get(gpu.numa_node) if gpu.numa_node is not None else None
+        holders = (node for node in self._nodes if not node.cpus.isdisjoint(reported))
         at_distance: dict[int, list[CpuSet]] = {}
-        for origin in origins:
+        for origin in [own] if own else holders:
             for node, distance in zip(self._nodes, origin.distances or (), strict=False):
                 if usable := self._intersect(node.cpus):
                     at_distance.setdefault(distance, []).append(usable)
         return _NONE.union(*at_distance[min(at_distance)]) if at_distance else _NONE
-
-    def _widen(self, cpus: CpuSet) -> CpuSet:
-        """All CPUs of the packages that hold any of these."""
-        if cpus not in self._widened:
-            hit = (pack.cpus for pack in self._packages if not pack.cpus.isdisjoint(cpus))
-            self._widened[cpus] = _NONE.union(*hit)
-        return self._widened[cpus]
 
 
 def _deduced(gpu: Gpu) -> Source:

@@ -38,7 +38,10 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 from gpuaff.launch import inherited
+from gpuaff.launch.allocation import granted
+from gpuaff.launch.gpus import sharers
 from gpuaff.launch.inherited import ParentClaim
+from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
 from gpuaff.options import flag
 
@@ -114,7 +117,7 @@ def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]
 
 
 def _warn_if_imported_again() -> None:
-    if inherited.imports_script() and inherited.observe_parent_claim()[0] is not None:
+    if inherited.imports_script() and inherited.parent_claim()[0] is not None:
         _warn(inherited.IMPORTED)
 
 
@@ -197,8 +200,6 @@ def _limits(
     left_out: Sequence[LeftOut],
 ) -> Limits:
     """What limits the choice of this process; ``qstat`` is run only for a count."""
-    from gpuaff.launch.allocation import granted, observe_sharers
-
     found = granted(may_ask=request.count is None)
     limits = Limits(
         visible=env.get(VISIBLE),
@@ -212,7 +213,7 @@ def _limits(
     if request.count is not None:
         return limits
     shown = len(allowed_devices(devices, limits))
-    return replace(limits, sharers=observe_sharers(visible=shown, claim=parent))
+    return replace(limits, sharers=sharers(ranks(), visible=shown, claim=parent))
 
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:

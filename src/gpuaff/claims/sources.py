@@ -204,7 +204,7 @@ def parent_claim() -> ParentClaim | None:
         ClaimError: the variable is invalid, or names a claim that is over.
         LockDirectoryError: the registry cannot be used.
     """
-    found, notice = inherited.observe_parent_claim()
+    found, notice = inherited.parent_claim()
     if notice is not None:
         raise ClaimError(notice.message)
     if found is None:

@@ -18,9 +18,9 @@ from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry, living, stopped
 from gpuaff.claims.model import Busy, Device, DeviceReading, Usage
 from gpuaff.errors import LockDirectoryError, NoDriverError
-from gpuaff.formatting import person as in_words
+from gpuaff.formatting import process_in_words
 from gpuaff.notices import Notice
-from gpuaff.topology.pci import indices_by_minor, minors_of
+from gpuaff.topology.pci import device_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _open_files(
 ) -> tuple[dict[str, set[int]], dict[int, set[int]]]:
     """The processes that hold leases, by UUID, and that have device files open, by index."""
     uuids = {name: device.uuid for device in leased for name in leases.files_of(device)}
-    indices = indices_by_minor(Tree(), {one.pci_bus_id: one.index for one in devices})
+    gpu_files = device_files(Tree(), {one.pci_bus_id: one.index for one in devices})
     sharing: dict[str, set[int]] = {}
     opened: dict[int, set[int]] = {}
     for pid in kernel.process_ids():
@@ -137,9 +137,9 @@ def _open_files(
         for handle, name in handles.items():
             if name in uuids and kernel.holds_flock(pid, handle):
                 sharing.setdefault(uuids[name], set()).add(pid)
-        for minor in minors_of(handles.values()):
-            if minor in indices and pid != kernel.process_id():
-                opened.setdefault(indices[minor], set()).add(pid)
+        if pid != kernel.process_id():
+            for name in gpu_files.keys() & handles.values():
+                opened.setdefault(gpu_files[name], set()).add(pid)
     return sharing, opened
 
 
@@ -346,7 +346,7 @@ def _gpu(
     kept_for = None if waiter is None else _writer(snapshot, waiter)
     if kept_for is not None:
         command = kept_for.command or "an unknown program"
-        message = f"kept for {in_words(command, kept_for.pid, user=kept_for.user, since=None)}"
+        message = f"kept for {process_in_words(command, kept_for.pid, user=kept_for.user)}"
         busy = Busy.KEPT
     return GpuStatus(
         reading=reading,

@@ -1,17 +1,25 @@
-"""The command line, one module a command."""
+"""The command line, one module a command; and what Ctrl-C does to the process ``gpuaff``.
+
+While modules are imported a KeyboardInterrupt ends in a traceback, or is swallowed by a callback of
+the import system. Commands that only look have nothing to undo: Ctrl-C ends them at once.
+"""
 
 from __future__ import annotations
+
+import os
+import signal
 
 TYPE_CHECKING = False  # `gpuaff run` delays the user's program by whatever is imported here
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
+
+_INTERRUPTED = 130
+"""As a shell reports a process that SIGINT ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``gpuaff`` with these arguments.
-
-    Args:
-        argv: the arguments after the program's name; None takes the process's own.
+    """Run ``gpuaff`` with these arguments; None takes the process's own.
 
     Returns:
         The exit code, as docs/cli.md lists them; 130 after Ctrl-C. ``run`` returns only where its
@@ -22,4 +30,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return dispatch(argv)
     except KeyboardInterrupt:
-        return 130  # as a shell reports a process that SIGINT ended
+        return _INTERRUPTED
+
+
+def exit_on_interrupt() -> None:
+    """From here on Ctrl-C ends the process, unless it is ignored (a job in the background)."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit)
+
+
+def raise_on_interrupt() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt, so that a claim is undone."""
+    if signal.getsignal(signal.SIGINT) is _exit:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _exit(*_: object) -> NoReturn:
+    os._exit(_INTERRUPTED)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gpuaff._system import env, kernel, nvml
-from gpuaff._system.kernel import Tree
 from gpuaff._system.processes import caller_and_descendants
 from gpuaff.allocator.model import Scope
 from gpuaff.allocator.proximity import Neighbourhood
 from gpuaff.cli import output
-from gpuaff.cli.arguments import argument, process_id
+from gpuaff.cli.dispatch import add_option
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GpuaffError, NoDriverError
 from gpuaff.notices import Notice
+from gpuaff.options import count
 from gpuaff.pinning.check import Check, evaluate, observe_process, render
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import indices_by_minor, minors_of
+from gpuaff.topology.pci import device_files
 
 CHECK_SCHEMA_VERSION = 1
 
@@ -42,24 +43,21 @@ def register(parser: argparse.ArgumentParser) -> None:
         "other threads, and against the CPUs near the GPUs that it uses. Nothing is changed. "
         "Exit code 1 if anything is off."
     )
-    parser.add_argument(
-        "--pid",
-        metavar="PID",
-        type=argument(process_id),
-        help="this process; the default is the process that called gpuaff (a shell, a job "
-        "script) and all its descendants",
+    meaning = (
+        "this process; the default is the process that called gpuaff (a shell, a job script) and "
+        "all its descendants"
     )
+    read = partial(count, most=999_999_999, text=True, expected="the number of a process")
+    add_option(parser, "--pid", "PID", read, meaning)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the processes and show the result; returns the exit code."""
-    checks = _one(args.pid) if args.pid is not None else _family()
+    checks = _check(args.pid)
     notices: tuple[Notice, ...] = (_OTHER_MACHINE,)
     if env.fsroot() is None:
-        usage = gpu_usage()
-        notices = usage.notices
+        usage, notices = gpu_usage()
         checks = [usage.complete(check, kernel.open_files(check.pid)) for check in checks]
     ok = all(check.ok for check in checks)
     if args.json:
@@ -72,65 +70,49 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        output.show_lines(render(checks, width=output.terminal_width()))
+        output.show(render(checks))
         output.show_notes(notices)
     return 0 if ok else 1
 
 
-def _one(pid: int) -> list[Check]:
-    """The process with this id; a thread's id means its process."""
-    _require_proc()
-    process = kernel.process_of(pid)
-    if process is None:
-        raise GpuaffError(
-            f"--pid {pid}: no such process: it has ended, or /proc does not show it to this user"
-        )
-    seen = observe_process(process)
-    if seen is None:
-        raise GpuaffError(f"--pid {pid}: the process has ended")
-    return [evaluate(seen)]
-
-
-def _family() -> list[Check]:
-    """The process that called this command, and its descendants except this one."""
-    _require_proc()
-    found = (observe_process(pid) for pid in caller_and_descendants())
-    return [evaluate(seen) for seen in found if seen is not None]  # None has ended meanwhile
-
-
-def _require_proc() -> None:
+def _check(pid: int | None) -> list[Check]:
+    """A process (a thread's id means its process); None: the caller's, and its descendants."""
     if not kernel.can_pin():
         raise GpuaffError("this system does not report a process's CPUs (Linux does)")
     if kernel.thread_ids() is None:
         raise GpuaffError("/proc is not mounted, or is another PID namespace's: mount this one's")
+    process = None if pid is None else kernel.process_of(pid)
+    if pid is not None and process is None:
+        raise GpuaffError(
+            f"--pid {pid}: no such process: it has ended, or /proc does not show it to this user"
+        )
+    pids = caller_and_descendants() if process is None else [process]
+    found = [seen for seen in map(observe_process, pids) if seen is not None]
+    if process is not None and not found:
+        raise GpuaffError(f"--pid {pid}: the process has ended")
+    return [evaluate(seen) for seen in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
     """The processes on each GPU of a machine.
 
-    Attributes:
-        topology: the machine.
-        users: the processes that the driver lists, by the index of the GPU.
-        minors: the indices of GPUs by the minor numbers of their device files.
-        notices: what is unknown.
+    ``users`` are those that the driver lists, by the index of the GPU; ``device_files`` are the
+    indices of GPUs by their device files.
     """
 
     topology: Topology
     users: Mapping[int, Collection[int]]
-    minors: Mapping[int, int]
-    notices: tuple[Notice, ...] = ()
+    device_files: Mapping[str, int]
 
     def complete(self, check: Check, files: Collection[str]) -> Check:
         """A check with the process's GPUs and the CPUs near them.
 
-        Args:
-            check: the process.
-            files: its open files. CUDA opens the device files of all visible GPUs, so they count
-                only where the driver does not list the process.
+        CUDA opens the device files of all visible GPUs, so a process's open ``files`` count only
+        where the driver does not list it.
         """
         listed = {index for index, pids in self.users.items() if check.pid in pids}
-        opened = {self.minors.get(minor) for minor in minors_of(files)}
+        opened = {self.device_files[name] for name in self.device_files.keys() & files}
         gpus = [gpu for gpu in self.topology.gpus if gpu.index in (listed or opened)]
         near, socket = self._near(gpus, Scope.NODE), self._near(gpus, Scope.SOCKET)
         # A whole socket is a choice that set_affinity offers too (scope="socket").
@@ -141,12 +123,11 @@ class GpuUsage:
         """The CPUs near any of these GPUs; None where they are unknown for one of them."""
         search = Neighbourhood(self.topology, self.topology.cpus)
         found = [search.near(gpu, scope) for gpu in gpus]
-        if not found or not all(near.is_local for near in found):
-            return None
-        return _NONE.union(*(near.cpus for near in found))
+        is_known = found and all(near.is_local for near in found)
+        return _NONE.union(*(near.cpus for near in found)) if is_known else None
 
 
-def gpu_usage() -> GpuUsage:
+def gpu_usage() -> tuple[GpuUsage, tuple[Notice, ...]]:
     """This machine's GPUs and their processes, as far as the driver reports them."""
     topology = Topology.observe(links=False)
     try:
@@ -154,23 +135,19 @@ def gpu_usage() -> GpuUsage:
             readings = session.look()
     except NoDriverError:
         readings = ()
-    users = {one.device.index: frozenset[int]() for one in readings}
+    users: dict[int, set[int]] = {}
     for one in readings:  # a GPU in MIG mode has one for each instance
-        users[one.device.index] |= frozenset(one.compute or ())
-    foreign = _are_foreign(frozenset[int]().union(*users.values()))
-    return GpuUsage(
-        topology=topology,
-        users={} if foreign else users,
-        minors=indices_by_minor(Tree(), {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}),
-        notices=(_FOREIGN,) if foreign else (),
+        users.setdefault(one.device.index, set()).update(one.compute or ())
+    # An id of another PID namespace that exists here by chance would name the wrong process, so all
+    # of them must exist (case E15).
+    is_foreign = not kernel.in_first_pid_namespace() and any(
+        kernel.process_of(pid) != pid for pids in users.values() for pid in pids
     )
-
-
-def _are_foreign(pids: frozenset[int]) -> bool:
-    """Whether the driver's process ids are another PID namespace's (case E15).
-
-    An id that exists here by chance would name the wrong process, so all of them must exist.
-    """
-    if kernel.in_first_pid_namespace():
-        return False
-    return any(kernel.process_of(pid) != pid for pid in pids)
+    usage = GpuUsage(
+        topology=topology,
+        users={} if is_foreign else users,
+        device_files=device_files(
+            kernel.Tree(), {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}
+        ),
+    )
+    return usage, (_FOREIGN,) if is_foreign else ()

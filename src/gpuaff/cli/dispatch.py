@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 
 from gpuaff._version import __version__
+from gpuaff.cli.output import print_stderr
 from gpuaff.errors import (
     ClaimTimeoutError,
     CommandError,
@@ -17,12 +18,12 @@ from gpuaff.errors import (
     NoDriverError,
     NotEnoughGpusError,
 )
-from gpuaff.formatting import printable
+from gpuaff.formatting import one_line, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn, TextIO
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn, TextIO
 
     from _typeshed import SupportsWrite
 
@@ -40,43 +41,32 @@ WHAT of --from is a file (saved by "gpuaff topo --save", or pasted output of nvi
 lscpu, lscpu -p, numactl -H), "-" for standard input, or a machine that ships with gpuaff.
 """
 
-FAILED = 1
-WRONG_USE = 2
-NO_DRIVER = 3
-NOT_ENOUGH = 4
-BUSY = 75
-"""``EX_TEMPFAIL`` of ``sysexits.h``: trying again later may help."""
-NOT_EXECUTABLE = 126
-NOT_FOUND = 127
-"""These two as ``env`` and shells have them."""
-READER_GONE = 141
+_FAILED = 1
+_CODES = {
+    InvalidOptionError: 2,
+    NoDriverError: 3,
+    NotEnoughGpusError: 4,
+    GpusBusyError: 75,  # EX_TEMPFAIL of sysexits.h: trying again later may help
+    ClaimTimeoutError: 75,
+}
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+"""As ``env`` and shells have them."""
+_READER_GONE = 141
 """As a shell reports a process that SIGPIPE ended (``gpuaff topo | head``)."""
-
-_CODES: tuple[tuple[type[GpuaffError], int], ...] = (
-    (InvalidOptionError, WRONG_USE),
-    (NoDriverError, NO_DRIVER),
-    (NotEnoughGpusError, NOT_ENOUGH),
-    (GpusBusyError, BUSY),
-    (ClaimTimeoutError, BUSY),
-)
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose help is coloured where the ``cli`` extra is installed.
 
-    Attributes:
-        one_line: whether errors take one line, without the usage.
-        help_of: the command whose help such an error names; None is this one.
+    ``help_of`` is the command whose help errors name, in one line; empty prints the usage instead.
     """
 
-    one_line = False
-    help_of: str | None = None
+    help_of = ""
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, and exit."""
-        if self.one_line:
-            command = self.help_of or self.prog
-            self.exit(2, f"gpuaff: error: {printable(message)}; see {command} --help\n")
+        if self.help_of:
+            self.exit(2, f"gpuaff: error: {printable(message)}; see {self.help_of} --help\n")
         super().error(printable(message))
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
@@ -89,16 +79,32 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help text. The formatter is chosen here because it imports rich."""
-        self.formatter_class = _help_formatter()
+        try:
+            from rich_argparse import RichHelpFormatter
+        except ImportError:
+            return super().format_help()
+        self.formatter_class = RichHelpFormatter
         return super().format_help()
 
 
-def _help_formatter() -> type[argparse.HelpFormatter]:
-    try:
-        from rich_argparse import RichHelpFormatter
-    except ImportError:
-        return argparse.HelpFormatter
-    return RichHelpFormatter
+def add_option(
+    parser: argparse._ActionsContainer,
+    name: str,
+    metavar: str,
+    read: Callable[[str, str], object],
+    meaning: str,
+    **how: Any,
+) -> None:
+    """Add an option; ``read`` takes its name and its text, and its error is argparse's."""
+
+    def convert(text: str) -> object:
+        try:
+            return read("", text)  # argparse itself names the argument
+        except InvalidOptionError as error:
+            problem = f"{one_line(text, 60)!r}: expected {error.expected}"
+            raise argparse.ArgumentTypeError(problem) from None
+
+    parser.add_argument(name, metavar=metavar, type=convert, help=meaning, **how)
 
 
 def build_parser(wanted: str | None) -> Parser:
@@ -123,8 +129,10 @@ def build_parser(wanted: str | None) -> Parser:
     for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
         made = commands.add_parser(name, help=_COMMANDS[name], allow_abbrev=False)
         if name == wanted:
-            import_module(f"gpuaff.cli.{name}").register(made)
-            parser.one_line, parser.help_of = made.one_line, made.prog
+            module = import_module(f"gpuaff.cli.{name}")
+            module.register(made)
+            made.set_defaults(run=module.run)
+            parser.help_of = made.help_of
     return parser
 
 
@@ -134,50 +142,41 @@ def dispatch(argv: Sequence[str] | None) -> int:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
         _drop_unwritten(sys.stdout)
-        return READER_GONE
+        return _READER_GONE
     except GpuaffError as error:
-        return _fail(str(error), code_of(error))
+        return _fail(str(error), _code_of(error))
     except OSError as error:
         reason = error.strerror or str(error)
-        return _fail(f"{error.filename or 'output'}: {reason}", FAILED)
+        return _fail(f"{error.filename or 'output'}: {reason}", _FAILED)
     finally:
         _drop_unwritten(sys.stderr)
 
 
-def code_of(error: GpuaffError) -> int:
-    """The exit code for an error: ``docs/cli.md`` lists them."""
-    if isinstance(error, CommandError):
-        return NOT_EXECUTABLE if error.found else NOT_FOUND
-    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
-
-
 def _run(argv: list[str]) -> int:
-    own, words = _split(argv)
+    words: list[str] = []
+    if argv[:1] == ["run"] and "--" in argv:
+        # The words of the command may be anything: argparse would read options in them, and treats
+        # ``--`` differently from release to release.
+        place = argv.index("--")
+        argv, words = argv[:place], argv[place + 1 :]
     try:
-        args = build_parser(own[0] if own else None).parse_args(own)
+        args = build_parser(argv[0] if argv else None).parse_args(argv)
         args.words = words
         code: int = args.run(args)
     except SystemExit as stop:  # argparse has printed why
-        code = stop.code if isinstance(stop.code, int) else FAILED
+        code = stop.code if isinstance(stop.code, int) else _FAILED
     if sys.stdout is not None:
         sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
     return code
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Our arguments, and the words of the command of ``run``, which may be anything.
-
-    argparse would read options in it, and treats ``--`` differently from release to release.
-    """
-    if argv[:1] != ["run"] or "--" not in argv:
-        return argv, []
-    place = argv.index("--")
-    return argv[:place], argv[place + 1 :]
+def _code_of(error: GpuaffError) -> int:
+    if isinstance(error, CommandError):
+        return _NOT_EXECUTABLE if error.found else _NOT_FOUND
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), _FAILED)
 
 
 def _fail(problem: str, code: int) -> int:
-    from gpuaff.cli.output import print_stderr
-
     _drop_unwritten(sys.stdout)
     print_stderr(problem)
     return code

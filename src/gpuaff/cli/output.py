@@ -2,90 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
-from itertools import groupby
-from typing import Any, TextIO
 
-from gpuaff.formatting import Line, Span, plain, printable
-from gpuaff.notices import Notice
+from gpuaff.formatting import plain, printable
 
-_STYLES = {"head": "bold", "dim": "dim", "gpu": "bold green", "bad": "bold red", "cpus": "cyan"}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
-_RANKS = (
-    *("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue"),
-    *("bright_red", "cyan", "yellow", "magenta", "green", "blue", "red"),
-)
-"""One colour a rank, so that neighbours differ; they repeat after the twelfth."""
-
-
-def terminal_width() -> int | None:
-    """The columns of the terminal; None when the output goes to a file or another program."""
-    return shutil.get_terminal_size().columns if _to_terminal() else None
-
-
-def _to_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
+    from gpuaff.formatting import Line, Table
+    from gpuaff.notices import Notice
 
 
 def show_json(data: dict[str, Any]) -> None:
-    """Print JSON: indented, in ASCII, its keys in order."""
-    print(json.dumps(_valid(data), indent=2, allow_nan=False))
+    """Print JSON: indented, in ASCII, its keys in order.
 
-
-def _valid(value: Any) -> Any:
-    """The same with U+FFFD for lone surrogates, which JSON must not contain.
-
-    Python reads them where the arguments of a process, or a path, are no valid text.
+    Lone surrogates, which JSON must not contain, are U+FFFD: Python reads them where the arguments
+    of a process, or a path, are no valid text.
     """
-    if isinstance(value, dict):
-        return {key: _valid(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_valid(one) for one in value]
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
+    import json
+
+    text = json.dumps(data, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    print(json.dumps(json.loads(text.decode("utf-16", "replace")), indent=2, allow_nan=False))
 
 
-def show_lines(lines: Iterable[Line]) -> None:
-    """Print lines, coloured on a terminal where rich is installed."""
-    shown = [tuple(Span(_encodable(s.text), s.style) for s in spans) for spans in lines]
-    if _to_terminal():
+def show(blocks: Iterable[Line | Table]) -> None:
+    """Print lines and tables: on a terminal by rich where it is installed, else plain."""
+    shown = list(blocks)
+    text = "".join(f"{plain(block)}\n" for block in shown)
+    if sys.stdout is not None and sys.stdout.isatty():
         with suppress(ImportError):
-            write_coloured(shown, sys.stdout)
-            return
-    for spans in shown:
-        print(plain(spans))
+            from gpuaff.cli.terminal import rendered
 
-
-def write_coloured(lines: Iterable[Line], stream: TextIO, *, force: bool | None = None) -> None:
-    """Write lines with colours, as far as the stream shows them (TERM, NO_COLOR).
-
-    Args:
-        lines: what to write.
-        stream: where to.
-        force: take the stream for a terminal though it is none.
-
-    Raises:
-        ImportError: rich is not installed.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=stream, highlight=False, force_terminal=force)
-    for spans in lines:
-        runs = groupby(spans, key=lambda span: span.style)
-        text = Text.assemble(*(("".join(s.text for s in run), _style(name)) for name, run in runs))
-        text.rstrip()
-        console.print(text, soft_wrap=True)
-
-
-def _style(name: str) -> str:
-    kind, _, rank = name.partition(":")
-    return f"bold {_RANKS[int(rank) % len(_RANKS)]}" if kind == "rank" else _STYLES.get(name, "")
+            text = rendered(shown, sys.stdout)
+    print(_encodable(text), end="")
 
 
 def show_notes(notices: Iterable[Notice]) -> None:
@@ -100,10 +52,10 @@ def print_stderr(text: str) -> None:
     """Print one line on standard error, where that can be written."""
     if sys.stderr is not None:  # print() would take standard output instead
         with suppress(OSError):  # its reader has gone, or its disk is full
-            print(f"gpuaff: {_encodable(text)}", file=sys.stderr)
+            print(f"gpuaff: {_encodable(printable(text))}", file=sys.stderr)
 
 
 def _encodable(text: str) -> str:
-    """The text with escapes for what the terminal would interpret, or the encoding lacks."""
+    """The text with escapes for what the encoding lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -15,7 +15,7 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError, TopologyError
 from gpuaff.notices import Notice
 from gpuaff.options import suggestion
-from gpuaff.topology import machines, serialize
+from gpuaff.topology import serialize
 from gpuaff.topology.model import Topology
 
 _LONGEST = 4 << 20
@@ -30,30 +30,14 @@ _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that a command is about.
+    """What a machine has, and its name in the output.
 
-    Attributes:
-        topology: what it has.
-        name: its name in the output.
-        live: whether it is this machine, with this process's mask and environment.
+    ``live``: it is this machine, with this process's mask and environment.
     """
 
     topology: Topology
     name: str
     live: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """CPUs that an option allows.
-
-    Attributes:
-        option: the option's name.
-        cpus: the CPUs that it names.
-    """
-
-    option: str
-    cpus: CpuSet
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def observe(
     what: str | None,
     *,
-    visible_devices: str | None = None,
-    limit: Limit | None = None,
+    visible_devices: str | None,
+    limit: tuple[str, CpuSet] | None = None,
     links: bool,
 ) -> Machine:
     """Observe or read the machine.
@@ -84,7 +68,7 @@ def observe(
     Args:
         what: ``--from``; None is the machine we run on, or the tree of GPUAFF_FSROOT.
         visible_devices: ``--visible-devices``; None when it was not given.
-        limit: the CPUs that an option allows; None when none was given.
+        limit: an option, and the CPUs that it allows; None when none was given.
         links: also find out how the GPUs are connected.
 
     Raises:
@@ -92,86 +76,71 @@ def observe(
         InvalidOptionError: ``limit`` names only CPUs that the machine lacks.
         OSError: a file cannot be read.
     """
-    if what is None and env.fsroot() is None:
-        machine = Machine(_live(visible_devices, links=links), "this machine", live=True)
+    live = what is None and env.fsroot() is None
+    if live:
+        name, topology = "this machine", Topology.observe(links=links)
+        if visible_devices is not None:
+            order = env.get("CUDA_DEVICE_ORDER")
+            topology = topology.with_visible_devices(visible_devices, device_order=order)
     else:
-        topology, name = _tree(links=links) if what is None else _read(what)
-        neutral = _neutral(topology, name, visible_devices, limited=limit is not None)
-        machine = Machine(neutral, name, live=False)
-    return machine if limit is None else _limited(machine, limit)
+        name, topology = _read_tree(links=links) if what is None else _read(what)
+        topology = _neutral(topology, name, visible_devices, is_limited=limit is not None)
+    if limit is not None:
+        topology = _limited(topology, name, *limit)
+    return Machine(topology, name, live)
 
 
-def _live(visible_devices: str | None, *, links: bool) -> Topology:
-    topology = Topology.observe(links=links)
-    if visible_devices is None:
-        return topology
-    order = env.get("CUDA_DEVICE_ORDER")
-    return topology.with_visible_devices(visible_devices, device_order=order)
-
-
-def _tree(*, links: bool) -> tuple[Topology, str]:
+def _read_tree(*, links: bool) -> tuple[str, Topology]:
     tree = kernel.machine_tree()
     if not tree.exists("sys/devices/system"):
         raise TopologyError(f"GPUAFF_FSROOT={tree.root}", "there is no sys/devices/system below it")
-    return Topology.observe(links=links), tree.root
+    return tree.root, Topology.observe(links=links)
 
 
 def _neutral(
-    topology: Topology, name: str, visible_devices: str | None, *, limited: bool
+    topology: Topology, name: str, visible_devices: str | None, *, is_limited: bool
 ) -> Topology:
-    """The machine with all CPUs allowed and all GPUs visible, not as its saver saw it.
-
-    Args:
-        topology: what was read.
-        name: where it came from.
-        visible_devices: ``--visible-devices``; None when it was not given.
-        limited: whether an option names the allowed CPUs.
-    """
-    whole = topology.with_allowed(topology.cpus).with_visible_devices(None)
+    """The machine with all CPUs allowed and all GPUs visible, not as its saver saw it."""
+    whole = topology.with_allowed(topology.cpus).with_visible_devices(visible_devices)
+    saved = f"{name} was saved by a process"
     notes: list[Notice] = []
-    if not limited and topology.allowed != whole.allowed:
-        notes.append(_saved_allowed(name, format_cpulist(topology.allowed)))
-    if visible_devices is not None:
-        whole = whole.with_visible_devices(visible_devices)
-    elif topology.visible != whole.visible:
-        notes.append(_saved_visible(name, ",".join(map(str, topology.visible))))
+    if not is_limited and topology.allowed != whole.allowed:
+        cpus = format_cpulist(topology.allowed)
+        remedy = f"; gpuaff plan --allowed {cpus} plans for it" if cpus else ""
+        notes.append(Notice("saved-allowed", f"{saved} allowed {cpus or 'no CPU'} only{remedy}"))
+    if visible_devices is None and topology.visible != whole.visible:
+        gpus = ",".join(map(str, topology.visible))
+        remedy = f"--visible-devices '{gpus}' shows it so"
+        seen = f"GPU {gpus}" if gpus else "no GPU"
+        notes.append(Notice("saved-visible", f"{saved} that saw {seen} only; {remedy}"))
     return replace(whole, notes=(*whole.notes, *notes))
 
 
-def _saved_allowed(name: str, cpus: str) -> Notice:
-    return Notice(
-        "saved-allowed",
-        f"{name} was saved by a process allowed {cpus or 'no CPU'} only"
-        + (f"; gpuaff plan --allowed {cpus} plans for it" if cpus else ""),
-    )
-
-
-def _saved_visible(name: str, indices: str) -> Notice:
-    return Notice(
-        "saved-visible",
-        f"{name} was saved by a process that saw {f'GPU {indices}' if indices else 'no GPU'}"
-        f" only; --visible-devices '{indices}' shows it so",
-    )
-
-
-def _limited(machine: Machine, limit: Limit) -> Machine:
-    topology = machine.topology.with_allowed(limit.cpus)
+def _limited(topology: Topology, name: str, option: str, cpus: CpuSet) -> Topology:
+    topology = topology.with_allowed(cpus)
     if not topology.allowed:
-        expected = f"some of the CPUs of {machine.name}, {format_cpulist(topology.cpus)}"
-        raise InvalidOptionError(limit.option, format_cpulist(limit.cpus), expected)
-    absent = format_cpulist(limit.cpus - topology.allowed)
-    if absent:
-        message = f"{limit.option}: {machine.name} has no CPU {absent} online"
-        note = Notice("allowed-absent", message)
-        topology = replace(topology, notes=(*topology.notes, note))
-    return replace(machine, topology=topology)
+        expected = f"some of the CPUs of {name}, {format_cpulist(topology.cpus)}"
+        raise InvalidOptionError(option, format_cpulist(cpus), expected)
+    absent = format_cpulist(cpus - topology.allowed)
+    if not absent:
+        return topology
+    note = Notice("allowed-absent", f"{option}: {name} has no CPU {absent} online")
+    return replace(topology, notes=(*topology.notes, note))
 
 
-def _read(what: str) -> tuple[Topology, str]:
+def _read(what: str) -> tuple[str, Topology]:
     """What ``--from`` names, and its name in the output; a file wins over a machine."""
     name = "standard input" if what == "-" else what
     data = _standard_input() if what == "-" else _file(what)
-    return (_shipped(what) if data is None else _parsed(data, name)), name
+    if data is None:
+        return name, _shipped(what)
+    text = _text(data, name)
+    if _JSON.match(text):
+        return name, serialize.loads(text, name)
+    try:
+        return name, Topology.parse(text)
+    except TopologyError as error:
+        raise TopologyError(name, error.problem) from error
 
 
 def _standard_input() -> bytes:
@@ -199,7 +168,7 @@ def _file(name: str) -> bytes | None:
 
 
 def _shipped(name: str) -> Topology:
-    names = list(machines.names())
+    names = list(serialize.machine_names())
     if name in names:
         return Topology.named(name)
     is_folder = os.path.isdir(name)  # noqa: PTH112 - Path raises for names that cannot be
@@ -210,35 +179,14 @@ def _shipped(name: str) -> Topology:
     )
 
 
-def _parsed(data: bytes, name: str) -> Topology:
-    try:
-        text = _text(data)
-        return _from_json(text) if _JSON.match(text) else Topology.parse(text)
-    except TopologyError as error:
-        raise TopologyError(name, error.problem) from error
-
-
-def _text(data: bytes) -> str:
-    """The bytes as text.
-
-    Raises:
-        TopologyError: they are not text, or too many, or none.
-    """
+def _text(data: bytes, name: str) -> str:
     if len(data) > _LONGEST:
-        raise TopologyError("", f"more than {_LONGEST >> 20} MiB: not a topology, nor pasted text")
+        problem = f"more than {_LONGEST >> 20} MiB: not a topology, nor pasted text"
+        raise TopologyError(name, problem)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > writes
         return data.decode("utf-16", "replace")
-    if _BINARY.search(data):
-        raise TopologyError("", "binary; expected a saved JSON or pasted text")
     text = data.decode("utf-8-sig", "replace")
-    if not text.strip():
-        raise TopologyError("", "empty; expected a saved JSON or pasted text")
+    problem = "binary" if _BINARY.search(data) else "" if text.strip() else "empty"
+    if problem:
+        raise TopologyError(name, f"{problem}; expected a saved JSON or pasted text")
     return text
-
-
-def _from_json(text: str) -> Topology:
-    try:
-        data = serialize.parse_json(text)
-    except ValueError as error:
-        raise TopologyError("", str(error)) from None
-    return Topology.from_dict(data)

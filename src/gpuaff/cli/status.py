@@ -6,10 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuaff._system import env
-from gpuaff.claims.model import Busy, DeviceReading
-from gpuaff.claims.status import GpuStatus, Kind, LeaseStatus, ProcessInfo, Status, Use, Waiter
+from gpuaff.claims.model import Busy
+from gpuaff.claims.status import (
+    GpuStatus,
+    Kind,
+    LeaseStatus,
+    ProcessInfo,
+    Status,
+    Waiter,
+    status_of,
+    take_snapshot,
+)
+from gpuaff.cli import output
 from gpuaff.cpuset import format_cpulist
-from gpuaff.formatting import Line, Span, line, process_in_words, size, table
+from gpuaff.errors import GpuaffError
+from gpuaff.formatting import Line, Span, Table, line, process_in_words, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +28,7 @@ if TYPE_CHECKING:
 
 STATUS_SCHEMA_VERSION = 1
 
-_HEAD = ("GPU", "name", "memory", "load", "state", "who")
-_WAITING_HEAD = ("waiting", "who", "for")
-
 _USES = {Kind.COMPUTE: "computes", Kind.GRAPHICS: "draws", Kind.OPEN: "has it open"}
-
-_SHOWN_BELOW = (Busy.LEASED, Busy.PROCESSES)
-"""The lines about the lease and the processes show more than the message."""
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +38,10 @@ def register(parser: argparse.ArgumentParser) -> None:
         "Nothing is changed, and no lock is taken."
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the state of the GPUs; returns the exit code."""
-    from gpuaff.claims.status import status_of, take_snapshot
-    from gpuaff.cli import output
-    from gpuaff.errors import GpuaffError
-
     if env.fsroot() is not None:
         raise GpuaffError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be examined: unset it"
@@ -50,66 +50,64 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.show_json({"schema_version": STATUS_SCHEMA_VERSION, **status.to_dict()})
     else:
-        output.show_lines(lines(status, width=output.terminal_width()))
+        output.show(blocks(status))
         output.show_notes(status.warnings)
     return 0
 
 
-def lines(status: Status, *, width: int | None = None) -> list[Line]:
-    """The GPUs with their holders, then the waiters.
-
-    Args:
-        status: the state of the machine.
-        width: the terminal's; None breaks no line.
-    """
-    rows = [row for gpu in status.gpus for row in _rows(gpu)]
-    shown = table([_head(_HEAD), *rows], width=width, right=(0, 3)) if rows else []
-    if not status.waiting:
-        return shown
-    waiting = [_waiting(place, one, status) for place, one in enumerate(status.waiting, 1)]
-    below = table([_head(_WAITING_HEAD), *waiting], width=width, right=(0,))
-    return [*shown, (), *below] if shown else below
+def blocks(status: Status) -> list[Line | Table]:
+    """The GPUs with their holders, then the waiters."""
+    gpus = [row for gpu in status.gpus for row in _rows(gpu)]
+    waiting = [_waiting(place, waiter, status) for place, waiter in enumerate(status.waiting, 1)]
+    shown: list[Line | Table] = []
+    if gpus:
+        shown.append(_table(("GPU", "name", "memory", "load", "state", "who"), gpus, (0, 3)))
+    if gpus and waiting:
+        shown.append(())
+    if waiting:
+        shown.append(_table(("waiting", "who", "for"), waiting, (0,)))
+    return shown
 
 
-def _head(titles: Sequence[str]) -> tuple[Line, ...]:
-    return tuple(line(Span(title, "head")) for title in titles)
+def _table(
+    titles: Sequence[str], rows: Sequence[Sequence[Line | Span | str]], right: Sequence[int]
+) -> Table:
+    return Table([[Span(title, "head") for title in titles], *rows], right)
 
 
-def _rows(gpu: GpuStatus) -> Iterator[tuple[Line, ...]]:
-    reading = gpu.reading
-    device = reading.device
-    load = "" if reading.utilization is None else f"{reading.utilization} %"
-    state = "free" if gpu.busy is None else "kept" if gpu.busy is Busy.KEPT else "busy"
-    cells = [
-        line(Span(str(device.index), "gpu")),
-        line(device.uuid if device.is_mig else device.name or ""),
-        line(_memory(reading)),
-        line(load),
-        line(state),
+def _rows(gpu: GpuStatus) -> Iterator[Sequence[Line | Span | str]]:
+    reading, device = gpu.reading, gpu.reading.device
+    memory = [size(number) for number in (reading.used, reading.total) if number is not None]
+    cells: list[Line | Span | str] = [
+        Span(str(device.index), "gpu"),
+        device.uuid if device.is_mig else device.name or "",
+        "/".join(memory) if reading.used is not None else "",
+        "" if reading.utilization is None else f"{reading.utilization} %",
+        "free" if gpu.busy is None else "kept" if gpu.busy is Busy.KEPT else "busy",
     ]
     for holder in list(_holders(gpu)) or [()]:
         yield (*cells, holder)
-        cells = [()] * len(cells)
-
-
-def _memory(reading: DeviceReading) -> str:
-    parts = [size(number) for number in (reading.used, reading.total) if number is not None]
-    return "/".join(parts) if reading.used is not None else ""
+        cells = [""] * len(cells)
 
 
 def _holders(gpu: GpuStatus) -> Iterator[Line]:
     if gpu.lease is not None:
         yield from _lease(gpu.lease)
-    if gpu.busy is not None and gpu.busy not in _SHOWN_BELOW:
+    # The lines about the lease and the processes show more than the message.
+    if gpu.busy not in (None, Busy.LEASED, Busy.PROCESSES):
         yield line(Span(gpu.message, "" if gpu.busy is Busy.KEPT else "bad"))
     for use in gpu.uses:
-        yield _use(use, gpu.lease)
+        process = use.process
+        if gpu.lease is not None and process.pid == gpu.lease.claimer.pid:  # shown just above
+            process = replace(process, user=None, since=None)
+        memory = "" if use.memory is None else f", {size(use.memory)}"
+        yield line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
 
 
 def _lease(lease: LeaseStatus) -> Iterator[Line]:
     claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
-    ended = Span(", which has ended", "bad") if lease.gone else ""
-    yield line(f"leased by {_process(claimer)}", ended or _exiting(claimer))
+    ended = Span(", which has ended", "bad") if lease.gone else _exiting(claimer)
+    yield line(f"leased by {_process(claimer)}", ended)
     if lease.gone is not False:
         for sharer in lease.sharers:
             yield line(f"held by {_process(sharer)}")
@@ -117,34 +115,23 @@ def _lease(lease: LeaseStatus) -> Iterator[Line]:
         yield line(f"claimed inside by {_process(nested)}")
 
 
-def _use(use: Use, lease: LeaseStatus | None) -> Line:
-    process = use.process
-    if lease is not None and process.pid == lease.claimer.pid:  # shown just above
-        process = replace(process, user=None, since=None)
-    memory = "" if use.memory is None else f", {size(use.memory)}"
-    return line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
-
-
-def _exiting(process: ProcessInfo) -> str | Span:
-    return Span(", which is exiting", "bad") if process.exiting else ""
+def _exiting(process: ProcessInfo) -> Span:
+    return Span(", which is exiting" if process.exiting else "", "bad")
 
 
 def _process(process: ProcessInfo) -> str:
-    if process.command is None and process.pid is None:
+    if process.command is not None:
+        user, since = process.user, process.since
+        return process_in_words(process.command, process.pid, user=user, since=since)
+    if process.pid is None:
         return "a process that is not visible here"
-    if process.command is None:
-        return f"pid {process.pid}" + (f" of {process.user}" if process.user else "")
-    return process_in_words(process.command, process.pid, user=process.user, since=process.since)
+    return f"pid {process.pid}" + (f" of {process.user}" if process.user else "")
 
 
-def _waiting(place: int, waiter: Waiter, status: Status) -> tuple[Line, ...]:
-    stuck = "" if waiter.well else Span(" (stopped or stuck: others pass)", "bad")
-    return line(f"{place}."), line(_process(waiter.process)), line(_wanted(waiter, status), stuck)
-
-
-def _wanted(waiter: Waiter, status: Status) -> str:
-    """What it waits for: ``2 of GPU 0-3``."""
+def _waiting(place: int, waiter: Waiter, status: Status) -> Sequence[Line | Span | str]:
     indices = {gpu.reading.device.uuid: gpu.reading.device.index for gpu in status.gpus}
-    count = "some" if waiter.wanted is None else str(waiter.wanted)
     named = {indices[uuid] for uuid in waiter.gpus if uuid in indices}
-    return f"{count} of GPU {format_cpulist(named)}" if named else f"{count} of any"
+    count = "some" if waiter.wanted is None else str(waiter.wanted)
+    wanted = f"{count} of GPU {format_cpulist(named)}" if named else f"{count} of any"
+    stuck = Span("" if waiter.well else " (stopped or stuck: others pass)", "bad")
+    return f"{place}.", _process(waiter.process), line(wanted, stuck)

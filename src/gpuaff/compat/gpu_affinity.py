@@ -9,18 +9,17 @@ Nothing else changes: names, arguments, enums, errors and CPUs are those of gpu_
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 
 from gpuaff.allocator.model import Multithreading, Scope, Word
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 from gpuaff.options import word
+from gpuaff.pinning.affinity import set_affinity as set_own_affinity
+from gpuaff.topology.model import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gpuaff.allocator.model import Plan
     from gpuaff.pinning.restore import Affinity
 
@@ -80,11 +79,9 @@ def set_affinity(
     """
     if None in (gpu_id, nproc_per_node):  # for gpuaff.set_affinity None means: ask the launcher
         raise TypeError("set_affinity() needs two numbers: gpu_id and nproc_per_node")
-    from gpuaff.pinning.affinity import set_affinity as set_own_affinity
-
     most = _NO_LIMIT if max_physical_cores is None else min(max_physical_cores, _NO_LIMIT)
     least = max(1, min_physical_cores)
-    with _original_errors():
+    try:
         pin = partial(
             set_own_affinity,
             gpu_id,
@@ -99,6 +96,12 @@ def set_affinity(
             with pin(min_physical_cores=least, max_physical_cores=_NO_LIMIT):
                 least = 1
         return set(_accepted(pin(min_physical_cores=least, max_physical_cores=most)))
+    except GPUAffinityError:
+        raise
+    except GpuaffError as error:  # gpu_affinity has one error, and other names of arguments
+        if isinstance(error, InvalidOptionError) and error.option == "local_rank":
+            error.option = "gpu_id"
+        raise GPUAffinityError(str(error)) from error
 
 
 def refusal(plan: Plan, rank: int) -> str | None:
@@ -106,31 +109,21 @@ def refusal(plan: Plan, rank: int) -> str | None:
 
     gpuaff goes on where processes have to share a core or a GPU, and where no near CPU is allowed.
     gpu_affinity raises.
-
-    Args:
-        plan: a plan for all ranks, or for this one.
-        rank: the rank of this process.
     """
-    from gpuaff.topology.model import Source
-
     share = plan.share_of(rank)
     found = {notice.code: notice.message for notice in plan.warnings if notice.rank in (None, rank)}
     if share.gpu is None:
         return "; ".join(found.values())
+    gpus = {other.gpu for other in plan.shares if other.gpu is not None}
     if len({other.gpu for other in plan.shares}) < len(plan.shares):
-        return _shared_gpu(plan)
+        return (
+            f"nproc_per_node={len(plan.shares)}, but only GPUs {format_cpulist(gpus)} are visible: "
+            "start one process for each, or call gpuaff.set_affinity, which lets several share one"
+        )
     if share.source in (Source.NEAREST, Source.ALL) and "near-not-allowed" in found:
         return found["near-not-allowed"]
     taken = frozenset().union(*(other.cpus for other in plan.shares if other.rank < rank))
     return found.get("too-few-cores") if share.cpus & taken else None
-
-
-def _shared_gpu(plan: Plan) -> str:
-    gpus = sorted({share.gpu for share in plan.shares if share.gpu is not None})
-    return (
-        f"nproc_per_node={len(plan.shares)}, but only GPUs {format_cpulist(gpus)} are visible: "
-        "start one process for each, or call gpuaff.set_affinity, which lets several share one"
-    )
 
 
 def _accepted(affinity: Affinity) -> Affinity:
@@ -144,17 +137,3 @@ def _accepted(affinity: Affinity) -> Affinity:
         affinity.__exit__(None, None, None)
         raise GPUAffinityError(reason)
     return affinity
-
-
-@contextmanager
-def _original_errors() -> Iterator[None]:
-    """Raise gpu_affinity's only error, with its names of arguments."""
-    try:
-        yield
-    except GPUAffinityError:
-        raise
-    except GpuaffError as error:
-        if isinstance(error, InvalidOptionError) and error.option == "local_rank":
-            renamed = InvalidOptionError("gpu_id", error.value, error.expected)
-            raise GPUAffinityError(str(renamed)) from error
-        raise GPUAffinityError(str(error)) from error

@@ -12,10 +12,13 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from gpuaff._system import env
 from gpuaff._system.nvml import Session, open_session
+from gpuaff.claims.claiming import claim_gpus as _claim_gpus
+from gpuaff.claims.devices.probe import Probe
+from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
 from gpuaff.claims.placeholder.frameworks import load
 from gpuaff.errors import (
@@ -37,20 +40,10 @@ if TYPE_CHECKING:
     PlaceholderFn: TypeAlias = str | Callable[[int], object]
 
 __all__ = [
-    "LOCK_FILENAME",
-    "GPUOwner",
-    "NvidiasmiError",
-    "PyCudaPlaceholder",
-    "PytorchPlaceholder",
-    "TensorflowPlaceholder",
-    "claim_gpus",
-    "get_free_gpus",
-    "gpu_owner",
-    "is_single_gpu_display_mode",
-    "pytorch_placeholder",
-    "release_gpus",
-    "tensorflow_placeholder",
-]
+    "LOCK_FILENAME", "GPUOwner", "NvidiasmiError", "PyCudaPlaceholder", "PytorchPlaceholder",
+    "TensorflowPlaceholder", "claim_gpus", "get_free_gpus", "gpu_owner",
+    "is_single_gpu_display_mode", "pytorch_placeholder", "release_gpus", "tensorflow_placeholder",
+]  # fmt: skip
 
 LOCK_FILENAME = DEFAULT
 """The file that safe_gpu's users lock in turn. A site may set another one."""
@@ -58,13 +51,8 @@ LOCK_FILENAME = DEFAULT
 gpu_owner: GPUOwner | None = None
 """What :func:`claim_gpus` has made."""
 
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-
 _ORIGINAL_NAMES = {"n": "nb_gpus", "placeholder": "placeholder_fn"}
 """safe_gpu's names for arguments of ``gpuaff.claim_gpus``, where they differ."""
-
-_BEFORE_OCCUPYING = (AlreadyClaimedError, GpusBusyError, NotEnoughGpusError)
-"""Errors that come before anything is occupied."""
 
 
 class NvidiasmiError(GpuaffError, FileNotFoundError):
@@ -81,9 +69,6 @@ def get_free_gpus() -> list[str]:
     Raises:
         NvidiasmiError: there is no usable driver.
     """
-    from gpuaff.claims.devices.probe import Probe
-    from gpuaff.claims.locking import registry
-
     with _original_errors(), open_session() as session:
         whole = [device for device in session.devices() if not device.is_mig]
         usages = Probe(session, whole, own_is_free=False).usages(registry.entries())
@@ -116,15 +101,14 @@ class _Placeholder:
 
     def __init__(self, logger: Any = None) -> None:
         """Take a logger; None is the root logger."""
-        self.logger = _logger(logger)
+        self.logger = logger or logging.getLogger()
 
     def __call__(self, device_no: int) -> Any:
         """Occupy a GPU; the result is what occupies it."""
         return load(self._framework).make(device_no)
 
-    def release(self, placeholder: Any) -> None:
+    def release(self, placeholder: Any) -> None:  # noqa: ARG002 - safe_gpu's signature
         """Log that the framework keeps the GPU."""
-        del placeholder
         self.logger.info(f"{self._name} keeps its context on the GPU until the process ends")
 
 
@@ -168,6 +152,8 @@ class GPUOwner:
         debug_sleep: as it was given.
     """
 
+    _claim: Claim | None = None
+
     def __init__(
         self,
         nb_gpus: int = 1,
@@ -176,18 +162,18 @@ class GPUOwner:
         debug_sleep: float = 0.0,
     ) -> None:
         """Claim GPUs: see :func:`claim_gpus`."""
-        self.logger = _logger(logger)
+        self.logger = logger or logging.getLogger()
         self.debug_sleep = debug_sleep
         self.placeholder_fn = placeholder_fn
         self.devices_taken: list[int] = []
         self.placeholders: list[object] = []
-        self._claim: Claim | None = None
         count = operator.index(nb_gpus)
         try:
             with _original_errors(), open_session() as session:  # the claim finds it open
                 self._take(count, for_display=_has_one_for_display(session))
         except BaseException:  # from the sleep, or the logger: nothing would own the claim
-            self._undo()
+            if self._claim is not None:
+                self._claim.release()
             raise
 
     def release_gpus(self) -> None:
@@ -199,49 +185,39 @@ class GPUOwner:
             return
         for device in self.devices_taken:
             self.logger.info(f"Releasing placeholder on CUDA device: {device}")
-        variables = {name: env.get(name) for name in _VARIABLES}
+        variables = {name: env.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")}
         try:
             self._claim.release()
         finally:
             for name, value in variables.items():
                 env.put(name, value)
 
-    def _undo(self) -> None:
-        if self._claim is not None:
-            self._claim.release()
-
     def _take(self, nb_gpus: int, *, for_display: bool) -> None:
-        if not for_display:
-            with _original_lock(nb_gpus, self.logger):
-                self._claim_gpus(nb_gpus)
-            return
-        self.logger.info("This machine has a single GPU, and a screen is driven by it")
-        if nb_gpus > 1:
-            raise ValueError(f"requested {nb_gpus} GPUs on a machine with a single one")
-        self._claim_gpus(nb_gpus)
+        if for_display:
+            self.logger.info("This machine has a single GPU, and a screen is driven by it")
+            if nb_gpus > 1:
+                raise ValueError(f"requested {nb_gpus} GPUs on a machine with a single one")
+        with nullcontext() if for_display else _original_lock(nb_gpus, self.logger):
+            if nb_gpus == 0:  # safe_gpu hides all GPUs then
+                env.put("CUDA_VISIBLE_DEVICES", "")
+                self._log_visible()
+                return
+            function = self.placeholder_fn
+            placeholder = _Delayed(function, self._log_visible) if callable(function) else function
+            try:
+                made = _claim_gpus(nb_gpus, placeholder=placeholder, own_is_free=False)
+            except RuntimeError as error:
+                # Before anything is occupied safe_gpu logs no error.
+                if not isinstance(error, (AlreadyClaimedError, GpusBusyError, NotEnoughGpusError)):
+                    self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400 - as safe_gpu logs it
+                raise
+            self._claim = made
+            self.devices_taken.extend(gpu.index for gpu in made.gpus)
+            self.placeholders.extend(made.placeholders)
+            if placeholder is function:
+                self._log_visible()
 
-    def _claim_gpus(self, nb_gpus: int) -> None:
-        from gpuaff.claims.claiming import claim_gpus as claim
-
-        if nb_gpus == 0:  # safe_gpu hides all GPUs then
-            env.put("CUDA_VISIBLE_DEVICES", "")
-            self.log_visible()
-            return
-        function = self.placeholder_fn
-        placeholder = _Delayed(self, function) if callable(function) else function
-        try:
-            made = claim(nb_gpus, placeholder=placeholder, own_is_free=False)
-        except RuntimeError as error:
-            if not isinstance(error, _BEFORE_OCCUPYING):
-                self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400 - as safe_gpu logs it
-            raise
-        self._claim = made
-        self.devices_taken.extend(gpu.index for gpu in made.gpus)
-        self.placeholders.extend(made.placeholders)
-        if placeholder is function:
-            self.log_visible()
-
-    def log_visible(self) -> None:
+    def _log_visible(self) -> None:
         """Log the visible GPUs, and sleep: safe_gpu does so before it occupies them."""
         self.logger.info(f"Set CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES')}")
         time.sleep(self.debug_sleep)
@@ -250,19 +226,14 @@ class GPUOwner:
 class _Delayed:
     """The user's placeholder, after safe_gpu's log line and sleep."""
 
-    def __init__(self, owner: GPUOwner, function: Callable[[int], object]) -> None:
-        self._owner, self._function = owner, function
+    def __init__(self, function: Callable[[int], object], before: Callable[[], None]) -> None:
+        self._function, self._before = function, before
+        self.release = getattr(function, "release", None)  # functions of safe_gpu 1.x have none
 
     def __call__(self, device_no: int) -> object:
         if device_no == 0:
-            self._owner.log_visible()
+            self._before()
         return self._function(device_no)
-
-    def release(self, placeholder: object) -> None:
-        """Functions, as those of safe_gpu 1.x, have nothing to release."""
-        release = getattr(self._function, "release", None)
-        if release is not None:
-            release(placeholder)
 
 
 def claim_gpus(
@@ -307,25 +278,15 @@ def _has_one_for_display(session: Session) -> bool:
     return len(devices) == 1 and not devices[0].is_mig and session.look()[0].display is True
 
 
-def _logger(given: Any) -> Any:
-    """A logger; scripts pass one, or the module :mod:`logging`."""
-    return logging.getLogger() if given is None else given
-
-
 @contextmanager
 def _original_lock(nb_gpus: int, logger: Any) -> Iterator[None]:
     """Hold safe_gpu's lock, with its log lines. As with safe_gpu the wait has no limit."""
-    replaced = LOCK_FILENAME if LOCK_FILENAME != DEFAULT else None
+    where = LOCK_FILENAME if LOCK_FILENAME != DEFAULT else None
     logger.info("acquiring lock")
-    held = False
-    try:
-        with holding(nb_gpus, limit=None, where=replaced):
-            held = True
-            logger.info("lock acquired")
-            yield
-    finally:
-        if held:
-            logger.info("lock released")
+    with ExitStack() as at_end, holding(nb_gpus, limit=None, where=where):
+        at_end.callback(logger.info, "lock released")
+        logger.info("lock acquired")
+        yield
 
 
 @contextmanager

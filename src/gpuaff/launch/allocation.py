@@ -1,4 +1,4 @@
-"""The GPUs that a scheduler granted this process on this node, and whether each rank has its own.
+"""The GPUs that a scheduler granted this process on this node.
 
 ``docs/claims.md`` ("What was granted") has the order of the sources. They are described in the
 manual pages of sbatch and srun, in the manuals of Univa and Altair Grid Engine (resource maps), and
@@ -17,16 +17,27 @@ from dataclasses import dataclass, replace
 from gpuaff._system import env, kernel
 from gpuaff._system.subprocess import ProgramError, output_of
 from gpuaff.cpuset import format_cpulist
-from gpuaff.launch import inherited, slurm
-from gpuaff.launch.inherited import ParentClaim
-from gpuaff.launch.launchers import Get, Launcher, number
-from gpuaff.launch.masks import carries, own_variables
-from gpuaff.launch.ranks import Ranks, active_launcher
-from gpuaff.launch.ranks import ranks as observe_ranks
-from gpuaff.notices import printable
+from gpuaff.formatting import one_line
+from gpuaff.launch import slurm
+from gpuaff.launch.launchers import Get, number
+
+_NO_SCHEDULER = (
+    "no scheduler has set how many GPUs were granted (SLURM_GPUS_ON_NODE, SGE_HGR_gpu, "
+    "PBS_GPUFILE, CUDA_VISIBLE_DEVICES are unset)"
+)
+_NO_LSF = (
+    "LSF gives its GPUs by CUDA_VISIBLE_DEVICES alone, which is unset: was the job submitted "
+    "without -gpu, or with mps=...,nocvd?"
+)
+_NO_SLURM = "Slurm granted no GPUs (SLURM_GPUS_ON_NODE, SLURM_STEP_GPUS, SLURM_JOB_GPUS are unset)"
+
+_LONGEST = 300
+"""The longest source in characters: errors quote it, and a variable may hold 128 KB of anything."""
+
+_MAP = "SGE_HGR_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Granted:
     """What a scheduler granted here.
 
@@ -47,9 +58,8 @@ class Granted:
 def granted(*, may_ask: bool = True) -> Granted:
     """What this process was granted on this node.
 
-    Args:
-        may_ask: also call ``qstat`` (at most 5 seconds) in a job of a Grid Engine without resource
-            maps, whose variables say nothing. It gives the number only.
+    In a job of a Grid Engine without resource maps, whose variables say nothing, ``qstat`` is
+    called, if that is allowed (at most 5 seconds). It gives the number only.
     """
     file = env.get("PBS_GPUFILE") or ""
     found = classify_grant(
@@ -61,7 +71,7 @@ def granted(*, may_ask: bool = True) -> Granted:
     job = _grid_engine_job(env.get)
     if found.count is not None or job is None or not may_ask:
         return found
-    count, source = ask_qstat(job)
+    count, source = _ask_qstat(job)
     return replace(found, count=count, source=source)
 
 
@@ -71,15 +81,12 @@ def classify_grant(
     """:func:`granted` without ``qstat``, for any environment. Pure.
 
     The first scheduler that gives a number counts. One of two that contradict each other is left
-    over from another job; which one is unknown, so the source names both.
-
-    Args:
-        get: the environment.
-        names: the names of its variables that begin with ``SGE_HGR_``.
-        gpu_file: the text of the file that ``PBS_GPUFILE`` names; None when it is unreadable.
-        host: this machine's name.
+    over from another job; which one is unknown, so the source names both. ``names`` are those of
+    the variables that begin with ``SGE_HGR_``; ``gpu_file`` is the text of ``PBS_GPUFILE``.
     """
-    grants = (_of_slurm(get), _of_maps(get, names), _of_torque(get, gpu_file, host), _of_lsf(get))
+    # No LSB_ variable lists GPUs: LSB_GPU_REQ is the administrator's default.
+    lsf = _grant(_NO_LSF) if get("LSB_JOBID") else None
+    grants = (_of_slurm(get), _of_maps(get, names), _of_torque(get, gpu_file, host), lsf)
     some = [grant for grant in grants if grant is not None]
     counts = [grant for grant in some if grant.count is not None]
     found = (counts or some or [_grant(_NO_SCHEDULER)])[0]
@@ -93,32 +100,11 @@ def classify_grant(
     return replace(found, indices=None, source=source, visible=True)
 
 
-_NO_SCHEDULER = (
-    "no scheduler has set how many GPUs were granted (SLURM_GPUS_ON_NODE, SGE_HGR_gpu, "
-    "PBS_GPUFILE, CUDA_VISIBLE_DEVICES are unset)"
-)
-_LONGEST = 300
-"""The longest source in characters: errors quote it, and a variable may hold 128 KB of anything."""
-
-
 def _grant(source: str, count: int | None = None, indices: Iterable[int] | None = None) -> Granted:
     listed = None if indices is None else tuple(sorted(set(indices)))
-    line = printable(source[: _LONGEST + 1])
-    return Granted(
-        count=len(listed) if count is None and listed is not None else count,
-        indices=listed,
-        source=line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}...",
-    )
-
-
-def _of_lsf(get: Get) -> Granted | None:
-    """No ``LSB_`` variable lists GPUs: ``LSB_GPU_REQ`` is the administrator's default."""
-    if not get("LSB_JOBID"):
-        return None
-    return _grant(
-        "LSF gives its GPUs by CUDA_VISIBLE_DEVICES alone, which is unset: was the job submitted "
-        "without -gpu, or with mps=...,nocvd?"
-    )
+    if count is None and listed is not None:
+        count = len(listed)
+    return Granted(count, listed, one_line(source[: _LONGEST + 1], _LONGEST, end="..."))
 
 
 # Slurm. ``SLURM_STEP_GPUS`` lists the GPUs of the task, or of the step where its tasks share them;
@@ -128,31 +114,25 @@ def _of_lsf(get: Get) -> Granted | None:
 
 def _of_slurm(get: Get) -> Granted | None:
     step, job = slurm.gpu_indices(get("SLURM_STEP_GPUS")), _of_batch_script(get)
-    on_node = number(get("SLURM_GPUS_ON_NODE"))
-    here = f"SLURM_GPUS_ON_NODE={on_node}"
+    in_step, in_job = _listed("STEP", step), _listed("JOB", job)
+    count = number(get("SLURM_GPUS_ON_NODE"))
+    here = f"SLURM_GPUS_ON_NODE={count}"
+    if step is not None and job is not None and not set(step) <= set(job):
+        return _contradiction(in_step, in_job, count)
+    if step is not None and count is not None and len(step) > count:
+        return _contradiction(in_step, here, count)
     if step is not None:
-        source = _listed("SLURM_STEP_GPUS", step)
-        if job is not None and not set(step) <= set(job):
-            return _contradiction(source, _listed("SLURM_JOB_GPUS", job), on_node)
-        if on_node is not None and len(step) > on_node:
-            return _contradiction(source, here, on_node)
-        return _grant(source, indices=step)
-    if job is not None:
-        source = _listed("SLURM_JOB_GPUS", job)
-        if on_node is not None and len(job) < on_node:
-            return _contradiction(source, here, on_node)
-        return _grant(source, count=on_node, indices=job)
-    if on_node is not None:
-        return _grant(here, count=on_node)
-    if get("SLURM_JOB_ID") is None and get("SLURM_STEP_ID") is None:
-        return None
-    return _grant(
-        "Slurm granted no GPUs (SLURM_GPUS_ON_NODE, SLURM_STEP_GPUS, SLURM_JOB_GPUS are unset)"
-    )
+        return _grant(in_step, indices=step)
+    if job is not None and count is not None and len(job) < count:
+        return _contradiction(in_job, here, count)
+    if job is not None or count is not None:
+        return _grant(here if job is None else in_job, count, job)
+    is_job = get("SLURM_JOB_ID") is not None or get("SLURM_STEP_ID") is not None
+    return _grant(_NO_SLURM) if is_job else None
 
 
-def _listed(name: str, indices: Iterable[int]) -> str:
-    return f"{name}={format_cpulist(frozenset(indices))}"
+def _listed(kind: str, indices: Iterable[int] | None) -> str:
+    return f"SLURM_{kind}_GPUS={format_cpulist(indices or ())}"
 
 
 def _of_batch_script(get: Get) -> tuple[int, ...] | None:
@@ -166,17 +146,14 @@ def _of_batch_script(get: Get) -> tuple[int, ...] | None:
     return slurm.gpu_indices(get("SLURM_JOB_GPUS")) if nodes == 1 or is_first else None
 
 
-def _contradiction(source: str, against: str, on_node: int | None) -> Granted:
-    source = f"{source} contradicts {against} (is one left over from another job?)"
-    if on_node is None:
-        return _grant(source)
-    return _grant(f"SLURM_GPUS_ON_NODE={on_node}; {source}", count=on_node)
+def _contradiction(source: str, against: str, count: int | None) -> Granted:
+    start = "" if count is None else f"SLURM_GPUS_ON_NODE={count}; "
+    end = "(is one left over from another job?)"
+    return _grant(f"{start}{source} contradicts {against} {end}", count)
 
 
 # Grid Engine with resource maps: ``SGE_HGR_<map>`` has the granted ids of the map, separated by
 # blanks. The map's name is the site's choice.
-
-_MAP = "SGE_HGR_"
 
 
 def _of_maps(get: Get, names: Iterable[str]) -> Granted | None:
@@ -210,15 +187,11 @@ def _of_torque(get: Get, gpu_file: str | None, host: str | None) -> Granted | No
         index = number(text)
         if not mark or index is None:
             return _grant(f"PBS_GPUFILE={name} has a line that is not <host>-gpu<index>")
-        if _short(machine) == _short(host or ""):
+        if slurm.short_name(machine) == slurm.short_name(host or ""):
             found.add(index)
     if not found:
         return _grant(f"PBS_GPUFILE={name} names no GPU of this host")
     return _grant("PBS_GPUFILE", indices=found)
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0].lower()
 
 
 # Grid Engine without resource maps (Son of Grid Engine, SGE 6): a GPU is a counted resource of the
@@ -250,7 +223,7 @@ def _grid_engine_job(get: Get) -> str | None:
     return job if is_grid_engine and is_number else None
 
 
-def ask_qstat(job: str) -> tuple[int | None, str]:
+def _ask_qstat(job: str) -> tuple[int | None, str]:
     """How many GPUs a job requested, and so was granted; and the source, or why it is unknown."""
     command = f"qstat -j {job}"
     try:
@@ -278,127 +251,3 @@ def parse_qstat(text: str, job: str) -> tuple[int | None, str]:
         return None, f"{listed} contradict each other"
     count = number(counts[0][1])
     return count, listed if count is not None else f"{listed} is not a number"
-
-
-# Whether each rank has GPUs of its own. One visible GPU and several ranks: all are on it, unless
-# the launcher says otherwise, or the rank has claimed it.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnGpus:
-    """The GPUs that this rank sees are its own; the other ranks see others.
-
-    Indices count the machine's GPUs in the order of their PCI addresses.
-
-    Attributes:
-        named: the GPUs of all ranks; None when unknown.
-        own: those of this rank, as the launcher counts; None when unknown.
-        on_node: how many the job has on this node; None when unknown.
-        shared: whether other ranks may be on this rank's GPUs, too.
-        claimed: whether this rank claimed them for itself, so that no other is on them.
-    """
-
-    named: tuple[int, ...] | None = None
-    own: tuple[int, ...] | None = None
-    on_node: int | None = None
-    shared: bool = False
-    claimed: bool = False
-
-
-def observe_own_gpus(ranks: Ranks, *, visible: int, is_rank: bool = False) -> OwnGpus | None:
-    """What makes the visible GPUs this rank's own; None: all ranks see the same ones.
-
-    Args:
-        ranks: the ranks in use.
-        visible: how many GPUs CUDA shows this process.
-        is_rank: whether this process is known to be the rank itself, and no worker of it.
-    """
-    is_worker = not is_rank and inherited.is_child()
-    if ranks.local_size > 1 and visible and _has_claimed(ranks, is_worker=is_worker):
-        return OwnGpus(claimed=True)
-    if is_worker:
-        return None  # a worker has its task's variables, whatever its number is
-    return classify_own_gpus(env.get, ranks, visible=visible)
-
-
-def _has_claimed(ranks: Ranks, *, is_worker: bool) -> bool:
-    """Whether this rank claimed for itself; a claim around the launcher is for all ranks.
-
-    ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
-    (``sh -c``), which was started with the rank's own variables, as the launcher was not. A worker
-    that a rank started has them, too, and shares what the rank claimed.
-    """
-    claim, _ = inherited.observe_parent_claim()
-    if claim is None:
-        return False
-    if claim.pid != kernel.process_id() and (is_worker or not _is_of_rank(claim, ranks)):
-        return False
-    facts = kernel.thread_facts(claim.pid, claim.pid)  # ids are used again
-    return facts is None or facts.started == claim.started
-
-
-def _is_of_rank(claim: ParentClaim, ranks: Ranks) -> bool:
-    own = own_variables(env.get, ranks)
-    return bool(own) and carries(claim.pid, own)
-
-
-def classify_own_gpus(get: Get, ranks: Ranks, *, visible: int) -> OwnGpus | None:
-    """:func:`observe_own_gpus` for any environment, without claims. Pure."""
-    if ranks.local_size == 1 or not visible:
-        return None
-    if ranks.sources.get("local_rank") == "RANK":  # torchrun --virtual-local-rank
-        return OwnGpus()
-    if active_launcher(get, ranks) is not Launcher.SLURM:
-        return None
-    if number(get("SLURM_LOCALID")) != ranks.local_rank:
-        return None  # a worker that a task started, or ranks numbered differently
-    return _of_task(get, ranks, visible)
-
-
-def _of_task(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
-    step, on_node = slurm.gpu_indices(get("SLURM_STEP_GPUS")), number(get("SLURM_GPUS_ON_NODE"))
-    if on_node is not None and on_node <= visible:
-        return None  # every task sees all that the step has here
-    is_part = step is not None and on_node is not None and len(step) < on_node
-    if not is_part and not slurm.binds_gpus(get):
-        return None
-    own = OwnGpus(on_node=on_node, shared=slurm.shares_gpus(get, ranks.local_size))
-    if step is not None and not is_part and len(step) > visible:
-        return replace(own, named=step)
-    # The batch script's GPUs: in a job of several nodes they are the first one's only.
-    job = slurm.gpu_indices(get("SLURM_JOB_GPUS"))
-    is_here = number(get("SLURM_JOB_NUM_NODES")) == 1 and len(job or ()) >= (on_node or 0)
-    return replace(own, named=job if is_here else None, own=step)
-
-
-# The ranks among which granted GPUs are divided: those of this node, unless each has its own.
-
-
-def observe_sharers(*, visible: int, claim: ParentClaim | None) -> Ranks | None:
-    """The ranks that were granted the same GPUs as this process, and its place among them.
-
-    Args:
-        visible: how many GPUs are candidates, by what CUDA shows and the scheduler lists.
-        claim: the claim in which this process runs.
-
-    Returns:
-        None where all of them are this process's:
-
-        - it is no rank, or the only one of its node;
-        - the launcher gave each rank GPUs of its own (:func:`observe_own_gpus`);
-        - it sees one: usually a launcher or a wrapper shows each rank its own. If all are on the
-          same one after all, the first gets it, and the others an error that says so;
-        - the rank itself made the claim around it, not its launcher's parent.
-    """
-    here = observe_ranks()
-    found = classify_sharers(env.get, here, visible=visible) if here.is_told else None
-    if found is None or claim is None:
-        return found
-    return None if _is_of_rank(claim, found) else found
-
-
-def classify_sharers(get: Get, here: Ranks, *, visible: int) -> Ranks | None:
-    """:func:`observe_sharers` for any environment, without a claim. Pure."""
-    if here.local_size == 1 or visible == 1:
-        return None
-    return here if classify_own_gpus(get, here, visible=visible) is None else None

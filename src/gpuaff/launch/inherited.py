@@ -12,34 +12,31 @@ the order of CUDA's devices.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
-from gpuaff.launch.launchers import Get, number
-from gpuaff.launch.reports import quoted
+from gpuaff.launch.launchers import Get, number, quoted
 from gpuaff.notices import Notice
 from gpuaff.options import natural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 CLAIM_VARIABLE = "GPUAFF_CLAIM"
 PINNED_VARIABLE = "GPUAFF_PINNED"
 
+_MOST = 65_536  # the longest share that is parsed, in characters
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParentClaim:
-    """A claim; ``str()`` gives the variable's value.
+EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
+"""Warnings about a mask of unknown origin: a pinned share explains it."""
+
+
+class ParentClaim(NamedTuple):
+    """A claim, by its slot, process, and GPUs or MIG instances; ``str()`` is the variable's value.
 
     Attributes:
-        slot: its slot in the registry.
-        pid: the process that claimed.
-        started: when that process started, in clock ticks since boot.
-        uuids: the GPUs and MIG instances that it holds (``GPU-…``, ``MIG-…``).
+        started: when its process started, in clock ticks since boot.
     """
 
     slot: int
@@ -51,13 +48,8 @@ class ParentClaim:
         return f"v1:{self.slot}:{self.pid}:{self.started}:{','.join(self.uuids)}"
 
 
-def observe_parent_claim() -> tuple[ParentClaim | None, Notice | None]:
+def parent_claim(get: Get = env.get) -> tuple[ParentClaim | None, Notice | None]:
     """The claim around this process, or a warning about an invalid value, which is ignored."""
-    return classify_parent_claim(env.get)
-
-
-def classify_parent_claim(get: Get) -> tuple[ParentClaim | None, Notice | None]:
-    """:func:`observe_parent_claim` for any environment. Pure."""
     text = (get(CLAIM_VARIABLE) or "").strip()
     claim = _parse_claim(text)
     if claim is not None or not text:
@@ -71,22 +63,17 @@ def classify_parent_claim(get: Get) -> tuple[ParentClaim | None, Notice | None]:
 
 
 def _parse_claim(text: str) -> ParentClaim | None:
-    version, _, rest = text.partition(":")
-    fields = rest.split(":", 3)
+    version, *fields = text.split(":", 4)
     if version != "v1" or len(fields) != 4:
         return None
-    slot, pid, ticks, uuids = (
-        natural(fields[0]),
-        natural(fields[1]),
-        fields[2],
-        fields[3].split(","),
-    )
+    slot, pid, ticks = natural(fields[0]), natural(fields[1]), fields[2]
+    uuids = tuple(fields[3].split(","))
     # After months of uptime, ticks have more than the nine digits that natural() reads.
     is_number = ticks.isascii() and ticks.isdecimal() and len(ticks) <= 20
-    is_distinct = len(set(uuids)) == len(uuids)
-    if slot is None or not pid or not is_number or not is_distinct or not all(map(is_uuid, uuids)):
+    is_valid = is_number and len(set(uuids)) == len(uuids) and all(map(is_uuid, uuids))
+    if slot is None or not pid or not is_valid:
         return None
-    return ParentClaim(slot=slot, pid=pid, started=int(ticks), uuids=tuple(uuids))
+    return ParentClaim(slot=slot, pid=pid, started=int(ticks), uuids=uuids)
 
 
 def is_uuid(text: str) -> bool:
@@ -95,23 +82,8 @@ def is_uuid(text: str) -> bool:
     return text.startswith(("GPU-", "MIG-")) and rest.isascii() and rest.isalnum()
 
 
-EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
-"""Warnings about a mask of unknown origin: a pinned share explains it."""
-
-_MOST = 65_536
-"""The longest value that is parsed, in characters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
-    """The share that a process was pinned to; ``str()`` gives the variable's value.
-
-    Attributes:
-        local_rank: the rank that was pinned.
-        local_size: how many ranks the CPUs were divided among.
-        cpus: the share.
-        reserved: the CPUs that were reserved for helpers.
-    """
+class Pinned(NamedTuple):
+    """The share that a rank was pinned to; ``str()`` gives the variable's value."""
 
     local_rank: int
     local_size: int
@@ -131,10 +103,6 @@ def classify_pinned(get: Get, own: CpuSet) -> Pinned | None:
     """The share that this process was started with; None where its mask is not inside one. Pure.
 
     A mask alone does not show that it is this rank's share already.
-
-    Args:
-        get: the environment.
-        own: the CPUs that this process may use.
     """
     text = get(PINNED_VARIABLE) or ""
     fields = text.split(":")
@@ -202,19 +170,19 @@ IMPORTED = Notice(
 """The warning where a claim fails there."""
 
 
-def has_set(names: Iterable[str]) -> bool:
-    """Whether one of these variables has changed since this process's program was started.
+def rank_inherited(rank: int, size: int, variables: Iterable[str]) -> Notice | None:
+    """The warning where such a child has its parent's rank.
 
-    Then the numbers are the child's own, as those of functions that ``torch.multiprocessing.spawn``
-    starts. A forked child may have got from its parent what that has set since its start: taking
-    it for the child's own costs no more than a missing warning.
+    Where one of the rank's variables has changed since this process's program was started, the
+    numbers are the child's own, as those of functions that ``torch.multiprocessing.spawn`` starts.
+    A forked child may have got from its parent what that has set since its start: taking it for
+    the child's own costs no more than a missing warning.
     """
-    began = kernel.variables_of(kernel.process_id())
-    return bool(began) and any(env.get(name) != began.get(name) for name in names)
-
-
-def rank_inherited(rank: int, size: int) -> Notice:
-    """The warning where such a child has its parent's rank."""
+    if not is_child():
+        return None
+    began = kernel.variables_of(os.getpid())
+    if began and any(env.get(name) != began.get(name) for name in variables):
+        return None
     return Notice(
         "rank-inherited",
         f"multiprocessing started this process, so rank {rank} of {size} is its parent's: several "

@@ -8,8 +8,8 @@ job or a task of srun. Variables are inherited, so those of several launchers ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NamedTuple
 
 from gpuaff.cpuset import MAX_CPU_ID
 from gpuaff.options import natural
@@ -26,6 +26,13 @@ def number(text: str | None) -> int | None:
     """A number of ranks or devices; None when it is malformed or above 65535."""
     found = natural(text)
     return None if found is None or found > MAX_CPU_ID else found
+
+
+def quoted(text: str | None, *, most: int = 40) -> str:
+    """A variable's value as a message quotes it; a long one is cut."""
+    if text is None:
+        return "(unset)"
+    return repr(text if len(text) <= most else f"{text[: most - 3]}...")
 
 
 class Launcher(str, Enum):
@@ -49,18 +56,13 @@ class Launcher(str, Enum):
     """Another launcher, a script's own loop, or none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """The variables that a launcher sets for each of its processes; ``""``: it sets none.
 
     Attributes:
-        launcher: the launcher.
         local_rank: this process's number on its node.
         local_size: the number of processes on this node.
-        rank: this process's number in the job.
-        size: the number of processes in the job.
-        node: this node's number.
-        nodes: the number of nodes.
+        rank: this process's number in the job; ``size``, ``node``, ``nodes`` likewise.
         marks: variables that must be set too, because other programs use the names above.
         run: variables that distinguish one run of the launcher from another.
         programs: the process names of the launcher's programs that start ranks; empty for Python
@@ -79,123 +81,79 @@ class Row:
     programs: tuple[str, ...] = ()
 
 
-def _of_dragon(prefix: str) -> Row:
-    return Row(
-        launcher=Launcher.DRAGON,
-        local_rank=f"{prefix}LOCAL_RANK",
-        local_size=f"{prefix}LOCAL_WORLD_SIZE",
-        rank=f"{prefix}RANK",
-        size=f"{prefix}WORLD_SIZE",
-        node=f"{prefix}GROUP_RANK",
-    )
+def _row(
+    launcher: Launcher, names: str, *, marks: str = "", run: str = "", programs: str = ""
+) -> Row:
+    """A row; ``names`` are those of the numbers, in the order of the fields, ``-`` for none."""
+    numbers = ["" if name == "-" else name for name in names.split()]
+    fields: list[Any] = [*numbers, *[""] * (6 - len(numbers))]
+    return Row(launcher, *fields, *(tuple(text.split()) for text in (marks, run, programs)))
 
+
+_DRAGON = "{0}LOCAL_RANK {0}LOCAL_WORLD_SIZE {0}RANK {0}WORLD_SIZE {0}GROUP_RANK"
 
 ROWS = (
-    Row(
-        launcher=Launcher.TORCHRUN,
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_WORLD_SIZE",
-        rank="RANK",
-        size="WORLD_SIZE",
-        node="GROUP_RANK",
-        nodes="GROUP_WORLD_SIZE",
-        marks=("TORCHELASTIC_RUN_ID",),
-        run=("LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+    _row(
+        Launcher.TORCHRUN,
+        "LOCAL_RANK LOCAL_WORLD_SIZE RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE",
+        marks="TORCHELASTIC_RUN_ID",
+        run="LOCAL_WORLD_SIZE TORCHELASTIC_RUN_ID",
     ),
-    Row(
-        launcher=Launcher.DEEPSPEED,
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_SIZE",
-        rank="RANK",
-        size="WORLD_SIZE",
-        node="CROSS_RANK",
-        nodes="CROSS_SIZE",
-        marks=("CROSS_RANK", "LOCAL_SIZE"),
+    _row(
+        Launcher.DEEPSPEED,
+        "LOCAL_RANK LOCAL_SIZE RANK WORLD_SIZE CROSS_RANK CROSS_SIZE",
+        marks="CROSS_RANK LOCAL_SIZE",
     ),
-    Row(
-        launcher=Launcher.HOROVOD,
-        local_rank="HOROVOD_LOCAL_RANK",
-        local_size="HOROVOD_LOCAL_SIZE",
-        rank="HOROVOD_RANK",
-        size="HOROVOD_SIZE",
-        node="HOROVOD_CROSS_RANK",
-        nodes="HOROVOD_CROSS_SIZE",
+    _row(
+        Launcher.HOROVOD,
+        "HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_RANK HOROVOD_SIZE"
+        " HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE",
     ),
-    _of_dragon("_DRAGON_CG_"),  # released: dragon.ai.collective_group
-    _of_dragon("DRAGON_PG_"),  # later: ProcessGroup.configure_training_group
-    Row(
-        launcher=Launcher.OPEN_MPI,
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-        rank="OMPI_COMM_WORLD_RANK",
-        size="OMPI_COMM_WORLD_SIZE",
-        run=("PMIX_NAMESPACE",),
-        programs=(
-            *("mpirun", "mpirun.openmpi", "mpiexec.openmpi", "orterun", "orted"),
-            *("prte", "prted", "prterun"),
-        ),
+    _row(Launcher.DRAGON, _DRAGON.format("_DRAGON_CG_")),  # released: dragon.ai.collective_group
+    _row(Launcher.DRAGON, _DRAGON.format("DRAGON_PG_")),  # later: configure_training_group
+    _row(
+        Launcher.OPEN_MPI,
+        "OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"
+        " OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
+        run="PMIX_NAMESPACE",
+        programs="mpirun mpirun.openmpi mpiexec.openmpi orterun orted prte prted prterun",
     ),
-    Row(
-        launcher=Launcher.HYDRA,
-        local_rank="MPI_LOCALRANKID",
-        local_size="MPI_LOCALNRANKS",
-        rank="PMI_RANK",
-        size="PMI_SIZE",
-        programs=("hydra_pmi_proxy", "hydra_bstrap_pr"),
+    _row(
+        Launcher.HYDRA,
+        "MPI_LOCALRANKID MPI_LOCALNRANKS PMI_RANK PMI_SIZE",
+        programs="hydra_pmi_proxy hydra_bstrap_pr",
     ),
-    Row(
-        launcher=Launcher.MVAPICH,
-        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
-        local_size="MV2_COMM_WORLD_LOCAL_SIZE",
-        rank="MV2_COMM_WORLD_RANK",
-        size="MV2_COMM_WORLD_SIZE",
-        programs=("mpispawn",),
+    _row(
+        Launcher.MVAPICH,
+        "MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE"
+        " MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE",
+        programs="mpispawn",
     ),
-    Row(
-        launcher=Launcher.PALS,
-        local_rank="PALS_LOCAL_RANKID",
-        local_size="PALS_LOCAL_SIZE",
-        rank="PALS_RANKID",
-        size="PMI_SIZE",
-        node="PALS_NODEID",
-        programs=("palsd",),
+    _row(
+        Launcher.PALS,
+        "PALS_LOCAL_RANKID PALS_LOCAL_SIZE PALS_RANKID PMI_SIZE PALS_NODEID",
+        programs="palsd",
     ),
-    Row(
-        launcher=Launcher.JSRUN,
-        local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_size="JSM_NAMESPACE_LOCAL_SIZE",
-        rank="JSM_NAMESPACE_RANK",
-        size="JSM_NAMESPACE_SIZE",
-        programs=("jsmd",),
+    _row(
+        Launcher.JSRUN,
+        "JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE",
+        programs="jsmd",
     ),
-    Row(
-        launcher=Launcher.FLUX,
-        local_rank="FLUX_TASK_LOCAL_ID",
-        rank="FLUX_TASK_RANK",
-        size="FLUX_JOB_SIZE",
-        nodes="FLUX_JOB_NNODES",
-        run=("FLUX_JOB_ID",),
-        programs=("flux-shell",),
+    _row(
+        Launcher.FLUX,
+        "FLUX_TASK_LOCAL_ID - FLUX_TASK_RANK FLUX_JOB_SIZE - FLUX_JOB_NNODES",
+        run="FLUX_JOB_ID",
+        programs="flux-shell",
     ),
-    Row(
-        launcher=Launcher.SLURM,
-        local_rank="SLURM_LOCALID",
-        local_size="SLURM_STEP_TASKS_PER_NODE",
-        rank="SLURM_PROCID",
-        size="SLURM_STEP_NUM_TASKS",
-        node="SLURM_NODEID",
-        nodes="SLURM_STEP_NUM_NODES",
-        marks=("SLURM_STEP_TASKS_PER_NODE",),
-        run=("SLURM_STEP_ID", "SLURM_JOB_ID"),
-        programs=("slurmstepd",),
+    _row(
+        Launcher.SLURM,
+        "SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE SLURM_PROCID SLURM_STEP_NUM_TASKS"
+        " SLURM_NODEID SLURM_STEP_NUM_NODES",
+        marks="SLURM_STEP_TASKS_PER_NODE",
+        run="SLURM_STEP_ID SLURM_JOB_ID",
+        programs="slurmstepd",
     ),
-    Row(
-        launcher=Launcher.UNKNOWN,
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_WORLD_SIZE",
-        rank="RANK",
-        size="WORLD_SIZE",
-    ),
+    _row(Launcher.UNKNOWN, "LOCAL_RANK LOCAL_WORLD_SIZE RANK WORLD_SIZE"),
 )
 """Innermost first; last come torchrun's names where torchrun did not set them."""
 

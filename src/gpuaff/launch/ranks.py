@@ -12,16 +12,18 @@ The rules (``docs/launchers.md`` has examples):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.launch import inherited, slurm
-from gpuaff.launch.launchers import BY_PROGRAM, Get, Launcher, Row, number
-from gpuaff.launch.reports import LauncherReport, launcher_reports, local_size, present
+from gpuaff.launch.launchers import BY_PROGRAM, ROWS, Get, Launcher, Row, number, quoted
 from gpuaff.notices import Notice
 
 __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "from_environment", "ranks"]
+
+_CALL = "call set_affinity(local_rank, nproc_per_node)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +75,14 @@ def ranks() -> Ranks:
     here = classify_ranks(
         env.get,
         host=kernel.host_name(),
-        ancestors=_ancestors,
+        ancestors=lambda: tuple(kernel.name_of(pid) or "" for pid in kernel.ancestors()),
         cgroup=lambda: kernel.Tree().read("proc/self/cgroup") or "",
     )
-    if not here.is_told or not inherited.is_child():
+    if not here.is_told:
         return here
-    if inherited.has_set(here.sources[name] for name in ("local_rank", "local_size")):
-        return here
-    warning = inherited.rank_inherited(here.local_rank, here.local_size)
-    return replace(here, warnings=(*here.warnings, warning))
+    variables = (here.sources["local_rank"], here.sources["local_size"])
+    notice = inherited.rank_inherited(here.local_rank, here.local_size, variables)
+    return here if notice is None else replace(here, warnings=(*here.warnings, notice))
 
 
 def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
@@ -89,16 +90,6 @@ def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
     here = ranks()
     is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
     return None if is_bad else here, here.warnings
-
-
-def _ancestors(most: int = 64) -> tuple[str, ...]:
-    """The names of this process's ancestors, the nearest first."""
-    names: list[str] = []
-    pid = kernel.parent_id()
-    while pid is not None and len(names) < most:  # a chain that changes meanwhile may not end
-        names.append(kernel.name_of(pid) or "")
-        pid = kernel.parent_of(pid)
-    return tuple(names)
 
 
 def classify_ranks(
@@ -110,70 +101,176 @@ def classify_ranks(
 ) -> Ranks:
     """:func:`ranks` for any environment. Pure.
 
-    Args:
-        get: the environment.
-        host: this machine's name.
-        ancestors: the names of the processes above this one; called only where variables
-            contradict each other or this machine.
-        cgroup: the text of ``/proc/self/cgroup``; called only then, too.
+    The names of the processes above this one, the nearest first, and the text of
+    ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
-    reports = launcher_reports(get)
-    stale = None
-    if any(report.launcher is Launcher.SLURM for report in reports):
+    reports, stale = [_report(get, row) for row in present(get)], None
+    if any(report.row.launcher is Launcher.SLURM for report in reports):
         stale = _stale_step(get, host, ancestors, cgroup)
     if stale is not None:
-        reports = [report for report in reports if report.launcher is not Launcher.SLURM]
-    report, contradiction = settle(reports, ancestors)
+        reports = [report for report in reports if report.row.launcher is not Launcher.SLURM]
+    report, contradiction = _settle(reports, ancestors)
     warnings = tuple(notice for notice in (stale, contradiction) if notice is not None)
     if report is None:
         alone = _with_job_numbers(ALONE, get, _PMI)
         return replace(alone, warnings=(*warnings, _no_rank(get, alone, stale)))
-    rank, size = report.place
-    if rank is None or size is None:
-        return replace(ALONE, launcher=report.launcher, warnings=(*warnings, _bad_rank(report)))
+    if report.local_rank is None or report.local_size is None:
+        bad = Notice(
+            "bad-rank",
+            f"{report.problem}, so the rank on this node is invalid ({report.row.launcher.value}); "
+            f"correct the variables, or {_CALL}",
+        )
+        return replace(ALONE, launcher=report.row.launcher, warnings=(*warnings, bad))
     here = Ranks(
-        local_rank=rank,
-        local_size=size,
-        launcher=report.launcher,
+        local_rank=report.local_rank,
+        local_size=report.local_size,
+        launcher=report.row.launcher,
         sources={"local_rank": report.rank_variable, "local_size": report.size_variable},
         warnings=(*warnings, *report.warnings),
     )
     return _with_job_numbers(here, get, report.row)
 
 
+# What one launcher says.
+
+
+class _Report(NamedTuple):
+    """A launcher's numbers for this node."""
+
+    row: Row
+    rank_variable: str
+    local_rank: int | None = None  # None when it is missing or malformed
+    local_size: int | None = None  # None when there is a problem
+    size_variable: str = ""
+    problem: str = ""  # why the numbers are no valid rank
+    is_partial: bool = False  # one of the numbers is missing, and that is the only problem
+    warnings: tuple[Notice, ...] = ()
+
+
+def present(get: Get) -> Iterator[Row]:
+    """The rows whose variables are set, valid or not, the innermost first.
+
+    ``LOCAL_RANK`` belongs to the first launcher whose marks are set.
+    """
+    taken: set[str] = set()
+    for row in ROWS:
+        if row.local_rank not in taken and _is_set(get, row):
+            taken.add(row.local_rank)
+            yield row
+
+
+def _is_set(get: Get, row: Row) -> bool:
+    if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
+        return any(map(get, (row.local_rank, row.local_size)))
+    if row.launcher is Launcher.SLURM and slurm.is_shell(get):
+        return False
+    return all(map(get, (row.local_rank, *row.marks)))
+
+
+def local_size(get: Get, row: Row) -> int | None:
+    """How many processes a launcher says that it started on this node; None if it does not."""
+    return slurm.tasks_here(get) if row.launcher is Launcher.SLURM else number(get(row.local_size))
+
+
+def _report(get: Get, row: Row) -> _Report:
+    text, name = get(row.local_rank), row.local_rank
+    rank = number(text)
+    if rank is None:
+        problem = f"{name}={quoted(text)} is not a rank number"
+        return _Report(row, name, problem=problem, is_partial=not text)
+    if row.launcher is Launcher.TORCHRUN and rank == 0:
+        rank, name = _virtual_rank(get) or (rank, name)
+    report, size = _Report(row, name, rank), local_size(get, row)
+    if not get(row.local_size):
+        return _by_job_size(get, report, rank)
+    is_slurm = row.launcher is Launcher.SLURM
+    given = f"{row.local_size}={quoted(get(row.local_size))}"
+    if size and rank < size:
+        return report._replace(local_size=size, size_variable=row.local_size)
+    if size:
+        here = f" ({size} on this node)" if is_slurm else ""
+        return report._replace(problem=f"{name}={rank} is not below {given}{here}")
+    at = f" at SLURM_NODEID={quoted(get('SLURM_NODEID'))}" if is_slurm else ""
+    return report._replace(problem=f"{given}{at} is not a number of processes on this node")
+
+
+def _by_job_size(get: Get, report: _Report, rank: int) -> _Report:
+    """A job of one process has one here.
+
+    Flux gives the numbers of processes and nodes only; it spreads the processes evenly.
+    """
+    row = report.row
+    size, nodes = number(get(row.size)), number(get(row.nodes))
+    if (rank, size) == (0, 1):
+        return report._replace(local_size=1, size_variable=row.size)
+    if row.local_size or not size or not nodes:
+        missing = row.local_size or f"{row.size} or {row.nodes}"
+        problem = f"{row.local_rank}={rank} is set, but {missing} is not"
+        return report._replace(problem=problem, is_partial=True)
+    most = -(-size // nodes)
+    if rank >= most:
+        problem = (
+            f"{row.local_rank}={rank} is not below {most}, the most processes per node when "
+            f"{row.size}={size} are spread evenly over {row.nodes}={nodes}"
+        )
+        return report._replace(problem=problem, is_partial=True)
+    assumed = Notice(
+        "size-assumed",
+        f"{row.launcher.value} does not give the number of ranks on this node; {most} are assumed "
+        f"({size} spread evenly over {nodes} nodes): if they are not spread evenly, {_CALL}",
+        rank=rank,
+    )
+    warnings = (assumed,) if nodes > 1 else ()
+    return report._replace(local_size=most, size_variable=row.size, warnings=warnings)
+
+
+def _virtual_rank(get: Get) -> tuple[int, str] | None:
+    """The local rank that ``torchrun --virtual-local-rank`` hides.
+
+    It sets LOCAL_RANK=0 for every rank and shows each rank its own GPU only. RANK counts on from
+    node to node, by GROUP_RANK.
+    """
+    rank, size = number(get("RANK")), number(get("WORLD_SIZE"))
+    here = number(get("LOCAL_WORLD_SIZE"))
+    if rank is None or not here or "," in (get("CUDA_VISIBLE_DEVICES") or ","):
+        return None
+    group, groups = number(get("GROUP_RANK")), number(get("GROUP_WORLD_SIZE"))
+    if size == here:
+        group, groups = 0, 1
+    if group is None or groups is None or size != groups * here:
+        return None
+    hidden = rank - group * here
+    return (hidden, "RANK") if 0 < hidden < here else None
+
+
 # Contradictions between launchers.
 
 
-def settle(
-    reports: Sequence[LauncherReport], ancestors: Callable[[], tuple[str, ...]]
-) -> tuple[LauncherReport | None, Notice | None]:
-    """The report that counts, and a warning where another one contradicts it.
-
-    Args:
-        reports: the innermost launcher's first.
-        ancestors: the names of the processes above this one, the nearest first.
-    """
+def _settle(
+    reports: Sequence[_Report], ancestors: Callable[[], tuple[str, ...]]
+) -> tuple[_Report | None, Notice | None]:
+    """The report that counts, and a warning where another one contradicts it."""
     reports = [report for report in reports if not _is_completed(report, reports)]
     if not reports:
         return None, None
     first, last = reports[0], reports[-1]
-    is_unknown_inside = len(reports) == 2 and last.launcher is Launcher.UNKNOWN
+    is_unknown_inside = len(reports) == 2 and last.row.launcher is Launcher.UNKNOWN
     if is_unknown_inside and first.local_size == 1 < (last.local_size or 1):
         return last, None  # the one process of the launcher has started the ranks
     others = [report for report in reports[1:] if _contradicts(report, first)]
     nearest = None
     if others and first.row.programs:
         nearest = next((BY_PROGRAM[name] for name in ancestors() if name in BY_PROGRAM), None)
-    chosen = next((report for report in others if report.launcher is nearest), None)
+    chosen = next((report for report in others if report.row.launcher is nearest), None)
     if chosen is not None:
         return chosen, _ranks_contradict(chosen, first, is_proven=True)
-    is_proven = nearest is first.launcher
+    is_proven = nearest is first.row.launcher
     if is_proven or not first.row.programs:  # known launchers around it are `ranks-beside`
-        others = [report for report in others if report.launcher is Launcher.UNKNOWN]
+        others = [report for report in others if report.row.launcher is Launcher.UNKNOWN]
     return first, _ranks_contradict(first, others[0], is_proven=is_proven) if others else None
 
 
-def _is_completed(partial: LauncherReport, reports: Sequence[LauncherReport]) -> bool:
+def _is_completed(partial: _Report, reports: Sequence[_Report]) -> bool:
     """Whether another launcher gives all of the numbers that one gives in part.
 
     Many scripts set LOCAL_RANK alone; launchers without programs start children of other ranks.
@@ -181,30 +278,30 @@ def _is_completed(partial: LauncherReport, reports: Sequence[LauncherReport]) ->
     if not partial.is_partial:
         return False
     valid = [report.local_rank for report in reports if not report.problem]
-    if partial.launcher is Launcher.UNKNOWN:
+    if partial.row.launcher is Launcher.UNKNOWN:
         return bool(valid)
     return bool(partial.row.programs) and partial.local_rank in valid
 
 
-def _contradicts(report: LauncherReport, first: LauncherReport) -> bool:
+def _contradicts(report: _Report, first: _Report) -> bool:
     """A launcher that started one process here may have started the other launcher."""
-    if report.local_size is None or report.place == first.place:
+    place = report.local_rank, report.local_size
+    if report.local_size is None or place == (first.local_rank, first.local_size):
         return False
-    return report.local_size > 1 or report.launcher is Launcher.UNKNOWN
+    return report.local_size > 1 or report.row.launcher is Launcher.UNKNOWN
 
 
-def _ranks_contradict(used: LauncherReport, other: LauncherReport, *, is_proven: bool) -> Notice:
+def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Notice:
     started = "started this process" if is_proven else "usually runs inside the other"
     return Notice(
         "ranks-contradict",
-        f"{_gives(used)}, but {_gives(other)}: the first is used, because {used.launcher.value} "
-        f"{started}; unset the variables that are left over, or call "
-        "set_affinity(local_rank, nproc_per_node)",
+        f"{_gives(used)}, but {_gives(other)}: the first is used, because "
+        f"{used.row.launcher.value} {started}; unset the variables that are left over, or {_CALL}",
         rank=used.local_rank,
     )
 
 
-def _gives(report: LauncherReport) -> str:
+def _gives(report: _Report) -> str:
     if report.problem:
         return f"{report.rank_variable} gives no valid rank"
     variables = f"{report.rank_variable} and {report.size_variable}"
@@ -235,13 +332,13 @@ def _stale_step(
         "ranks-stale",
         f"{name}={nodes[:80]} does not name this machine, {host}, and this process is in no step "
         "of Slurm, so srun's variables are ignored; unset them, or, in a container with another "
-        "host name, call set_affinity(local_rank, nproc_per_node)",
+        f"host name, {_CALL}",
     )
 
 
 # Numbers in the whole job.
 
-_PMI = Row(launcher=Launcher.UNKNOWN, local_rank="", rank="PMI_RANK", size="PMI_SIZE")
+_PMI = Row(Launcher.UNKNOWN, "", rank="PMI_RANK", size="PMI_SIZE")
 """Without a local rank, PMI or PMIx may give the rank in the job."""
 
 
@@ -253,7 +350,7 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
     if row.launcher is Launcher.SLURM and not get(row.size):
         names |= {"size": "SLURM_NTASKS", "nodes": "SLURM_NNODES"}
     found = {key: number(get(name)) for key, name in names.items()}
-    warnings, impossible = here.warnings, _impossible(here, found)
+    warnings, impossible = here.warnings, _impossible(here, **found)
     if impossible:
         given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
         text = (
@@ -263,53 +360,30 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
         warnings = (*warnings, Notice("world-unknown", text, rank=here.local_rank))
         found |= dict.fromkeys(impossible)
     sources = {key: names[key] for key, value in found.items() if value is not None}
-    return replace(
-        here,
-        rank=found["rank"],
-        size=found["size"],
-        node=found["node"],
-        nodes=found["nodes"],
-        sources={**here.sources, **sources},
-        warnings=warnings,
-    )
+    numbers: dict[str, Any] = dict(found)
+    return replace(here, **numbers, sources={**here.sources, **sources}, warnings=warnings)
 
 
-def _impossible(here: Ranks, numbers: Mapping[str, int | None]) -> tuple[str, ...]:
-    rank, size, node, nodes = (numbers[key] for key in ("rank", "size", "node", "nodes"))
+def _impossible(
+    here: Ranks, rank: int | None, size: int | None, node: int | None, nodes: int | None
+) -> tuple[str, ...]:
     if size is not None and size < max(here.local_size, (rank or 0) + 1):
         return ("rank", "size")
     return ("node", "nodes") if nodes is not None and nodes <= (node or 0) else ()
 
 
-# Warnings.
-
-
-def _bad_rank(report: LauncherReport) -> Notice:
-    return Notice(
-        "bad-rank",
-        f"{report.problem}, so the rank on this node is invalid ({report.launcher.value}); correct "
-        "the variables, or call set_affinity(local_rank, nproc_per_node)",
-    )
-
+# No rank.
 
 _ASSUMED = "rank 0 of 1 is assumed"
 
 
 def _no_rank(get: Get, alone: Ranks, stale: Notice | None) -> Notice:
-    return Notice(
-        "no-rank",
-        f"{_why_no_rank(get, alone, stale)}: {_ASSUMED}; start under torchrun, srun or mpirun, or "
-        "call set_affinity(local_rank, nproc_per_node)",
-    )
+    why = _why_no_rank(get, alone, stale)
+    return Notice("no-rank", f"{why}: {_ASSUMED}; start under torchrun, srun or mpirun, or {_CALL}")
 
 
 def narrows_nothing(no_rank: Notice, visible: int) -> Notice:
-    """The warning ``no-rank`` where several GPUs are visible, so that the mask stays.
-
-    Args:
-        no_rank: the warning as :func:`ranks` gives it.
-        visible: how many GPUs are visible.
-    """
+    """The warning ``no-rank`` where ``visible`` GPUs are visible, more than one."""
     instead = f"{visible} GPUs are visible, so the mask stays"
     return replace(no_rank, message=no_rank.message.replace(_ASSUMED, instead))
 
@@ -336,10 +410,8 @@ def _why_no_rank(get: Get, alone: Ranks, stale: Notice | None) -> str:
 def active_launcher(get: Get, ranks: Ranks) -> Launcher:
     """The launcher that started these ranks.
 
-    Args:
-        get: the environment.
-        ranks: the ranks in use. Where they were given as arguments, a launcher with another count
-            started something else: a shell, or one process that started the ranks itself.
+    Where they were given as arguments, a launcher with another count started something else: a
+    shell, or one process that started the ranks itself.
     """
     if ranks.launcher is not Launcher.UNKNOWN:
         return ranks.launcher

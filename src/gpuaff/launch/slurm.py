@@ -23,6 +23,15 @@ from gpuaff.options import natural
 _INTERACTIVE = str(0xFFFFFFFA)
 """``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task."""
 
+LISTED = ("mask_cpu", "map_cpu")
+"""The kinds of binding whose masks ``SLURM_CPU_BIND_LIST`` lists."""
+
+_GPU_BINDINGS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
+
+_LONGEST = 65_536  # the longest list of nodes that is read, in characters
+_ELEMENT = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+
 
 def tasks_here(get: Get) -> int | None:
     """How many tasks of this step are on this node; None outside a step.
@@ -63,6 +72,9 @@ def is_cgroup_of_step(get: Get, cgroup: str) -> bool:
     return any(step in f"{line}/" for line in cgroup.splitlines())
 
 
+# The tasks' CPUs.
+
+
 def binding(get: Get) -> str | None:
     """How this step's tasks were bound: ``none``, ``mask_cpu``, ``map_cpu``, …; None: unknown.
 
@@ -73,16 +85,14 @@ def binding(get: Get) -> str | None:
 
 
 def named_masks(get: Get, tasks: int) -> tuple[CpuSet, ...] | None:
-    """The CPUs of each task of this node, by local id; None when they are not listed.
+    """The CPUs of each of so many tasks of this node, by local id; None when they are not listed.
 
-    Args:
-        get: the environment.
-        tasks: how many tasks there are. A shorter list is used again from its start.
+    A shorter list is used again from its start.
     """
     kind = binding(get)
-    if kind not in ("mask_cpu", "map_cpu"):
+    if kind not in LISTED:
         return None
-    return _listed(get("SLURM_CPU_BIND_LIST") or "", tasks, is_mask=kind == "mask_cpu")
+    return _sets(get("SLURM_CPU_BIND_LIST") or "", tasks, is_mask=kind == "mask_cpu")
 
 
 def task_masks(get: Get) -> tuple[CpuSet, list[CpuSet]] | None:
@@ -93,7 +103,7 @@ def task_masks(get: Get) -> tuple[CpuSet, list[CpuSet]] | None:
     return masks[task], [*masks[:task], *masks[task + 1 :]]
 
 
-def _listed(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
+def _sets(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
     """The sets of the tasks in a list of masks or of ids; None when it is malformed."""
     sets: list[CpuSet] = []
     for word in text.split(","):
@@ -119,15 +129,15 @@ def _set(text: str, *, is_mask: bool) -> CpuSet | None:
     return frozenset((found,)) if found <= MAX_CPU_ID else None
 
 
+# The tasks' GPUs.
+
+
 def gpu_indices(text: str | None) -> tuple[int, ...] | None:
     """The indices in ``SLURM_STEP_GPUS`` or ``SLURM_JOB_GPUS`` (``0,1``, ``8-11``), ascending."""
     try:
         return tuple(sorted(parse_cpulist(text or ""))) or None
     except ValueError:
         return None
-
-
-_KINDS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
 
 
 def binds_gpus(get: Get) -> bool:
@@ -138,7 +148,7 @@ def binds_gpus(get: Get) -> bool:
     """
     if get("SLURM_GPUS_PER_TASK") or "gres/gpu" in (get("SLURM_TRES_PER_TASK") or ""):
         return True
-    return any(kind in _KINDS for kind, _ in _gpu_bindings(get))
+    return any(kind in _GPU_BINDINGS for kind, _ in _gpu_bindings(get))
 
 
 def shares_gpus(get: Get, tasks: int) -> bool:
@@ -158,11 +168,10 @@ def _gpu_bindings(get: Get) -> Iterator[tuple[str, str]]:
 
     ``verbose,map_gpu:0,1``; among other resources ``gres/gpu:verbose,map:0,1+gres/nic:closest``.
     """
-    texts = [get("SLURM_GPU_BIND") or ""]
-    for part in (get("SLURM_TRES_BIND") or "").split("+"):
-        resource, _, text = part.strip().partition(":")
-        texts += [text] if resource == "gres/gpu" else []
-    for text in texts:
+    resources = (get("SLURM_TRES_BIND") or "").split("+")
+    parts = (part.strip().partition(":") for part in resources)
+    texts = [text for resource, _, text in parts if resource == "gres/gpu"]
+    for text in (get("SLURM_GPU_BIND") or "", *texts):
         kind, _, rest = re.sub(r"^\s*(verbose|v|quiet|q),", "", text).strip().partition(":")
         yield kind, rest
 
@@ -172,15 +181,11 @@ def _is_shared(kind: str, text: str, tasks: int) -> bool:
         return number(text) != 1
     if kind not in ("map", "map_gpu", "mask", "mask_gpu"):
         return kind == "closest"
-    sets = _listed(text, tasks, is_mask=kind.startswith("mask"))
+    sets = _sets(text, tasks, is_mask=kind.startswith("mask"))
     return sets is None or sum(map(len, sets)) > len(frozenset().union(*sets))
 
 
-_MOST = 65_536
-"""The longest list of nodes that is read, in characters."""
-
-_ELEMENT = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+# Lists of nodes.
 
 
 def holds(nodes: str, host: str) -> bool | None:
@@ -189,23 +194,25 @@ def holds(nodes: str, host: str) -> bool | None:
     Returns:
         None when the list is empty or malformed (``man scontrol``, "hostlist").
     """
-    elements = _ELEMENT.findall(nodes) if len(nodes) <= _MOST else []
+    elements = _ELEMENT.findall(nodes) if len(nodes) <= _LONGEST else []
     if not nodes.strip() or ",".join(elements) != nodes:
         return None
-    host = host.partition(".")[0].lower()
-    return any(_names(element.strip().partition(".")[0].lower(), host) for element in elements)
+    return any(_names(short_name(element.strip()), short_name(host)) for element in elements)
+
+
+def short_name(host: str) -> str:
+    """A host's name without its domain."""
+    return host.partition(".")[0].lower()
 
 
 def _names(element: str, host: str) -> bool:
     ends = {0}  # how much of the host's name the parts so far may stand for
     for ranges, text in _PART.findall(element):
-        after = _after_number if ranges else _after_text
-        ends = {end for start in ends for end in after(ranges or text, host, start)}
+        if ranges:
+            ends = {end for start in ends for end in _after_number(ranges, host, start)}
+        else:
+            ends = {start + len(text) for start in ends if host.startswith(text, start)}
     return len(host) in ends
-
-
-def _after_text(text: str, host: str, start: int) -> list[int]:
-    return [start + len(text)] if host.startswith(text, start) else []
 
 
 def _after_number(ranges: str, host: str, start: int) -> Iterator[int]:

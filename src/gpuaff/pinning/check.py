@@ -10,11 +10,11 @@ from typing import NamedTuple
 from gpuaff._system import env, kernel
 from gpuaff.allocator.model import Word
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.formatting import Line, Span, counted, cpulist, line, listed, plain, table
-from gpuaff.notices import Notice, printable
+from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed, plain
+from gpuaff.notices import Notice
 from gpuaff.pinning import openmp, threads
 from gpuaff.pinning.state import expected, remembered
-from gpuaff.topology.cgroup import cpuset_of
+from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Check:
 
     def __str__(self) -> str:
         """As ``gpuaff check`` shows it."""
-        return "\n".join(printable(plain(line)) for line in render([self]))
+        return "\n".join(map(plain, render([self])))
 
 
 def check() -> Check:
@@ -380,12 +380,12 @@ _MAX_NAMES = 8
 _HEADS = ("process", "GPU", "threads", "CPUs", "state", "names")
 
 
-def render(checks: Collection[Check], *, width: int | None = None) -> list[Line]:
+def render(checks: Collection[Check]) -> list[Line | Table]:
     """A table: threads with the same CPUs in one row; then what is wrong."""
     rows = [[line(Span(word, "head")) for word in _HEADS]]
     rows += [row for check in checks for row in _rows(check)]
     remarks = [remark for check in checks for remark in _remarks(check)]
-    return [*table(rows, width=width, right=(2,)), *remarks]
+    return [Table(rows, right=(2,)), *remarks]
 
 
 def _rows(check: Check) -> Iterator[list[Line]]:

@@ -17,7 +17,7 @@ from gpuaff._system import env, kernel
 from gpuaff.formatting import counted
 from gpuaff.notices import Notice
 from gpuaff.pinning.state import OMP_NUM_THREADS, Process
-from gpuaff.topology.cgroup import quotas
+from gpuaff.topology.sysfs import quotas
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
     The ranks share a limit that holds for their parent, too; a container of a rank's own has one
     for this rank alone.
     """
-    tree, parent = kernel.machine_tree(), kernel.parent_id()
+    tree, parent = kernel.machine_tree(), next(kernel.ancestors(), None)
     above = {} if parent is None else quotas(tree, parent)
     limits = [
         (limit / ranks, limit, True) if folder in above else (limit, limit, False)

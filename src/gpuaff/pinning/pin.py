@@ -11,9 +11,10 @@ from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.model import Options, Partition, Plan, Share, check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import counted
-from gpuaff.launch import allocation, inherited
+from gpuaff.launch import inherited
+from gpuaff.launch.gpus import own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.masks import Masks, observe_ancestry, observe_consistency, observe_masks
+from gpuaff.launch.masks import Masks, classify_masks, consistency, observe_ancestry
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count
@@ -32,9 +33,9 @@ from gpuaff.pinning.state import (
     try_twice,
 )
 from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
-from gpuaff.topology.cgroup import cpuset_of
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
+from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def pin(
     if ranks is None or why is not None:
         counts = why is not None and (ranks is not None or why.code == "off")
         return _unpinned(ranks, (why,) if why and counts else remarks, strict=strict)
-    claim, unreadable = inherited.observe_parent_claim()
+    claim, unreadable = inherited.parent_claim()
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = replace(options, partition=Partition.MACHINE)
@@ -79,7 +80,7 @@ def pin(
     if claim is not None and claim.pid == kernel.process_id():
         remarks = _without_no_rank(remarks)  # it is alone on its GPUs
     if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
-        remarks += observe_consistency(ranks)
+        remarks += consistency(ranks)
     if unreadable is not None:
         remarks += (unreadable,)
     attempt = Attempt(
@@ -259,7 +260,7 @@ class Attempt(NamedTuple):
         visible = len(topology.visible)
         if self.no_rank is not None and visible > 1:
             raise UnknownRankError(*_of_topology(topology), narrows_nothing(self.no_rank, visible))
-        masks = observe_masks(
+        masks = classify_masks(
             self.ranks,
             own=effective.cpus,
             above=above,
@@ -277,9 +278,7 @@ class Attempt(NamedTuple):
     def _plan(self, seen: Observation) -> Plan:
         topology, share = seen.topology, seen.started_with
         is_own = self._is_own(share)
-        gpus = allocation.observe_own_gpus(
-            self.ranks, visible=len(topology.visible), is_rank=is_own
-        )
+        gpus = own_gpus(self.ranks, visible=len(topology.visible), is_rank=is_own)
         if share is not None and is_own and topology.visible:
             return plan_inside_share(topology, self.options, self.ranks, gpus, share)
         all_gpus = () if gpus is None else gpus_of_the_machine()

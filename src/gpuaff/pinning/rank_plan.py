@@ -13,7 +13,7 @@ from gpuaff.allocator.model import Options, Partition, Plan
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
-from gpuaff.launch.allocation import OwnGpus
+from gpuaff.launch.gpus import OwnGpus
 from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks

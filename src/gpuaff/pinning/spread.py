@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gpuaff import options
 from gpuaff._system import kernel
-from gpuaff.allocator.cores import allowed_cores
+from gpuaff.allocator.cores import allowed_cores, workers_parts
 from gpuaff.allocator.model import check_rank
-from gpuaff.allocator.workers import workers_parts
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
 from gpuaff.notices import Notice

@@ -15,8 +15,9 @@ from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import deliver_pending, interruptible, uninterrupted
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError, NoDriverError
+from gpuaff.formatting import printable
 from gpuaff.launch.inherited import PINNED_VARIABLE
-from gpuaff.notices import KINDS, Notice, printable
+from gpuaff.notices import KINDS, Notice
 from gpuaff.pinning.threads import move_all, put_again, refusal
 
 TYPE_CHECKING = False

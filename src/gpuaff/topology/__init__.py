@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class _Methods(Topology):
-    """A namespace: a type checker compares its signatures with those in the record."""
+class Methods:
+    """What :class:`gpuaff.Topology` can do besides holding data."""
 
     def with_visible_devices(
-        self, text: str | None, *, device_order: str | None = None, lost: Collection[int] = ()
+        self: Any, text: str | None, *, device_order: str | None = None, lost: Collection[int] = ()
     ) -> Topology:
         """The same machine for a process with this CUDA_VISIBLE_DEVICES.
 
@@ -34,9 +34,10 @@ class _Methods(Topology):
         """
         from gpuaff.topology.visible import resolve
 
-        seen = resolve(self.gpus, text, device_order=device_order, lost=lost)
-        kept = tuple(note for note in self.notes if not note.code.startswith("visible-"))
-        return replace(self, visible=seen.indices, notes=kept + seen.notes)
+        here: Topology = self
+        seen = resolve(here.gpus, text, device_order=device_order, lost=lost)
+        kept = tuple(note for note in here.notes if not note.code.startswith("visible-"))
+        return replace(here, visible=seen.indices, notes=kept + seen.notes)
 
     @classmethod
     def observe(cls, *, links: bool = True) -> Topology:
@@ -85,7 +86,7 @@ class _Methods(Topology):
         Raises:
             TopologyError: there is none of that name; the message lists the names.
         """
-        from gpuaff.topology.machines import named
+        from gpuaff.topology.serialize import named
 
         return named(name)
 
@@ -100,13 +101,13 @@ class _Methods(Topology):
 
         return from_dict(data)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self: Any) -> dict[str, Any]:
         """The topology as parsed JSON; ``docs/topology-json.md`` has the schema."""
         from gpuaff.topology.serialize import to_dict
 
         return to_dict(self)
 
-    def save(self, path: str | Path) -> None:
+    def save(self: Any, path: str | Path) -> None:
         """Write the topology as JSON.
 
         Raises:
@@ -117,6 +118,6 @@ class _Methods(Topology):
         save(self, path)
 
 
-for _name, _method in vars(_Methods).items():
+for _name, _method in vars(Methods).items():
     if not _name.startswith("_"):
         setattr(Topology, _name, _method)

@@ -11,9 +11,8 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
 from gpuaff.topology import pci
-from gpuaff.topology.cgroup import cpuset_of
 from gpuaff.topology.model import Gpu, Source, Topology
-from gpuaff.topology.sysfs import Cpus, read_cpus
+from gpuaff.topology.sysfs import cpuset_of, highest_cpu, read_cpus
 
 
 def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -> Topology:
@@ -31,7 +30,9 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
     machine = read_cpus(tree)
     if not tree.is_live:
         return _from_files(tree, machine)
-    here = _observe_here(tree, machine, links, _mask() if allowed is None else allowed)
+    if allowed is None:  # other threads than the main one may have been bound on purpose
+        allowed = kernel.get_affinity(kernel.process_id()) if kernel.can_pin() else frozenset()
+    here = _observe_here(tree, machine, links, allowed)
     return with_accelerators(here, tree, machine) if accelerators else here
 
 
@@ -41,7 +42,7 @@ def gpus_of_the_machine() -> tuple[Gpu, ...]:
     return pci.gpus_on_the_bus(tree, read_cpus(tree))
 
 
-def _from_files(tree: Tree, machine: Cpus) -> Topology:
+def _from_files(tree: Tree, machine: Topology) -> Topology:
     """A tree of files, to which the live mask, environment and driver do not belong."""
     notes = [] if machine.cpus else [_no_sysfs(tree)]
     cpuset = cpuset_of(tree)
@@ -51,17 +52,21 @@ def _from_files(tree: Tree, machine: Cpus) -> Topology:
         hint = f"; --allowed {shown} plans for it" if shown else ""
         notes.append(Notice("cpuset", message + hint))
     gpus = pci.gpus_on_the_bus(tree, machine)
-    return with_accelerators(_topology(machine, machine.cpus, gpus, notes), tree, machine)
+    visible = tuple(gpu.index for gpu in gpus)
+    topology = replace(machine, gpus=gpus, visible=visible, notes=tuple(notes))
+    return with_accelerators(topology, tree, machine)
 
 
-def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topology:
+def _observe_here(tree: Tree, machine: Topology, links: bool, mask: CpuSet) -> Topology:
     notes: list[Notice] = []
     if mask and mask.isdisjoint(machine.cpus):
         # Unreadable, or of another machine (a container's own /sys): the kernel's mask is true.
         notes.append(_no_sysfs(tree))
-        machine = Cpus(cpus=mask, highest=max(machine.highest, *mask))
+        machine = Topology(cpus=mask)
     gpus, matrix, lost = _gpus(tree, machine, links, notes)
-    topology = replace(_topology(machine, mask & machine.cpus, gpus, notes), links=matrix)
+    topology = replace(
+        machine, allowed=mask & machine.cpus, gpus=gpus, links=matrix, notes=tuple(notes)
+    )
     return topology.with_visible_devices(
         env.get("CUDA_VISIBLE_DEVICES"),
         device_order=env.get("CUDA_DEVICE_ORDER"),
@@ -69,17 +74,12 @@ def _observe_here(tree: Tree, machine: Cpus, links: bool, mask: CpuSet) -> Topol
     )
 
 
-def with_accelerators(topology: Topology, tree: Tree, machine: Cpus) -> Topology:
+def with_accelerators(topology: Topology, tree: Tree, machine: Topology) -> Topology:
     """The same machine with the accelerators on its PCI bus."""
     # Where sysfs has other CPUs, only this process's mask is known, and independent jobs would
     # not agree on borders.
     agreed = topology.cpus == machine.cpus
-    return replace(topology, accelerators=pci.on_the_bus(tree, machine) if agreed else ())
-
-
-def _mask() -> CpuSet:
-    """The main thread's mask: other threads may have been bound on purpose."""
-    return kernel.get_affinity(kernel.process_id()) if kernel.can_pin() else frozenset()
+    return replace(topology, accelerators=pci.accelerators(tree, machine) if agreed else ())
 
 
 def _no_sysfs(tree: Tree) -> Notice:
@@ -91,30 +91,14 @@ def _no_sysfs(tree: Tree) -> Notice:
     )
 
 
-def _topology(
-    machine: Cpus, allowed: CpuSet, gpus: tuple[Gpu, ...], notes: list[Notice]
-) -> Topology:
-    return Topology(
-        cpus=machine.cpus,
-        allowed=allowed,
-        cores=machine.cores,
-        efficiency_cpus=machine.efficiency_cpus,
-        packages=machine.packages,
-        l3=machine.l3,
-        numa_nodes=machine.numa_nodes,
-        gpus=gpus,
-        visible=tuple(gpu.index for gpu in gpus),
-        notes=tuple(notes),
-    )
-
-
 def _gpus(
-    tree: Tree, machine: Cpus, links: bool, notes: list[Notice]
+    tree: Tree, machine: Topology, links: bool, notes: list[Notice]
 ) -> tuple[tuple[Gpu, ...], Matrix | None, frozenset[int]]:
     """The GPUs that this process may use, how they are connected, and which of them are lost."""
     try:
         with nvml.open_session() as session:
-            readings, matrix = session.read_gpus(highest_cpu=machine.highest, links=links)
+            highest = highest_cpu(tree, machine.cpus)
+            readings, matrix = session.read_gpus(highest_cpu=highest, links=links)
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
@@ -129,33 +113,27 @@ def _gpus(
     return gpus, matrix, lost
 
 
-def _merged(tree: Tree, machine: Cpus, reading: GpuReading) -> Gpu:
+def _merged(tree: Tree, machine: Topology, reading: GpuReading) -> Gpu:
     """The driver's facts about a GPU, completed by those of its PCI device."""
-    address = reading.pci_bus_id
-    spot = pci.place(tree, address, machine) if address else pci.NOWHERE
+    local, numa_node = pci.place(tree, reading.pci_bus_id, machine)
     # The driver also names CPUs that are offline or do not exist (case A22).
     node_cpus = (reading.node_cpus or frozenset()) & machine.cpus or None
     socket_cpus = (reading.socket_cpus or frozenset()) & machine.cpus or None
-    source = Source.NVML if node_cpus or not spot.local_cpus else Source.SYSFS
-    node_cpus = node_cpus or spot.local_cpus
-    return Gpu(
-        index=reading.index,
-        uuid=reading.uuid,
-        pci_bus_id=address,
-        name=reading.name,
-        node_cpus=node_cpus,
-        socket_cpus=socket_cpus,
-        local_cpus=spot.local_cpus,
-        numa_node=_numa_node(machine, reading, spot),
-        memory_node=reading.memory_node,
-        source=source if node_cpus or socket_cpus else None,
-        mig=reading.mig,
-    )
-
-
-def _numa_node(machine: Cpus, reading: GpuReading, spot: pci.Place) -> int | None:
-    """The driver's node, else sysfs's (case A7); of several those with CPUs (case A24)."""
+    source = Source.NVML if node_cpus or not local else Source.SYSFS
+    # The driver's node, else sysfs's (case A7); of several those with CPUs (case A24).
     with_cpus = [node for node in machine.numa_nodes or () if node.cpus]
     named = [node.id for node in with_cpus if node.id in (reading.memory_nodes or ())]
     holding = [node.id for node in with_cpus if node.cpus & (reading.node_cpus or frozenset())]
-    return next((found[0] for found in (named, holding) if len(found) == 1), spot.numa_node)
+    return Gpu(
+        index=reading.index,
+        uuid=reading.uuid,
+        pci_bus_id=reading.pci_bus_id,
+        name=reading.name,
+        node_cpus=node_cpus or local,
+        socket_cpus=socket_cpus,
+        local_cpus=local,
+        numa_node=next((found[0] for found in (named, holding) if len(found) == 1), numa_node),
+        memory_node=reading.memory_node,
+        source=source if node_cpus or local or socket_cpus else None,
+        mig=reading.mig,
+    )

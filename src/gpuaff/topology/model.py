@@ -7,7 +7,7 @@ facts about one process on it: which CPUs it may use (``allowed``) and which GPU
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -18,8 +18,9 @@ from gpuaff.notices import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
+    from gpuaff.topology import Methods
+else:
+    Methods = object  # gpuaff.topology adds them: records import nothing that makes them
 
 
 class Source(str, Enum):
@@ -42,14 +43,10 @@ class Source(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A physical package (socket).
-
-    Attributes:
-        id: the kernel's ``physical_package_id``; numbered 0, 1, … where the source has none.
-        cpus: its online CPUs.
-    """
+    """A physical package (socket), with its online CPUs."""
 
     id: int
+    """The kernel's ``physical_package_id``; numbered 0, 1, … where the source has none."""
     cpus: CpuSet
 
 
@@ -124,7 +121,7 @@ class Accelerator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topology:
+class Topology(Methods):
     """A machine, and what one process may use of it.
 
     Attributes:
@@ -170,21 +167,3 @@ class Topology:
     def with_allowed(self, allowed: CpuSet) -> Topology:
         """The same machine for a process that may use only these CPUs (∩ the online ones)."""
         return replace(self, allowed=allowed & self.cpus if self.cpus else allowed)
-
-    if TYPE_CHECKING:  # gpuaff.topology adds these methods: records import nothing that makes them
-
-        def with_visible_devices(
-            self, text: str | None, *, device_order: str | None = None, lost: Collection[int] = ()
-        ) -> Topology: ...
-        @classmethod
-        def observe(cls, *, links: bool = True) -> Topology: ...
-        @classmethod
-        def load(cls, path: str | Path) -> Topology: ...
-        @classmethod
-        def parse(cls, text: str) -> Topology: ...
-        @classmethod
-        def named(cls, name: str) -> Topology: ...
-        @classmethod
-        def from_dict(cls, data: Any) -> Topology: ...
-        def to_dict(self) -> dict[str, Any]: ...
-        def save(self, path: str | Path) -> None: ...

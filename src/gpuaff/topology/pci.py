@@ -22,13 +22,12 @@ node, ``numa_status``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import CpuSet
-from gpuaff.topology.model import Accelerator, Gpu, Source
-from gpuaff.topology.sysfs import Cpus, cpu_list, cpu_mask
+from gpuaff.topology.model import Accelerator, Gpu, Source, Topology
+from gpuaff.topology.sysfs import cpu_list
 
 DEVICES = "sys/bus/pci/devices"
 """The folder that has an entry for each PCI device, by its address."""
@@ -37,47 +36,25 @@ CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """VGA controller, 3D controller, other display controller, processing accelerator (PCI Code and ID
 Assignment)."""
 
-VENDORS = ("0x10de", "0x1002", "0x8086")
+VENDORS = _NVIDIA, _, _INTEL = ("0x10de", "0x1002", "0x8086")
 """NVIDIA, AMD, Intel."""
 
 _GPU_CLASSES = ("0x0300", "0x0302")
-_NVIDIA, _, _INTEL = VENDORS
-_INTEL_GRAPHICS = "0000:00:02.0"
-
 _DRIVER = "proc/driver/nvidia/gpus"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE | re.ASCII)
-_DEVICE_FILE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a PCI device sits.
-
-    Attributes:
-        local_cpus: the CPUs next to it; None when unknown.
-        numa_node: its NUMA node; None when unknown (−1 in sysfs).
-    """
-
-    local_cpus: CpuSet | None = None
-    numa_node: int | None = None
-
-
-NOWHERE = Place()
-"""Of a device whose address is unknown."""
-
-
-def place(tree: Tree, address: str, machine: Cpus) -> Place:
-    """Where the device at a PCI address (``0000:07:00.0``) sits."""
+def place(tree: Tree, address: str | None, machine: Topology) -> tuple[CpuSet | None, int | None]:
+    """The CPUs and the NUMA node of the device at a PCI address; None for what is unknown."""
     device = f"{DEVICES}/{address}"
     text = tree.read(f"{device}/numa_node") or ""
     node = int(text) if text.isdecimal() else None  # −1: the firmware is silent (cases A7, F6)
-    local = cpu_list(tree, f"{device}/local_cpulist") or cpu_mask(tree, f"{device}/local_cpus")
-    near = (local or frozenset()) & machine.cpus
+    local = cpu_list(tree, f"{device}/local_cpulist", f"{device}/local_cpus") or frozenset()
+    near = local & machine.cpus
     # Without a node the kernel lists every CPU, which on a machine of several nodes is no answer.
     several = sum(1 for one in machine.numa_nodes or () if one.cpus) > 1
-    if node is None and near == machine.cpus and several:
-        near = frozenset()
-    return Place(local_cpus=near or None, numa_node=node)
+    is_known = node is not None or near != machine.cpus or not several
+    return near if near and is_known else None, node
 
 
 def address_key(address: str) -> list[int]:
@@ -90,7 +67,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(filter(_ADDRESS.fullmatch, names), key=address_key)
 
 
-def gpus_on_the_bus(tree: Tree, machine: Cpus) -> tuple[Gpu, ...]:
+def gpus_on_the_bus(tree: Tree, machine: Topology) -> tuple[Gpu, ...]:
     """Every NVIDIA GPU of the machine, with a driver or without."""
     with_driver = set(tree.list(_DRIVER))
 
@@ -103,33 +80,31 @@ def gpus_on_the_bus(tree: Tree, machine: Cpus) -> tuple[Gpu, ...]:
     return _gpus(tree, machine, filter(is_gpu, tree.list(DEVICES)))
 
 
-def gpus_of_the_driver(tree: Tree, machine: Cpus) -> tuple[Gpu, ...]:
+def gpus_of_the_driver(tree: Tree, machine: Topology) -> tuple[Gpu, ...]:
     """The GPUs that the NVIDIA kernel module shows in /proc; in a container these are its own."""
     return _gpus(tree, machine, tree.list(_DRIVER))
 
 
-def _gpus(tree: Tree, machine: Cpus, addresses: Iterable[str]) -> tuple[Gpu, ...]:
-    ordered = enumerate(_in_order(addresses))
-    return tuple(_gpu(tree, machine, index, address) for index, address in ordered)
+def _gpus(tree: Tree, machine: Topology, addresses: Iterable[str]) -> tuple[Gpu, ...]:
+    def gpu(index: int, address: str) -> Gpu:
+        local, node = place(tree, address.lower(), machine)
+        information = _driver_file(tree, address, "information")
+        memory = _driver_file(tree, address, "numa_status").get("Node", "")
+        of_node = (one.cpus for one in machine.numa_nodes or () if one.id == node)
+        near = local or next(of_node, None) or None
+        return Gpu(
+            index=index,
+            uuid=information.get("GPU UUID"),
+            pci_bus_id=address.lower(),
+            name=information.get("Model"),
+            node_cpus=near,
+            local_cpus=local,
+            numa_node=node,
+            memory_node=int(memory) if memory.isdecimal() else None,
+            source=Source.SYSFS if near else None,
+        )
 
-
-def _gpu(tree: Tree, machine: Cpus, index: int, address: str) -> Gpu:
-    spot = place(tree, address.lower(), machine)
-    information = _driver_file(tree, address, "information")
-    memory = _driver_file(tree, address, "numa_status").get("Node", "")
-    of_node = (node.cpus for node in machine.numa_nodes or () if node.id == spot.numa_node)
-    near = spot.local_cpus or next(of_node, None) or None
-    return Gpu(
-        index=index,
-        uuid=information.get("GPU UUID"),
-        pci_bus_id=address.lower(),
-        name=information.get("Model"),
-        node_cpus=near,
-        local_cpus=spot.local_cpus,
-        numa_node=spot.numa_node,
-        memory_node=int(memory) if memory.isdecimal() else None,
-        source=Source.SYSFS if near else None,
-    )
+    return tuple(gpu(index, address) for index, address in enumerate(_in_order(addresses)))
 
 
 def _driver_file(tree: Tree, address: str, file: str) -> dict[str, str]:
@@ -141,35 +116,35 @@ def _driver_file(tree: Tree, address: str, file: str) -> dict[str, str]:
     return {key: value for key, value in values.items() if value and "?" not in value}
 
 
-def indices_by_minor(tree: Tree, by_address: Mapping[str | None, int]) -> dict[int, int]:
-    """GPU indices by the numbers of their device files (``/dev/nvidia3``), which may differ.
+def device_files(tree: Tree, by_address: Mapping[str | None, int]) -> dict[str, int]:
+    """GPU indices by the GPUs' device files (``/dev/nvidia3``), whose numbers may differ.
 
     Args:
         tree: its driver has the number of each PCI address.
         by_address: GPU indices by PCI address.
     """
-    found = {}
-    for address in tree.list(_DRIVER):
-        minor = _driver_file(tree, address, "information").get("Device Minor", "")
-        if minor.isdecimal() and address.lower() in by_address:
-            found[int(minor)] = by_address[address.lower()]
-    return found
+    minors = {
+        address.lower(): _driver_file(tree, address, "information").get("Device Minor", "")
+        for address in tree.list(_DRIVER)
+    }
+    return {
+        f"/dev/nvidia{minor}": by_address[address]
+        for address, minor in minors.items()
+        if minor.isdecimal() and address in by_address
+    }
 
 
-def minors_of(files: Collection[str]) -> set[int]:
-    """The numbers of the GPU device files among a process's open files."""
-    matches = (_DEVICE_FILE.fullmatch(file) for file in files)
-    return {int(match[1]) for match in matches if match}
-
-
-def on_the_bus(tree: Tree, machine: Cpus) -> tuple[Accelerator, ...]:
+def accelerators(tree: Tree, machine: Topology) -> tuple[Accelerator, ...]:
     """Every accelerator of the machine, by address; empty where no PCI bus is visible."""
     # A machine has hundreds of PCI devices: one file each, until it looks like an accelerator.
     vendors = {name: _vendor(tree, name) for name in tree.list(DEVICES)}
-    return tuple(
-        _accelerator(tree, machine, name, vendors[name])
-        for name in _in_order(name for name, vendor in vendors.items() if vendor)
-    )
+    found: list[Accelerator] = []
+    for address in _in_order(name for name, vendor in vendors.items() if vendor):
+        local, node = place(tree, address, machine)
+        vendor = vendors[address].removeprefix("0x")
+        device = Accelerator(pci_bus_id=address, vendor=vendor, local_cpus=local, numa_node=node)
+        found.append(device)
+    return tuple(found)
 
 
 def _vendor(tree: Tree, address: str) -> str:
@@ -179,17 +154,7 @@ def _vendor(tree: Tree, address: str) -> str:
         return ""
     vendor = tree.read(f"{DEVICES}/{address}/vendor") or ""
     is_npu = address.startswith("0000:00:") and kind.startswith("0x1200")
-    if vendor not in VENDORS or (vendor == _INTEL and (address == _INTEL_GRAPHICS or is_npu)):
+    if vendor not in VENDORS or (vendor == _INTEL and (address == "0000:00:02.0" or is_npu)):
         return ""
     # A link, in a copy of the tree mostly a broken one: that its name is there is enough.
     return "" if "physfn" in tree.list(f"{DEVICES}/{address}") else vendor
-
-
-def _accelerator(tree: Tree, machine: Cpus, address: str, vendor: str) -> Accelerator:
-    spot = place(tree, address, machine)
-    return Accelerator(
-        pci_bus_id=address,
-        vendor=vendor.removeprefix("0x"),
-        local_cpus=spot.local_cpus,
-        numa_node=spot.numa_node,
-    )

@@ -1,7 +1,9 @@
-"""Topologies as JSON: saved and loaded; ``docs/topology-json.md`` has the schema.
+"""Topologies as JSON: saved, loaded and shipped; ``docs/topology-json.md`` has the schema.
 
 A file may be written by hand or by a later release, so every member is checked; unknown members
-are ignored. Required are ``schema_version``, ``cpus`` and ``gpus``.
+are ignored. The records of :mod:`gpuaff.topology.model` say which members there are: one without
+a default is required. ``machines/`` has files of machines, to plan for one that is not at hand;
+``docs/machines.md`` says where their figures are from.
 """
 
 from __future__ import annotations
@@ -10,14 +12,18 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
+from gpuaff._system.nvml_records import pci_address
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.errors import TopologyError
+from gpuaff.formatting import one_line
 from gpuaff.notices import Notice
+from gpuaff.options import suggestion
 from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Package, Source, Topology
 from gpuaff.topology.pci import address_key
 
@@ -28,19 +34,19 @@ MAX_BYTES = 4 << 20
 """The longest text accepted. A machine of 8192 CPUs needs less than a tenth of it."""
 
 _MOST_GPUS = 256
-_VENDOR = re.compile(r"[0-9a-f]{4}")
-_PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
-
-_T = TypeVar("_T")
+_PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_MAY_BE_EMPTY = {"allowed", "efficiency_cpus", "numa_nodes.cpus"}
 
 
 @dataclass(slots=True)
 class _Document:
-    """What the checks of a member need of the whole: its name, its CPUs, the notes so far."""
+    """What the checks of a member need of the whole."""
 
-    source: str
-    cpus: CpuSet = frozenset()
+    source: str  # for messages
+    data: Any
+    cpus: CpuSet = frozenset()  # empty when unknown
     notes: list[Notice] = field(default_factory=list)
+    used: dict[str, set[int | str]] = field(default_factory=dict)  # by members, what they hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +61,8 @@ class _Member:
     path: str = ""
 
     def fail(self, problem: str) -> NoReturn:
-        problem = _shortened(problem, 200)
         where = f"{self.path}: " if self.path else ""
-        raise TopologyError(self.document.source, where + problem)
+        raise TopologyError(self.document.source, where + one_line(problem, 200, end="..."))
 
     def __getitem__(self, key: str) -> _Member:
         path = f"{self.path}.{key}" if self.path else key
@@ -69,13 +74,35 @@ class _Member:
             member.fail("is missing")
         return member
 
-    def optional(self, convert: Callable[[_Member], _T]) -> _T | None:
-        return None if self.value is None else convert(self)
+    def record(self, make: type[Any]) -> Any:
+        """A record; null stands for a member's default."""
+        found = {}
+        for one in fields(make):
+            if one.default is MISSING:
+                found[one.name] = _READERS[one.name](self.required(one.name))
+            elif one.name in _READERS and self[one.name].value is not None:
+                found[one.name] = _READERS[one.name](self[one.name])
+        return make(**found)
 
-    def items(self, most: int | None = None) -> list[_Member]:
+    def records(self, make: type[Any]) -> tuple[Any, ...]:
+        return tuple(item.record(make) for item in self.items())
+
+    def ordered(self, make: type[Any], most: int | None = None, unit: str = "") -> tuple[Any, ...]:
+        """Records that ascend by their first member."""
+        items, key = self.items(), fields(make)[0].name
+        if most is not None and len(items) > most:
+            self.fail(f"{len(items)} {unit} in one machine, expected at most {most}")
+        found: list[Any] = []
+        for item in items:  # one by one, so that a bad list ends early
+            record = item.record(make)
+            before, own = getattr(found[-1] if found else None, key, None), getattr(record, key)
+            if before is not None and _order(own) <= _order(before):
+                item[key].fail(f"{own} stands after {before}: they must ascend, each once")
+            found.append(record)
+        return tuple(found)
+
+    def items(self) -> list[_Member]:
         values = self._expect(list, "a list")
-        if most is not None and len(values) > most:
-            self.fail(f"{len(values)} {_UNITS[self.path]} in one machine, expected at most {most}")
         return [_Member(self.document, v, f"{self.path}[{i}]") for i, v in enumerate(values)]
 
     def rows(self, count: int, unit: str) -> list[_Member]:
@@ -101,21 +128,42 @@ class _Member:
             self.fail("is not valid Unicode")
         return text
 
-    def cpus(self) -> CpuSet:
-        text = self._expect(str, "CPUs such as '0-3,8'")
-        try:
-            return parse_cpulist(text)
-        except ValueError as error:
-            self.fail(str(error))
+    def name(self, text: str | None = None) -> str:
+        """A text that no other of these members has."""
+        name, used = text or self.text(), self._used()
+        if name.lower() in used:
+            self.fail(f"{name!r} stands twice")
+        used.add(name.lower())
+        return name
+
+    def pci_address(self) -> str:
+        """A PCI address as sysfs spells it; nvidia-smi's domain of eight digits is accepted."""
+        address = pci_address(self.text()) if _PCI.fullmatch(self.text()) else None
+        return self.name(address or self.fail("expected a PCI address such as 0000:07:00.0"))
+
+    def vendor(self) -> str:
+        if re.fullmatch("[0-9a-f]{4}", self.text()) is None:
+            self.fail("expected a PCI vendor such as 10de")
+        return self.text()
+
+    def source(self) -> Source:
+        if self.text() not in [str(source) for source in Source]:
+            self.fail(f"expected one of {', '.join(Source)}")
+        return Source(self.value)
 
     def some_cpus(self) -> CpuSet:
-        return self.cpus() or self.fail("names no CPU; write null if they are not known")
+        return self._cpus() or self.fail("names no CPU; write null if they are not known")
 
     def own_cpus(self) -> CpuSet:
-        """CPUs that must be among the machine's, where those are known."""
-        cpus, machine = self.cpus(), self.document.cpus
+        """CPUs of the machine, if those are known, that no other of these members has."""
+        cpus, machine, used = self._cpus(), self.document.cpus, self._used()
         if machine and not cpus <= machine:
             self.fail(f"names CPUs that are not in cpus: {format_cpulist(cpus - machine)}")
+        if not cpus and self._family() not in _MAY_BE_EMPTY:
+            self.fail("names no CPU")
+        if twice := cpus & used:
+            self.fail(f"names CPUs that stand before it already: {format_cpulist(twice)}")
+        used |= cpus
         return cpus
 
     def near_cpus(self) -> CpuSet | None:
@@ -128,129 +176,37 @@ class _Member:
         self.document.notes.append(Notice("near-foreign", f"{message}; they are left out"))
         return near & machine or None
 
-    def source(self) -> Source:
-        if self.text() not in [str(source) for source in Source]:
-            self.fail(f"expected one of {', '.join(Source)}")
-        return Source(self.value)
+    def _family(self) -> str:
+        """The path of all members like this one: ``gpus.mig.uuid``."""
+        return re.sub(r"\[\d+\]", "", self.path)
 
-    def pci_address(self) -> str:
-        """A PCI address as sysfs spells it; nvidia-smi's domain of eight digits is accepted."""
-        match = _PCI.fullmatch(self.text())
-        if match is None:
-            self.fail("expected a PCI address such as 0000:07:00.0")
-        return f"{int(match[1], 16):04x}:{match[2].lower()}"
+    def _used(self) -> set[int | str]:
+        """What such members hold already."""
+        return self.document.used.setdefault(self._family(), set())
 
-    def vendor(self) -> str:
-        if _VENDOR.fullmatch(self.text()) is None:
-            self.fail("expected a PCI vendor such as 10de")
-        return self.text()
-
-    def record(self, make: Callable[..., _T], needed: _Converters, others: _Converters) -> _T:
-        """A record of members: those that must be there, and those that may be left out."""
-        found = {name: convert(self.required(name)) for name, convert in needed.items()}
-        return make(**found, **{name: self[name].optional(do) for name, do in others.items()})
+    def _cpus(self) -> CpuSet:
+        text = self._expect(str, "CPUs such as '0-3,8'")
+        try:
+            return parse_cpulist(text)
+        except ValueError as error:
+            self.fail(str(error))
 
     def _expect(self, kind: type, words: str) -> Any:
-        if not isinstance(self.value, kind) or (kind is int and isinstance(self.value, bool)):
-            self.fail(f"expected {words}, found {self._description()}")
-        return self.value
-
-    def _description(self) -> str:
-        if isinstance(self.value, int) and self.value.bit_length() > 64:
-            return "a huge number"
-        names = {type(None): "null", dict: "an object", list: "a list"}
-        return names.get(type(self.value)) or _shortened(repr(self.value), 40)
+        value = self.value
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            found = {type(None): "null", dict: "an object", list: "a list"}.get(type(value))
+            if isinstance(value, int) and value.bit_length() > 64:
+                found = "a huge number"
+            self.fail(f"expected {words}, found {found or one_line(repr(value), 40, end='...')}")
+        return value
 
 
-_Converters = Mapping[str, Callable[[_Member], Any]]
-
-_UNITS = {"gpus": "GPUs", "accelerators": "accelerators"}
-_MIG: _Converters = {
-    "uuid": _Member.text,
-    "gpu_instance": lambda member: member.integer(-1),
-    "compute_instance": lambda member: member.integer(-1),
-}
-_GPU: _Converters = {
-    "uuid": _Member.text,
-    "pci_bus_id": _Member.pci_address,
-    "name": _Member.text,
-    "node_cpus": _Member.near_cpus,
-    "socket_cpus": _Member.near_cpus,
-    "local_cpus": _Member.near_cpus,
-    "numa_node": _Member.integer,
-    "memory_node": _Member.integer,
-    "source": _Member.source,
-    "mig": lambda member: tuple(item.record(MigInstance, _MIG, {}) for item in member.items()),
-}
-_ACCELERATOR: _Converters = {"local_cpus": _Member.near_cpus, "numa_node": _Member.integer}
-
-
-def from_dict(data: Any, source: str = "the topology") -> Topology:
-    """Check and convert a topology: what ``Topology.to_dict`` wrote, or a user.
-
-    CPUs near a GPU that the machine does not have are left out with the note ``near-foreign``
-    (case A22); every other contradiction is an error.
-
-    Args:
-        data: parsed JSON.
-        source: where it came from, for messages.
-
-    Raises:
-        TopologyError: it is not a topology; the message names the member.
-    """
-    document = _Document(source)
-    top = _Member(document, data)
-    _check_version(top.required("schema_version"))
-    cpus = document.cpus = top.required("cpus").optional(_Member.some_cpus) or frozenset()
-    allowed = top["allowed"].optional(_Member.own_cpus)
-    document.notes += top["notes"].optional(_notes) or ()
-    gpus = _gpus(top.required("gpus"))
-    return Topology(
-        cpus=cpus,
-        allowed=cpus if allowed is None else allowed,
-        cores=top["cores"].optional(_cores),
-        efficiency_cpus=top["efficiency_cpus"].optional(_Member.own_cpus) or frozenset(),
-        packages=top["packages"].optional(_packages),
-        l3=top["l3"].optional(_groups),
-        numa_nodes=top["numa_nodes"].optional(_numa_nodes),
-        gpus=gpus,
-        links=top["links"].optional(lambda member: _links(member, len(gpus))),
-        visible=_visible(top["visible"], [gpu.index for gpu in gpus]),
-        accelerators=top["accelerators"].optional(_accelerators),
-        notes=tuple(document.notes),
-    )
-
-
-def _check_version(member: _Member) -> None:
-    version = member.integer(1)
-    if version > SCHEMA_VERSION:
-        member.fail(
-            f"{version} is of a later gpuaff, and this one reads {SCHEMA_VERSION}: upgrade gpuaff"
-        )
-
-
-def _notes(member: _Member) -> list[Notice]:
-    needed = {"code": _Member.text, "message": _Member.text}
-    return [item.record(Notice, needed, {}) for item in member.items()]
-
-
-def _disjoint(members: Iterable[_Member], *, empty: bool = False) -> list[CpuSet]:
-    """CPU sets of which no two share a CPU. Checked one by one, so that a bad list ends early."""
-    sets: list[CpuSet] = []
-    seen: set[int] = set()
-    for member in members:
-        cpus = member.own_cpus()
-        if not cpus and not empty:
-            member.fail("names no CPU")
-        if not seen.isdisjoint(cpus):
-            member.fail(f"names CPUs that stand before it already: {format_cpulist(cpus & seen)}")
-        seen |= cpus
-        sets.append(cpus)
-    return sets
+def _order(key: Any) -> Any:
+    return address_key(key) if isinstance(key, str) else key
 
 
 def _groups(member: _Member) -> tuple[CpuSet, ...]:
-    return tuple(sorted(_disjoint(member.items()), key=min))
+    return tuple(sorted((item.own_cpus() for item in member.items()), key=min))
 
 
 def _cores(member: _Member) -> tuple[CpuSet, ...]:
@@ -260,91 +216,82 @@ def _cores(member: _Member) -> tuple[CpuSet, ...]:
     return cores
 
 
-def _check_ascending(
-    members: Sequence[_Member], values: Sequence[Any], keys: Sequence[Any]
-) -> None:
-    for place in range(1, len(members)):
-        if keys[place] <= keys[place - 1]:
-            problem = f"{values[place]} stands after {values[place - 1]}"
-            members[place].fail(f"{problem}: they must ascend, each once")
-
-
-def _check_ids(items: Sequence[_Member], key: str) -> None:
-    members = [item.required(key) for item in items]
-    ids = [member.integer() for member in members]
-    _check_ascending(members, ids, ids)
-
-
-def _packages(member: _Member) -> tuple[Package, ...]:
-    items = member.items()
-    _disjoint(item.required("cpus") for item in items)
-    _check_ids(items, "id")
-    needed: _Converters = {"id": _Member.integer, "cpus": _Member.cpus}
-    return tuple(item.record(Package, needed, {}) for item in items)
-
-
-def _numa_nodes(member: _Member) -> tuple[NumaNode, ...]:
-    items = member.items()
-    _disjoint((item.required("cpus") for item in items), empty=True)
-    _check_ids(items, "id")
-
-    def distances(row: _Member) -> tuple[int, ...]:
-        cells = row.rows(len(items), "distances, one to each node")
-        return tuple(cell.integer() for cell in cells)
-
-    needed: _Converters = {"id": _Member.integer, "cpus": _Member.cpus}
-    others: _Converters = {"has_memory": _Member.boolean, "distances": distances}
-    return tuple(item.record(NumaNode, needed, others) for item in items)
+def _distances(member: _Member) -> tuple[int, ...]:
+    count = len(member.document.data["numa_nodes"])
+    return tuple(cell.integer() for cell in member.rows(count, "distances, one to each node"))
 
 
 def _gpus(member: _Member) -> tuple[Gpu, ...]:
-    items = member.items(_MOST_GPUS)
-    _check_ids(items, "index")
-    gpus = tuple(item.record(_gpu, {"index": _Member.integer}, _GPU) for item in items)
-    pairs = list(zip(items, gpus, strict=True))
-    _check_unique((item["uuid"], gpu.uuid) for item, gpu in pairs)
-    _check_unique((item["pci_bus_id"], gpu.pci_bus_id) for item, gpu in pairs)
-    _check_unique((item["mig"], one.uuid) for item, gpu in pairs for one in gpu.mig or ())
-    return gpus
+    def with_source(gpu: Gpu) -> Gpu:
+        is_known = gpu.node_cpus or gpu.socket_cpus
+        return replace(gpu, source=Source.GIVEN) if is_known and not gpu.source else gpu
+
+    return tuple(map(with_source, member.ordered(Gpu, _MOST_GPUS, "GPUs")))
 
 
-def _gpu(source: Source | None, **members: Any) -> Gpu:
-    known = members["node_cpus"] or members["socket_cpus"]
-    return Gpu(source=source or (Source.GIVEN if known else None), **members)
-
-
-def _check_unique(names: Iterable[tuple[_Member, str | None]]) -> None:
-    seen: set[str] = set()
-    for member, name in names:
-        if name is not None and name.lower() in seen:
-            member.fail(f"{name!r} stands twice")
-        seen |= {name.lower()} if name else set()
-
-
-def _accelerators(member: _Member) -> tuple[Accelerator, ...]:
-    needed: _Converters = {"pci_bus_id": _Member.pci_address, "vendor": _Member.vendor}
-    items = member.items(_MOST_GPUS)
-    found = tuple(item.record(Accelerator, needed, _ACCELERATOR) for item in items)
-    addresses = [one.pci_bus_id for one in found]
-    members = [item["pci_bus_id"] for item in items]
-    _check_ascending(members, addresses, [address_key(address) for address in addresses])
-    return found
-
-
-def _links(member: _Member, count: int) -> tuple[tuple[str, ...], ...]:
+def _links(member: _Member) -> tuple[tuple[str, ...], ...]:
+    count = len(member.document.data["gpus"])
     rows = member.rows(count, "rows, one for each GPU")
-    return tuple(
-        tuple(cell.text() for cell in row.rows(count, "cells, one for each GPU")) for row in rows
-    )
+    lists = (row.rows(count, "cells, one for each GPU") for row in rows)
+    return tuple(tuple(cell.text() for cell in cells) for cells in lists)
 
 
-def _visible(member: _Member, indices: Sequence[int]) -> tuple[int, ...]:
-    """The GPUs that CUDA shows; all of them when the member is missing."""
-    items = member.optional(_Member.items)
-    for item in items or ():
+def _visible(member: _Member) -> tuple[int, ...]:
+    indices = {gpu["index"] for gpu in member.document.data["gpus"]}
+    for item in member.items():
         if item.integer() not in indices:
             item.fail(f"there is no GPU {item.value}")
-    return tuple(indices) if items is None else tuple(item.integer() for item in items)
+    return tuple(member.value)
+
+
+_READERS: Mapping[str, Callable[[_Member], Any]] = {
+    **dict.fromkeys(("id", "index", "numa_node", "memory_node"), _Member.integer),
+    **dict.fromkeys(("gpu_instance", "compute_instance"), lambda member: member.integer(-1)),
+    **dict.fromkeys(("code", "message", "name"), _Member.text),
+    **dict.fromkeys(("cpus", "allowed", "efficiency_cpus"), _Member.own_cpus),
+    **dict.fromkeys(("node_cpus", "socket_cpus", "local_cpus"), _Member.near_cpus),
+    "accelerators": lambda member: member.ordered(Accelerator, _MOST_GPUS, "accelerators"),
+    "cores": _cores,
+    "distances": _distances,
+    "gpus": _gpus,
+    "has_memory": _Member.boolean,
+    "l3": _groups,
+    "links": _links,
+    "mig": lambda member: member.records(MigInstance),
+    "notes": lambda member: member.records(Notice),
+    "numa_nodes": lambda member: member.ordered(NumaNode),
+    "packages": lambda member: member.ordered(Package),
+    "pci_bus_id": _Member.pci_address,
+    "source": _Member.source,
+    "uuid": _Member.name,
+    "vendor": _Member.vendor,
+    "visible": _visible,
+}
+"""How to read each member, in whichever record it stands."""
+
+
+def from_dict(data: Any, source: str = "the topology") -> Topology:
+    """Check and convert a topology, as :meth:`gpuaff.Topology.from_dict` does.
+
+    CPUs near a GPU that the machine does not have are left out with the note ``near-foreign``
+    (case A22); every other contradiction is an error, which names ``source``.
+    """
+    document = _Document(source, data)
+    top = _Member(document, data)
+    version = top.required("schema_version")
+    if version.integer(1) > SCHEMA_VERSION:
+        reads = f"this one reads {SCHEMA_VERSION}: upgrade gpuaff"
+        version.fail(f"{version.value} is of a later gpuaff, and {reads}")
+    if top.required("cpus").value is not None:
+        document.cpus = top["cpus"].some_cpus()
+    top.required("gpus").items()
+    found: Topology = top.record(Topology)
+    return replace(
+        found,
+        allowed=found.cpus if top["allowed"].value is None else found.allowed,
+        visible=tuple(found.gpu_by_index) if top["visible"].value is None else found.visible,
+        notes=(*found.notes, *document.notes),
+    )
 
 
 def to_dict(topology: Topology) -> dict[str, Any]:
@@ -366,13 +313,24 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Source) else value
 
 
-def load(path: str | Path) -> Topology:
-    """Load a topology from a file.
+def machine_names() -> tuple[str, ...]:
+    """The names of the machines that ship, sorted."""
+    files = (resources.files("gpuaff.topology") / "machines").iterdir()
+    return tuple(sorted(file.name.removesuffix(".json") for file in files))
 
-    Raises:
-        TopologyError: it holds none.
-        OSError: it cannot be read.
-    """
+
+def named(name: str) -> Topology:
+    """A machine that ships by its name, in upper or lower case."""
+    known, wanted = machine_names(), name.strip().lower()
+    if wanted not in known:
+        problem = f"no such machine; there are {', '.join(known)}{suggestion(wanted, known)}"
+        raise TopologyError(one_line(name, 80) or "''", problem)
+    file = resources.files("gpuaff.topology") / "machines" / f"{wanted}.json"
+    return loads(file.read_bytes(), wanted)
+
+
+def load(path: str | Path) -> Topology:
+    """Load a topology from a file."""
     file = Path(path)
     if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe could wait for ever
         raise TopologyError(str(path), "not a file: expected a topology that gpuaff saved")
@@ -381,11 +339,7 @@ def load(path: str | Path) -> Topology:
 
 
 def loads(data: bytes | str, source: str = "the topology") -> Topology:
-    """A topology from JSON text; ``source`` is where it came from, for messages.
-
-    Raises:
-        TopologyError: the text is no topology.
-    """
+    """A topology from JSON text; errors name ``source``."""
     try:
         parsed = parse_json(data)
     except ValueError as error:
@@ -421,11 +375,11 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:40]!r} stands twice in one object")
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in members:
+            raise ValueError(f"the key {key[:40]!r} stands twice in one object")
+        members[key] = value
     return members
 
 
@@ -435,11 +389,7 @@ def dumps(topology: Topology) -> str:
 
 
 def save(topology: Topology, path: str | Path) -> None:
-    """Write a topology to a file, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a topology to a file, whole or not at all."""
     text = dumps(topology)
     target = Path(os.path.realpath(path))  # a link stays, and the file behind it changes
     if target.exists() and not target.is_file():
@@ -455,7 +405,3 @@ def save(topology: Topology, path: str | Path) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."

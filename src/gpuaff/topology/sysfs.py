@@ -1,53 +1,46 @@
-"""The CPU side of a machine, from /sys.
+"""The CPU side of a machine from /sys, and a process's cpuset and quota from its cgroups.
 
 Sources: ``Documentation/admin-guide/cputopology.rst`` (siblings, packages), ``Documentation/
 ABI/testing/sysfs-devices-system-cpu`` (caches, ``cpu_capacity``), ``Documentation/ABI/stable/
-sysfs-devices-node`` (nodes). Old kernels have masks where new ones have lists, and lack files.
-A file is opened once per core, package or cache, not once per CPU: large machines have
-thousands of CPUs.
+sysfs-devices-node`` (nodes), ``Documentation/admin-guide/cgroup-v2.rst``. Old kernels have masks
+where new ones have lists, and lack files. A file is opened once per core, package or cache, not
+once per CPU: large machines have thousands of CPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from gpuaff._system.kernel import Tree
-from gpuaff.cpuset import CpuSet, parse_cpulist, parse_mask
-from gpuaff.topology.model import NumaNode, Package
+from gpuaff.cpuset import CpuSet, grouped, parse_cpulist, parse_mask
+from gpuaff.options import natural
+from gpuaff.topology.model import NumaNode, Package, Topology
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
+
+_CORE = ("core_cpus_list", "thread_siblings_list", "thread_siblings")
+_PACKAGE = ("package_cpus_list", "core_siblings_list", "core_siblings")
+"""The files in ``cpuN/topology/`` that list the CPUs of its core and package; new names first."""
+
+_MASKS = ("siblings", "shared_cpu_map", "cpumap", "local_cpus")
+"""How the names of files end that hold a mask. All others hold a cpulist."""
 
 _SLOW = 0.8
 """A core with less than this part of the fastest core's speed is an efficiency core. Cores of
 one kind differ by a few per cent (favoured cores); E cores and LITTLE cores have 0.4 to 0.75."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpus:
-    """The CPU side of a :class:`~gpuaff.topology.model.Topology`, with the same fields.
-
-    Attributes:
-        highest: the highest CPU id that this kernel can ever bring online; masks are sized by it.
-    """
-
-    cpus: CpuSet
-    highest: int
-    cores: tuple[CpuSet, ...] | None = None
-    efficiency_cpus: CpuSet = frozenset()
-    packages: tuple[Package, ...] | None = None
-    l3: tuple[CpuSet, ...] | None = None
-    numa_nodes: tuple[NumaNode, ...] | None = None
+_CPUSET = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus")
+"""Version 2; version 1 since Linux 3.17 and before; version 1 mounted as ``cpuset``."""
 
 
-def read_cpus(tree: Tree) -> Cpus:
+def read_cpus(tree: Tree) -> Topology:
     """Read the CPU side; what the tree lacks is None (``cpus`` is then empty)."""
     cpus = online(tree)
     cores = _cores(tree, cpus)
-    return Cpus(
+    return Topology(
         cpus=cpus,
-        highest=max(cpu_list(tree, f"{_CPU}/possible") or cpus or {0}),
+        allowed=cpus,
         cores=cores,
         efficiency_cpus=_efficiency_cpus(tree, cores or ()),
         packages=_packages(tree, cpus),
@@ -56,91 +49,82 @@ def read_cpus(tree: Tree) -> Cpus:
     )
 
 
-def cpu_list(tree: Tree, path: str) -> CpuSet | None:
-    """A file that holds a cpulist; None when it is missing or holds something else."""
-    return _parsed(tree, path, parse_cpulist)
+def highest_cpu(tree: Tree, cpus: CpuSet) -> int:
+    """The highest CPU id that this kernel can ever bring online; masks are sized by it."""
+    return max(cpus.union(cpu_list(tree, f"{_CPU}/possible") or {0}))
 
 
-def cpu_mask(tree: Tree, path: str) -> CpuSet | None:
-    """A file that holds a hexadecimal mask; None when it is missing or holds something else."""
-    return _parsed(tree, path, parse_mask)
+def cpu_list(tree: Tree, *files: str) -> CpuSet | None:
+    """The CPUs (or nodes) that the first of these files names.
 
-
-def _parsed(tree: Tree, path: str, parse: Callable[[str], CpuSet]) -> CpuSet | None:
-    text = tree.read(path)
-    try:
-        return None if text is None else parse(text)
-    except ValueError:
-        return None
+    Returns:
+        None when none of them can be read; empty when none of those that can names any.
+    """
+    found = None
+    for file in files:
+        text = tree.read(file)
+        if text is None:
+            continue
+        try:
+            found = parse_mask(text) if file.endswith(_MASKS) else parse_cpulist(text)
+        except ValueError:
+            continue
+        if found:
+            break
+    return found
 
 
 def online(tree: Tree) -> CpuSet:
     """The online CPUs. *Possible* ones are more: their ids can't be used (case A18)."""
-    listed = cpu_list(tree, f"{_CPU}/online")
-    if listed:
-        return listed
-    ids = (int(name[3:]) for name in tree.list(_CPU) if _numbered(name, "cpu"))
     # Kernels before 2.6.26 have no such list; an offline CPU has no topology folder.
-    return frozenset(cpu for cpu in ids if tree.exists(f"{_CPU}/cpu{cpu}/topology"))
+    return cpu_list(tree, f"{_CPU}/online") or frozenset(
+        cpu for cpu in _numbered(tree, _CPU, "cpu") if tree.exists(f"{_CPU}/cpu{cpu}/topology")
+    )
 
 
-def _numbered(name: str, prefix: str) -> bool:
-    return name.startswith(prefix) and name[len(prefix) :].isdecimal()
+def _numbered(tree: Tree, folder: str, prefix: str) -> list[int]:
+    """The numbers of the entries ``<prefix>N`` of a folder."""
+    names = (name.removeprefix(prefix) for name in tree.list(folder) if name.startswith(prefix))
+    return sorted(int(number) for number in names if number.isdecimal())
 
 
-_CORE = (
-    "topology/core_cpus_list",
-    "topology/thread_siblings_list",
-    "topology/thread_siblings",
-)
-_PACKAGE = (
-    "topology/package_cpus_list",
-    "topology/core_siblings_list",
-    "topology/core_siblings",
-)
-"""The files in ``cpuN/`` that list the CPUs of its core and package: new names, then old ones, and
-masks, which have no ``_list`` in their names."""
-
-
-def _groups(tree: Tree, cpus: CpuSet, names: tuple[str, ...]) -> tuple[CpuSet, ...] | None:
-    """Cut CPUs into groups of siblings, by the first file that this kernel has."""
-    known = (name for name in names if _cpus_in(tree, f"{_CPU}/cpu{min(cpus)}/{name}"))
-    name = next(known, None) if cpus else None
-    if name is None:
-        return None
+def _cut(cpus: CpuSet, group_of: Callable[[int], CpuSet]) -> tuple[CpuSet, ...]:
+    """CPUs in groups, each read for its lowest CPU only."""
     groups: list[CpuSet] = []
     left = set(cpus)
-    for cpu in sorted(cpus):  # a file is read once per group
-        if cpu in left:
-            siblings = _cpus_in(tree, f"{_CPU}/cpu{cpu}/{name}") or frozenset()
-            groups.append(frozenset(siblings & left | {cpu}))
-            left -= groups[-1]
+    for cpu in sorted(cpus):
+        group = group_of(cpu) & left if cpu in left else None
+        if group:
+            groups.append(group)
+            left -= group
     return tuple(groups)
 
 
-def _cpus_in(tree: Tree, path: str) -> CpuSet | None:
-    return cpu_list(tree, path) if path.endswith("list") else cpu_mask(tree, path)
+def _siblings(tree: Tree, cpus: CpuSet, files: tuple[str, ...]) -> tuple[CpuSet, ...] | None:
+    """CPUs in groups of siblings, by the first file that this kernel has."""
+
+    def read(cpu: int, file: str) -> CpuSet:
+        return cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/{file}") or frozenset()
+
+    used = next((file for file in files if read(min(cpus), file)), None) if cpus else None
+    return None if used is None else _cut(cpus, lambda cpu: read(cpu, used) | {cpu})
 
 
 def _cores(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
-    groups = _groups(tree, cpus, _CORE)
-    several = next((group for group in groups or () if len(group) > 1), frozenset())
-    if groups is None or len({_core_id(tree, cpu) for cpu in several}) <= 1:
-        return groups
+    def core_id(cpu: int) -> int | None:
+        return _integer(tree, f"{_CPU}/cpu{cpu}/topology/core_id")
+
+    cores = _siblings(tree, cpus, _CORE)
+    several = next((core for core in cores or () if len(core) > 1), frozenset())
+    if cores is None or len(set(map(core_id, several))) <= 1:
+        return cores
     # AMD family 15h lists both cores of a compute unit as siblings; their core ids differ.
-    split: list[CpuSet] = []
-    for group in groups:
-        ids = {cpu: _core_id(tree, cpu) for cpu in group}
-        split += (frozenset(c for c in group if ids[c] == one) for one in set(ids.values()))
-    return tuple(sorted(split, key=min))
-
-
-def _core_id(tree: Tree, cpu: int) -> int | None:
-    return _integer(tree, f"{_CPU}/cpu{cpu}/topology/core_id")
+    unit_of = {cpu: unit for unit, core in enumerate(cores) for cpu in core}
+    return grouped(cpus, lambda cpu: (unit_of[cpu], core_id(cpu)))
 
 
 def _packages(tree: Tree, cpus: CpuSet) -> tuple[Package, ...] | None:
-    groups = _groups(tree, cpus, _PACKAGE)
+    groups = _siblings(tree, cpus, _PACKAGE)
     if groups is None:
         return None
     files = (f"{_CPU}/cpu{min(group)}/topology/physical_package_id" for group in groups)
@@ -151,34 +135,25 @@ def _packages(tree: Tree, cpus: CpuSet) -> tuple[Package, ...] | None:
     return tuple(Package(id=number, cpus=by_id[number]) for number in sorted(by_id))
 
 
-def _integer(tree: Tree, path: str) -> int | None:
-    text = tree.read(path)
+def _integer(tree: Tree, file: str) -> int | None:
     try:
-        return None if text is None else int(text)
+        return int(tree.read(file) or "")
     except ValueError:
         return None
 
 
 def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
-    if not cpus or not tree.exists(f"{_CPU}/cpu{min(cpus)}/cache"):
-        return None
-    domains: list[CpuSet] = []
-    left = set(cpus)
-    for cpu in sorted(cpus):
-        domain = _l3_of(tree, cpu) & left if cpu in left else None
-        if domain:
-            domains.append(domain)
-            left -= domain
-    return tuple(domains)
+    def domain(cpu: int) -> CpuSet:
+        cache = f"{_CPU}/cpu{cpu}/cache"
+        for number in reversed(_numbered(tree, cache, "index")):  # the outermost level is last
+            index = f"{cache}/index{number}"
+            if tree.read(f"{index}/level") == "3":
+                files = f"{index}/shared_cpu_list", f"{index}/shared_cpu_map"
+                return cpu_list(tree, *files) or frozenset()
+        return frozenset()
 
-
-def _l3_of(tree: Tree, cpu: int) -> CpuSet:
-    cache = f"{_CPU}/cpu{cpu}/cache"
-    for name in reversed(tree.list(cache)):  # the outermost level comes last
-        if _numbered(name, "index") and tree.read(f"{cache}/{name}/level") == "3":
-            path = f"{cache}/{name}/shared_cpu"
-            return cpu_list(tree, f"{path}_list") or cpu_mask(tree, f"{path}_map") or frozenset()
-    return frozenset()
+    known = cpus and tree.exists(f"{_CPU}/cpu{min(cpus)}/cache")
+    return _cut(cpus, domain) if known else None
 
 
 def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
@@ -189,62 +164,123 @@ def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
     of threads: reading them everywhere would double the time on large machines.
     """
     named = cpu_list(tree, "sys/devices/cpu_atom/cpus")
-    if named:
-        return named & frozenset().union(*cores)
-    if not cores:
+    if named or not cores:
+        return (named or frozenset()) & frozenset().union(*cores)
+    file = "cpu_capacity"
+    if not tree.exists(f"{_CPU}/cpu{min(cores[0])}/{file}"):
+        if len(set(map(len, cores))) == 1:
+            return frozenset()
+        file = "cpufreq/base_frequency"
+    speeds = [_integer(tree, f"{_CPU}/cpu{min(core)}/{file}") or 0 for core in cores]
+    if not all(speeds):  # a sibling that is offline, no frequency driver: don't guess
         return frozenset()
-    if tree.exists(f"{_CPU}/cpu{min(cores[0])}/cpu_capacity"):
-        return _slower(tree, cores, "cpu_capacity")
-    if len({len(core) for core in cores}) > 1:
-        return _slower(tree, cores, "cpufreq/base_frequency")
-    return frozenset()
-
-
-def _slower(tree: Tree, cores: tuple[CpuSet, ...], file: str) -> CpuSet:
-    speeds = [_integer(tree, f"{_CPU}/cpu{min(core)}/{file}") for core in cores]
-    known = [speed for speed in speeds if speed is not None]
-    if len(known) < len(speeds):  # a sibling that is offline, no frequency driver: don't guess
-        return frozenset()
-    limit = _SLOW * max(known)
-    return frozenset().union(
-        *(core for core, speed in zip(cores, known, strict=True) if speed < limit)
-    )
+    limit = _SLOW * max(speeds)
+    slow = (core for core, speed in zip(cores, speeds, strict=True) if speed < limit)
+    return frozenset().union(*slow)
 
 
 def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...] | None:
-    ids = sorted(int(name[4:]) for name in tree.list(_NODE) if _numbered(name, "node"))
-    if not ids:
-        return None
+    ids = _numbered(tree, _NODE, "node")
     with_memory = cpu_list(tree, f"{_NODE}/has_memory")  # ids of nodes, in the same notation
 
-    def cpus_of(number: int) -> CpuSet:
-        listed = cpu_list(tree, f"{_NODE}/node{number}/cpulist")
-        mask = cpu_mask(tree, f"{_NODE}/node{number}/cpumap") if listed is None else None
-        return (listed or mask or frozenset()) & cpus
-
-    return tuple(
-        NumaNode(
+    def node(number: int) -> NumaNode:
+        folder = f"{_NODE}/node{number}"
+        words = (tree.read(f"{folder}/distance") or "").split()
+        # While a node comes or goes the row and the folders may disagree: then nothing is sure.
+        is_whole = len(words) == len(ids) and all(word.isdecimal() for word in words)
+        return NumaNode(
             id=number,
-            cpus=cpus_of(number),
-            has_memory=_has_memory(tree, number, with_memory),
-            distances=_distances(tree, number, len(ids)),
+            cpus=(cpu_list(tree, f"{folder}/cpulist", f"{folder}/cpumap") or frozenset()) & cpus,
+            has_memory=_has_memory(tree, folder) if with_memory is None else number in with_memory,
+            distances=tuple(map(int, words)) if is_whole else None,
         )
-        for number in ids
-    )
+
+    return tuple(map(node, ids)) or None
 
 
-def _has_memory(tree: Tree, number: int, with_memory: frozenset[int] | None) -> bool | None:
-    if with_memory is not None:
-        return number in with_memory
-    for line in (tree.read(f"{_NODE}/node{number}/meminfo") or "").splitlines():
-        if "MemTotal:" in line:
-            return line.split("MemTotal:")[1].split()[:1] != ["0"]
+def _has_memory(tree: Tree, node: str) -> bool | None:
+    _, found, after = (tree.read(f"{node}/meminfo") or "").partition("MemTotal:")
+    return after.split()[:1] != ["0"] if found else None
+
+
+# ---- cgroups -----------------------------------------------------------------------------------
+
+
+def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
+    """The CPUs of a process's cpuset; None when unknown.
+
+    On the live machine the kernel's own mask has it already.
+
+    Args:
+        tree: the machine.
+        process: its id; the tree's ``/proc/self`` is the process that gathered the files.
+    """
+    group = tree.read(f"proc/{process}/cpuset")
+    if group is None:
+        group = _groups(tree, process).get("")
+    for kind, mount, options in _mounts(tree):
+        if kind not in ("cgroup2", "cpuset") and not (kind == "cgroup" and "cpuset" in options):
+            continue
+        # A version 2 group without the controller has its nearest ancestor's CPUs.
+        for folder in reversed(_folders(mount, group)):
+            if cpus := cpu_list(tree, *(f"{folder}/{file}" for file in _CPUSET)):
+                return cpus
     return None
 
 
-def _distances(tree: Tree, number: int, count: int) -> tuple[int, ...] | None:
-    words = (tree.read(f"{_NODE}/node{number}/distance") or "").split()
-    # While a node comes or goes the row and the folders may disagree: then nothing is sure.
-    if len(words) != count or not all(word.isdecimal() for word in words):
-        return None
-    return tuple(int(word) for word in words)
+def quotas(tree: Tree, process: int | str = "self") -> dict[str, float]:
+    """The limits that a process is under, each in CPUs, by the folder of its cgroup.
+
+    A quota (``docker --cpus``, Kubernetes' ``limits.cpu``) limits time and leaves the mask alone:
+    a process with a thread for each CPU of its mask is stopped for a part of each period. See
+    ``Documentation/scheduler/sched-bwc.rst``.
+
+    Args:
+        tree: the machine.
+        process: its id; the tree's ``/proc/self`` is the process that gathered the files.
+    """
+    groups = _groups(tree, process)
+    found: dict[str, float] = {}
+    for kind, mount, options in _mounts(tree):
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options):
+            for folder in _folders(mount, groups.get("" if kind == "cgroup2" else "cpu")):
+                limit = _limit(tree, folder)
+                if limit is not None:
+                    found[folder] = limit
+    return found
+
+
+def _groups(tree: Tree, process: int | str) -> dict[str, str]:
+    """The process's group by controller; that of version 2 by an empty name."""
+    found: dict[str, str] = {}
+    for line in (tree.read(f"proc/{process}/cgroup") or "").splitlines():
+        controllers, _, group = line.partition(":")[2].partition(":")
+        found.update(dict.fromkeys(controllers.split(","), group))
+    return found
+
+
+def _mounts(tree: Tree) -> Iterator[tuple[str, str, list[str]]]:
+    """The type, place and options of each mount."""
+    for line in (tree.read("proc/mounts") or "").splitlines():
+        words = line.split()
+        if len(words) >= 4:
+            yield words[2], words[1].strip("/"), words[3].split(",")
+
+
+def _folders(mount: str, group: str | None) -> list[str]:
+    """The folders of a group and of those above it, from the top; none when it is unknown."""
+    if group is None:
+        return []
+    names = [name for name in group.split("/") if name not in ("", ".", "..")]
+    return ["/".join([mount, *names[:depth]]) for depth in range(len(names) + 1)]
+
+
+def _limit(tree: Tree, folder: str) -> float | None:
+    """A group's own limit; None where it has none (``max``, ``-1``), or is not mounted here."""
+    text = tree.read(f"{folder}/cpu.max")
+    if text is None:
+        quota = tree.read(f"{folder}/cpu.cfs_quota_us") or ""
+        text = f"{quota} {tree.read(f'{folder}/cpu.cfs_period_us') or ''}"
+    quota, _, period = text.strip().partition(" ")
+    time, each = natural(quota), natural(period.strip())
+    return time / each if time and each else None

@@ -30,11 +30,18 @@ with a whole GPU ends at an instance.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    _Device: TypeAlias = tuple[int, str | None]
+    """A GPU's index, and the UUID where it is one MIG instance of that GPU."""
 
 _ORDERS = ("PCI_BUS_ID", "FASTEST_FIRST")
 _BLANKS = " \t\n\v\f\r"
@@ -45,8 +52,7 @@ _ULONG_MAX = 2**64 - 1
 _NO_INSTANCE = "has MIG on and no instance"
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(NamedTuple):
     """The CUDA devices of a process.
 
     Attributes:
@@ -58,15 +64,7 @@ class Visible:
 
     indices: tuple[int, ...]
     notes: tuple[Notice, ...] = ()
-    instances: tuple[str | None, ...] = field(default=(), compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Device:
-    """A whole GPU, or one MIG instance of it."""
-
-    index: int
-    instance: str | None = None
+    instances: tuple[str | None, ...] = ()
 
 
 def resolve(
@@ -97,27 +95,25 @@ def resolve(
             "set it to PCI_BUS_ID or unset it",
         )
     visible = _unset(ordered) if text is None else _listed(ordered, text)
-    if text is not None and _is_by_uuid(text):
+    if not visible.indices or (text is not None and _is_by_uuid(text)):
         return visible
-    notes = () if device_order == "PCI_BUS_ID" else _order_notes(ordered, visible)
-    return replace(visible, notes=visible.notes + notes + _lost_notes(lost, visible))
+    names = set() if device_order == "PCI_BUS_ID" else {gpu.name for gpu in ordered if gpu.name}
+    return visible._replace(notes=(*visible.notes, *_number_notes(names, lost)))
 
 
 def _unset(gpus: Sequence[Gpu]) -> Visible:
     """All GPUs; where there is a MIG instance, the first one alone."""
     devices = [device for device in map(_device_of, gpus) if device]
-    if any(device.instance for device in devices):
-        devices = [next(device for device in devices if device.instance)]
-    indices = tuple(device.index for device in devices)
-    hidden = [gpu.index for gpu in gpus if gpu.index not in indices]
+    devices = [device for device in devices if device[1]][:1] or devices
+    hidden = {gpu.index for gpu in gpus}.difference(index for index, _ in devices)
     if not hidden:
         return _of(devices)
     message = (
-        f"{_gpus(hidden)} not shown by CUDA: a GPU with MIG on and no instance is not a device, "
-        "and beside a MIG instance CUDA shows nothing else; "
+        f"{_gpus(sorted(hidden))} not shown by CUDA: a GPU with MIG on and no instance is not a "
+        "device, and beside a MIG instance CUDA shows nothing else; "
         "name the GPUs to use by UUID in CUDA_VISIBLE_DEVICES"
     )
-    return _of(devices, Notice("visible-mig" if indices else "visible-none", message))
+    return _of(devices, Notice("visible-mig" if devices else "visible-none", message))
 
 
 def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
@@ -130,17 +126,17 @@ def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
         if isinstance(found, str):
             return _ended(text, devices, element, found)
         if found in devices:
-            twice = f"CUDA_VISIBLE_DEVICES={_quoted(text)} names GPU {found.index} twice"
+            twice = f"CUDA_VISIBLE_DEVICES={_quoted(text)} names GPU {found[0]} twice"
             return _error(twice, "name it once")
-        if devices and (found.instance or devices[0].instance):
+        if devices and (found[1] or devices[0][1]):
             return _ended(text, devices, element, "CUDA does not show beside a MIG instance")
         devices.append(found)
     return _of(devices)
 
 
 def _of(devices: Sequence[_Device], *notes: Notice) -> Visible:
-    indices = tuple(device.index for device in devices)
-    return Visible(indices, notes, tuple(device.instance for device in devices))
+    indices = tuple(index for index, _ in devices)
+    return Visible(indices, notes, tuple(instance for _, instance in devices))
 
 
 def _is_by_uuid(text: str) -> bool:
@@ -166,10 +162,17 @@ def _by_number(gpus: Sequence[Gpu], element: str) -> _Device | str:
 
 def _by_uuid(gpus: Sequence[Gpu], element: str) -> _Device | str:
     """The device that an element names by UUID (rules 4 and 6), or why it names none."""
-    old = _OLD_MIG.match(element)
-    match = _UUID.match(element)
+    found: list[_Device | None]
+    old, match = _OLD_MIG.match(element), _UUID.match(element)
     if old is not None:
-        found = _by_old_name(gpus, *old.groups())
+        place = int(old[2]), int(old[3])
+        found = [
+            (gpu.index, one.uuid)
+            for gpu in gpus
+            if gpu.uuid and _digits(gpu.uuid).startswith(_digits(old[1]))
+            for one in gpu.mig or ()
+            if (one.gpu_instance, one.compute_instance) == place
+        ]
     elif match is None:
         return "is not a UUID, as the first element is"
     else:
@@ -186,33 +189,19 @@ def _by_uuid(gpus: Sequence[Gpu], element: str) -> _Device | str:
     return "is not a device here"
 
 
-def _by_old_name(
-    gpus: Sequence[Gpu], uuid: str, gpu_instance: str, compute_instance: str
-) -> list[_Device | None]:
-    """The instances that ``MIG-GPU-<uuid>/gi/ci`` names (case D2)."""
-    place = int(gpu_instance), int(compute_instance)
-    return [
-        _Device(gpu.index, instance.uuid)
-        for gpu in gpus
-        if gpu.uuid and _digits(gpu.uuid).startswith(_digits(uuid))
-        for instance in gpu.mig or ()
-        if (instance.gpu_instance, instance.compute_instance) == place
-    ]
-
-
 def _named(gpus: Sequence[Gpu], kind: str) -> list[tuple[str, _Device | None]]:
     """The digits of the UUIDs of a kind (``GPU`` or ``MIG``), and what they name (rule 6)."""
     names = [(gpu.uuid, _device_of(gpu)) for gpu in gpus if kind == "GPU" or gpu.mig is None]
     if kind == "MIG":
-        names += [(one.uuid, _Device(gpu.index, one.uuid)) for gpu in gpus for one in gpu.mig or ()]
+        names += [(one.uuid, (gpu.index, one.uuid)) for gpu in gpus for one in gpu.mig or ()]
     return [(_digits(uuid), device) for uuid, device in names if uuid]
 
 
 def _device_of(gpu: Gpu) -> _Device | None:
     """What a GPU that is named as a whole stands for; None when it is no device."""
     if gpu.mig is None:
-        return _Device(gpu.index)
-    return _Device(gpu.index, gpu.mig[0].uuid) if gpu.mig else None
+        return gpu.index, None
+    return (gpu.index, gpu.mig[0].uuid) if gpu.mig else None
 
 
 def _digits(uuid: str) -> str:
@@ -228,41 +217,35 @@ def _error(problem: str, remedy: str) -> Visible:
 
 def _ended(text: str, devices: Sequence[_Device], element: str, reason: str) -> Visible:
     """The devices before the element that ended the list, and why it did."""
-    indices = tuple(device.index for device in devices)
     start = f"CUDA_VISIBLE_DEVICES={_quoted(text)}"
-    if not indices:
+    if not devices:
         why = f"{_quoted(element)} {reason}" if text.strip(_BLANKS) else "it is empty"
         message = f"{start} hides all GPUs: {why}; unset it, or name the GPUs to use"
         return Visible((), (Notice("visible-none", message),))
-    if not text.split(",", len(indices))[-1].strip(f",{_BLANKS}"):
+    if not text.split(",", len(devices))[-1].strip(f",{_BLANKS}"):
         return _of(devices)  # a comma at the end hides nothing
     why = f"{_quoted(element)}, which {reason}"
-    message = f"{start} ends at {why}: only {_gpus(indices)} visible; correct or remove it"
+    shown = _gpus([index for index, _ in devices])
+    message = f"{start} ends at {why}: only {shown} visible; correct or remove it"
     return _of(devices, Notice("visible-ends", message))
 
 
-def _order_notes(gpus: Sequence[Gpu], visible: Visible) -> tuple[Notice, ...]:
-    """Case D6: CUDA counts unlike GPUs from the fastest, NVML by PCI address."""
-    names = sorted({" ".join(gpu.name.split()) for gpu in gpus if gpu.name})
-    if len(names) < 2 or not visible.indices:
-        return ()
-    message = (
-        f"the GPUs are unlike ({', '.join(names)}) and CUDA_DEVICE_ORDER is not PCI_BUS_ID: "
-        "CUDA's numbers may differ from NVML's, by which they are read here; "
-        "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the GPUs by UUID"
-    )
-    return (Notice("visible-order", message),)
-
-
-def _lost_notes(lost: Collection[int], visible: Visible) -> tuple[Notice, ...]:
-    """Numbers mean one GPU where CUDA counts the lost one, and another where it does not."""
-    if not lost or not visible.indices:
-        return ()
-    message = (
-        f"{_gpus(sorted(lost))} lost, and CUDA may count it or not: CUDA's numbers are read here "
-        "as nvidia-smi numbers the GPUs; name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
-    )
-    return (Notice("visible-lost", message),)
+def _number_notes(names: Collection[str], lost: Collection[int]) -> Iterator[Notice]:
+    """Where CUDA's numbers may differ from NVML's: unlike GPUs (case D6), and lost ones."""
+    unlike = sorted({" ".join(name.split()) for name in names})
+    if len(unlike) > 1:
+        message = (
+            f"the GPUs are unlike ({', '.join(unlike)}) and CUDA_DEVICE_ORDER is not PCI_BUS_ID: "
+            "CUDA's numbers may differ from NVML's, by which they are read here; "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the GPUs by UUID"
+        )
+        yield Notice("visible-order", message)
+    if lost:
+        message = (
+            f"{_gpus(sorted(lost))} lost, and CUDA may count it or not: CUDA's numbers are read "
+            "here as nvidia-smi numbers the GPUs; name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
+        )
+        yield Notice("visible-lost", message)
 
 
 def _gpus(indices: Sequence[int]) -> str:
@@ -272,6 +255,5 @@ def _gpus(indices: Sequence[int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text on one line, shortened when it is long."""
     quoted = repr(text[:60])
     return quoted if len(text) <= 60 and len(quoted) <= 62 else f"{quoted[:57]}..."

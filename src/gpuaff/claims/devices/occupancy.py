@@ -31,8 +31,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading, Usage
-from gpuaff.formatting import enumeration, size
-from gpuaff.notices import printable
+from gpuaff.formatting import enumeration, printable, size
 
 # Whether a device meets the requirements: its memory and its utilization. Pure.
 

@@ -13,7 +13,7 @@ from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import Entry, ending, living
 from gpuaff.claims.model import Busy, Demand, Device, DeviceReading, Usage
-from gpuaff.formatting import person
+from gpuaff.formatting import process_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def describe_holder(pid: int, entry: Entry | None) -> str | None:
 def _described(process: Process | None, since: Callable[[Process], float | None]) -> str | None:
     if process is None:
         return None
-    return person(process.command, process.pid, user=process.user, since=since(process))
+    return process_in_words(process.command, process.pid, user=process.user, since=since(process))
 
 
 def describe_writer(entry: Entry, *, since: float | None = None) -> str:
@@ -123,7 +123,7 @@ def describe_writer(entry: Entry, *, since: float | None = None) -> str:
     command, user = (found.command, found.user) if found else (entry.text("name"), None)
     if user is None and entry.uid is not None:
         user = user_name(entry.uid)
-    return person(command or "an unknown program", entry.pid, user=user, since=since)
+    return process_in_words(command or "an unknown program", entry.pid, user=user, since=since)
 
 
 def describe_waiter(entry: Entry) -> str:

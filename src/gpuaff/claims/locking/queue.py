@@ -128,7 +128,7 @@ def next_ticket(entries: Iterable[Entry]) -> int:
 
 def who(entry: Entry) -> str:
     """The process of an entry, in words."""
-    from gpuaff.notices import printable  # any user may have written it
+    from gpuaff.formatting import printable  # any user may have written it
 
     name = printable(entry.text("name")[:40]) or "an unknown program"
     return f"{name} (pid {entry.pid})" if entry.pid is not None else name

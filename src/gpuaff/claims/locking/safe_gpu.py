@@ -20,7 +20,8 @@ from contextlib import contextmanager, suppress
 from gpuaff._system import descriptors, env, kernel, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
-from gpuaff.notices import Notice, printable
+from gpuaff.formatting import printable
+from gpuaff.notices import Notice
 
 DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108 - safe_gpu's
 """The path that is built into safe_gpu."""

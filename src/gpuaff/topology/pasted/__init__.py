@@ -9,20 +9,23 @@ contain stays None, and a note names the command whose output would; what may be
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.options import natural
 from gpuaff.topology.model import Gpu, Source, Topology
-from gpuaff.topology.pasted import cpus, nvidia_smi
-from gpuaff.topology.pasted.nvidia_smi import Listed, Row, Table
+from gpuaff.topology.pasted.cpus import assemble
+from gpuaff.topology.pasted.nvidia_smi import Row, read_list, read_table
 from gpuaff.topology.pasted.text import Paste
 
 _PRINTED = 6
 """nvidia-smi ends a list of CPUs after so many entries (case A25)."""
 
 _MOST_GPUS = 256
+_NO_ROW = Row({})
 
 _ROCM = re.compile(
     r"^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)",
@@ -58,14 +61,20 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
     """
     paste = Paste(text, name)
     is_rocm = bool(_ROCM.search(paste.text))
-    table, listed = nvidia_smi.read_table(paste), nvidia_smi.read_list(paste)
-    near = {row.cpu: paste.cpulist(row.cpu) for row in table.rows.values()}
-    machine, is_complete = cpus.assemble(paste, frozenset(filter(None, near.values())))
-    if not (machine.cpus or table.gpus or listed):
+    (named, rows), listed = read_table(paste), read_list(paste)
+    near = frozenset(filter(None, (paste.cpulist(row.affinity[0]) for row in rows.values())))
+    machine, is_complete = assemble(paste, near)
+    if not (machine.cpus or named or listed):
         raise paste.error(_nothing_found(paste, is_rocm=is_rocm))
-    placer = _Placer(paste, table, machine, is_complete=is_complete)
-    gpus = _gpus(paste, table, listed, placer)
-    links = _links(paste, table, gpus)
+    indices = sorted({*named, *listed})
+    if len(indices) > _MOST_GPUS:
+        raise paste.error(f"it names {len(indices)} GPUs: not one machine's")
+    placer = _Placer(paste, rows, machine, near if is_complete else None)
+    gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index))) for index in indices)
+    for code, doubtful in placer.doubts.items():
+        paste.note(code, _NOTES[code].format(f"GPU {format_cpulist(doubtful)}"))
+    _note_missing(paste, named - rows.keys(), gpus)
+    links = _links(paste, rows, gpus)
     if is_rocm:
         paste.note(
             "rocm-ignored",
@@ -87,41 +96,29 @@ def _nothing_found(paste: Paste, *, is_rocm: bool) -> str:
     )
 
 
-def _gpus(
-    paste: Paste, table: Table, listed: Mapping[int, Listed], placer: _Placer
-) -> tuple[Gpu, ...]:
-    """Every GPU that the text names, also those of which it has no more than that."""
-    indices = sorted({*table.gpus, *listed})
-    if len(indices) > _MOST_GPUS:
-        raise paste.error(f"it names {len(indices)} GPUs: not one machine's")
-    gpus = tuple(placer.gpu(index, listed.get(index)) for index in indices)
-    for code, doubtful in placer.doubts.items():
-        paste.note(code, _NOTES[code].format(f"GPU {format_cpulist(doubtful)}"))
-    if missing := table.gpus - table.rows.keys():
-        paste.note(
-            "rows-missing",
-            f"the table's header names GPU {format_cpulist(missing)} but has no row for it: cut?",
-        )
+def _note_missing(paste: Paste, without_row: set[int], gpus: tuple[Gpu, ...]) -> None:
+    if without_row:
+        missing = format_cpulist(without_row)
+        message = f"the table's header names GPU {missing} but has no row for it: cut?"
+        paste.note("rows-missing", message)
     if not gpus:
         paste.note("no-gpus", "there is no NVIDIA GPU in it: add `nvidia-smi topo -m`")
     elif any(gpu.uuid is None for gpu in gpus):
         paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown: add `nvidia-smi -L`")
-    return gpus
 
 
-def _links(paste: Paste, table: Table, gpus: tuple[Gpu, ...]) -> tuple[tuple[str, ...], ...] | None:
+def _links(
+    paste: Paste, rows: Mapping[int, Row], gpus: tuple[Gpu, ...]
+) -> tuple[tuple[str, ...], ...] | None:
     """The matrix of links between these GPUs; None unless every row is whole."""
-    if not gpus:
-        return None
     names = [f"GPU{gpu.index}" for gpu in gpus]
-    rows = [table.rows.get(gpu.index, Row()).links for gpu in gpus]
-    pairs = zip(names, rows, strict=True)
-    if all(row.get(own) == "X" and row.keys() >= set(names) for own, row in pairs):
-        return tuple(tuple(row[name] for name in names) for row in rows)
-    paste.note(
-        "links-unknown",
-        "the connections of some GPUs are unknown: add `nvidia-smi topo -m`, whole",
-    )
+    links = [rows.get(gpu.index, _NO_ROW).links for gpu in gpus]
+    pairs = zip(names, links, strict=True)
+    if gpus and all(row.get(own) == "X" and row.keys() >= set(names) for own, row in pairs):
+        return tuple(tuple(row[name] for name in names) for row in links)
+    if gpus:
+        message = "the connections of some GPUs are unknown: add `nvidia-smi topo -m`, whole"
+        paste.note("links-unknown", message)
     return None
 
 
@@ -132,48 +129,47 @@ class _Placer:
         doubts: the GPUs for each code of :data:`_NOTES`.
     """
 
-    def __init__(self, paste: Paste, table: Table, machine: Topology, *, is_complete: bool) -> None:
-        self._paste, self._rows, self._cpus = paste, table.rows, machine.cpus
-        self._is_complete = is_complete
+    def __init__(
+        self,
+        paste: Paste,
+        rows: Mapping[int, Row],
+        machine: Topology,
+        near: Collection[CpuSet] | None,
+    ) -> None:
+        self._paste, self._rows, self._cpus = paste, rows, machine.cpus
+        self._is_complete = near is not None
+        self._are_all_named = frozenset().union(*near or ()) == machine.cpus
         self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
-        lists = {row.cpu: paste.cpulist(row.cpu) for row in table.rows.values()}
-        named = frozenset().union(*filter(None, lists.values()))
-        self._are_all_named = is_complete and named == machine.cpus
-        self._memory_nodes = {_number(row.gpu_numa) for row in table.rows.values()}
-        self.doubts: dict[str, set[int]] = {}
+        self._memory_nodes = {natural(row.affinity[2]) for row in rows.values()}
+        self.doubts: dict[str, set[int]] = defaultdict(set)
 
-    def gpu(self, index: int, listed: Listed | None) -> Gpu:
-        """The GPU with this index."""
-        row = self._rows.get(index, Row())
-        named = self._ids(index, row.cpu)
-        numa_node = self._node(index, self._ids(index, row.numa), named)
-        near = self._near(index, row.cpu, named) if named else None
+    def gpu(self, listed: Gpu) -> Gpu:
+        """A GPU as it is listed, with its place."""
+        index = listed.index
+        cpu, numa, gpu_numa = self._rows.get(index, _NO_ROW).affinity
+        named = self._ids(index, cpu)
+        numa_node = self._node(index, self._ids(index, numa), named)
+        near = self._near(index, cpu, named) if named else None
         of_node = None if numa_node is None else self._nodes.get(numa_node)
         if of_node is not None and near is not None and near.isdisjoint(of_node):
-            self._doubt("contradiction", index)
+            self.doubts["contradiction"].add(index)
             near = None
         is_known = of_node is not None or near is not None
         if not is_known and index not in self.doubts.get("affinity-cut", ()):
-            self._doubt("affinity-unknown", index)
-        return Gpu(
-            index=index,
-            uuid=listed.uuid if listed else None,
-            name=listed.name if listed else None,
+            self.doubts["affinity-unknown"].add(index)
+        return replace(
+            listed,
             node_cpus=near,
             numa_node=numa_node,
-            memory_node=_number(row.gpu_numa),
+            memory_node=natural(gpu_numa),
             source=Source.GIVEN if near or numa_node is not None else None,
-            mig=listed.mig if listed else None,
         )
-
-    def _doubt(self, code: str, index: int) -> None:
-        self.doubts.setdefault(code, set()).add(index)
 
     def _ids(self, index: int, cell: str) -> CpuSet:
         """The ids in a cell; none when it is empty or unreadable."""
         ids = self._paste.cpulist(cell) if cell else None
         if cell and not ids:
-            self._doubt("cell-unreadable", index)
+            self.doubts["cell-unreadable"].add(index)
         return ids or frozenset()
 
     def _node(self, index: int, ids: CpuSet, named: CpuSet) -> int | None:
@@ -182,14 +178,14 @@ class _Placer:
             return None
         found = {id_ for id_ in ids if self._nodes.get(id_)} if self._nodes else set(ids)
         if not found:
-            self._doubt("node-dropped", index)
+            self.doubts["node-dropped"].add(index)
             return None
         if not self._nodes:
             found -= self._memory_nodes
         elif len(found) > 1:
             found = {id_ for id_ in found if named and named <= self._nodes[id_]}
         if len(found) != 1:
-            self._doubt("numa-ambiguous", index)
+            self.doubts["numa-ambiguous"].add(index)
             return None
         return found.pop()
 
@@ -198,10 +194,10 @@ class _Placer:
         if _looks_cut(cell) and not self._are_all_named:
             holders = [node for node in self._nodes.values() if named <= node]
             if not holders:
-                self._doubt("affinity-cut", index)
+                self.doubts["affinity-cut"].add(index)
             return holders[0] if holders else None
         if self._is_complete and not named <= self._cpus:
-            self._doubt("ids-dropped", index)
+            self.doubts["ids-dropped"].add(index)
         return named & self._cpus or None
 
 
@@ -217,7 +213,3 @@ def _looks_cut(cell: str) -> bool:
     lengths = {entry[-1] - entry[0] for entry in entries}
     gaps = {after[0] - before[0] for before, after in pairwise(entries)}
     return len(entries) == _PRINTED and len(lengths) == 1 and len(gaps) == 1 and min(gaps) > 1
-
-
-def _number(cell: str) -> int | None:
-    return int(cell) if cell.isascii() and cell.isdigit() and len(cell) < 6 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet
 from gpuaff.topology.pasted.text import Paste
@@ -16,16 +16,13 @@ _LIST = re.compile(
 )
 """A list of CPUs, of all that are online or of a node, which may be wrapped at its commas."""
 
-_NUMBERS = {
-    "cpu_count": "CPU(s)",  # offline ones included
-    "threads": "Thread(s) per core",
-    "cores_per_socket": "Core(s) per socket",
-    "sockets": "Socket(s)",
-    "node_count": "NUMA node(s)",
-}
-_NAMES = {key: name for name, key in _NUMBERS.items()}
+CPUS, THREADS = "CPU(s)", "Thread(s) per core"
+CORES, SOCKETS, NODES = "Core(s) per socket", "Socket(s)", "NUMA node(s)"
+"""The numbers that lscpu prints, by its own words. Its CPUs include those that are offline."""
+
 _NUMBER = re.compile(
-    rf"^({'|'.join(map(re.escape, _NAMES))}):[ \t]*(\d{{1,6}})$", re.ASCII | re.MULTILINE
+    rf"^({'|'.join(map(re.escape, (CPUS, THREADS, CORES, SOCKETS, NODES)))}):[ \t]*(\d{{1,6}})$",
+    re.ASCII | re.MULTILINE,
 )
 _POWER = re.compile(r"(?im)^(?:Architecture:[ \t]*ppc|Model name:[ \t]*power)")
 _VIRTUAL = re.compile(r"^Hypervisor vendor:", re.MULTILINE)
@@ -38,39 +35,58 @@ _TRANSLATED = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lscpu:
-    """What ``lscpu`` printed; ``numbers`` has the names of :data:`_NUMBERS`.
+class Printed:
+    """What the commands printed; of two lines that differ the first one counts.
 
-    ``cores`` is how many cores with online CPUs there may be, by sockets and cores per socket,
-    which lscpu rounds down; empty when unknown, or when there are such numbers for each of
-    several kinds of cores.
+    Attributes:
+        online: lscpu's online CPUs.
+        nodes: lscpu's CPUs of each node; empty sets for nodes without any.
+        numbers: lscpu's numbers.
+        cores: how many cores with online CPUs there may be, by sockets and cores per socket,
+            which lscpu rounds down; empty when unknown, or when there are such numbers for each
+            of several kinds of cores.
+        rows: for each online CPU of ``lscpu -p`` or ``-e``, the numbers of its ``core``,
+            ``socket``, ``node``, ``l1d`` (its first-level cache, which no two cores share) and
+            ``l3``, as far as the row has them.
+        numactl: numactl's CPUs of each node.
+        has_memory: by node, from numactl.
+        distances: by node, to every node of numactl's matrix.
     """
 
-    online: CpuSet | None = None
-    nodes: Mapping[int, CpuSet] = field(default_factory=dict)  # empty sets for nodes without CPUs
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    cores: range = range(0)
-    is_power: bool = False
-    is_virtual: bool = False
+    online: CpuSet | None
+    nodes: Mapping[int, CpuSet]
+    numbers: Mapping[str, int]
+    cores: range
+    is_power: bool
+    is_virtual: bool
+    rows: Mapping[int, Mapping[str, int]]
+    numactl: Mapping[int, CpuSet]
+    has_memory: Mapping[int, bool]
+    distances: Mapping[int, Mapping[int, int]]
 
 
-def read_summary(paste: Paste) -> Lscpu:
-    """The lines of ``lscpu``; of two that differ the first one counts."""
+def read(paste: Paste) -> Printed:
+    """Read what the text has of these commands' output."""
     numbers, cores = _numbers(paste)
-    lists = _lists(paste, numbers.get("cpu_count"))
+    lists = _lists(paste, numbers.get(CPUS))
     if not lists and _TRANSLATED.search(paste.text):
+        numbers, cores = {}, range(0)
         paste.note(
             "lscpu-translated",
             "the output of lscpu is not in English and is not used: paste that of `LC_ALL=C lscpu`",
         )
-        return Lscpu()
-    return Lscpu(
+    sizes = _NODE_SIZE.findall(paste.text)
+    return Printed(
         online=lists.pop(None, None),
         nodes={node: cpus for node, cpus in lists.items() if node is not None},
         numbers=numbers,
         cores=cores,
         is_power=bool(_POWER.search(paste.text)),
         is_virtual=bool(_VIRTUAL.search(paste.text)),
+        numactl=_numactl(paste),
+        rows=_rows(paste),
+        has_memory={int(node): int(size) > 0 for node, size in reversed(sizes)},
+        distances=_distances(paste.text),
     )
 
 
@@ -78,13 +94,13 @@ def _numbers(paste: Paste) -> tuple[dict[str, int], range]:
     found: dict[str, int] = {}
     matches = _NUMBER.findall(paste.text)
     for key, number in matches:
-        if found.setdefault(_NAMES[key], int(number)) != int(number):
+        if found.setdefault(key, int(number)) != int(number):
             paste.note("contradiction", f"lscpu: {key!r} has two values; the first is used")
-    keys = [_NAMES[key] for key, _ in matches]
-    several_kinds = keys.count("cores_per_socket") > max(1, keys.count("cpu_count"))
-    least = found.get("cores_per_socket", 0) * found.get("sockets", 0)
-    known = least and not several_kinds
-    return found, range(least, least + found["sockets"]) if known else range(0)
+    keys = [key for key, _ in matches]
+    several_kinds = keys.count(CORES) > max(1, keys.count(CPUS))
+    sockets = found.get(SOCKETS, 0)
+    least = 0 if several_kinds else found.get(CORES, 0) * sockets
+    return found, range(least, least + sockets) if least else range(0)
 
 
 def _lists(paste: Paste, count: int | None) -> dict[int | None, CpuSet]:
@@ -94,8 +110,7 @@ def _lists(paste: Paste, count: int | None) -> dict[int | None, CpuSet]:
     last = None
     for match in _LIST.finditer(paste.text):
         last, cut = int(match[1]) if match[1] else None, paste.is_cut(match)
-        value = match[2].replace("\n", "")
-        _keep(paste, lists, last, "lscpu", paste.cpulist(value), value)
+        _keep(paste, lists, last, "lscpu", match[2].replace("\n", ""))
     if cut and last in lists and not _is_whole(lists, last, count):
         del lists[last]
         paste.note(
@@ -113,14 +128,10 @@ def _is_whole(lists: Mapping[int | None, CpuSet], last: int | None, count: int |
 
 
 def _keep(
-    paste: Paste,
-    lists: dict[int | None, CpuSet],
-    node: int | None,
-    command: str,
-    cpus: CpuSet | None,
-    value: str,
+    paste: Paste, lists: dict[int | None, CpuSet], node: int | None, command: str, value: str
 ) -> None:
     """Keep the first list of a node's CPUs, or of the online ones, which can't be empty."""
+    cpus = paste.cpulist(",".join(value.split()) if command == "numactl" else value)
     what = "the online CPUs" if node is None else f"the CPUs of NUMA node {node}"
     if cpus is None or (node is None and not cpus):
         paste.note("line-unreadable", f"{command}: {what} cannot be read ({value[:40]!r})")
@@ -134,6 +145,7 @@ def _keep(
 _DEFAULT = ("cpu", "core", "socket", "node", "", "l1d", "l1i", "l2", "l3")
 """The columns of ``lscpu -p``, known even where its header was filtered out."""
 
+_USED = ("core", "socket", "node", "l1d", "l3")
 _PLACES = frozenset({"core", "socket", "cluster", "node", "book", "drawer"})
 _KNOWN = _PLACES | {
     *("cpu", "l1d", "l1i", "l2", "l3", "cache", "online", "configured", "polarization", "address"),
@@ -143,54 +155,36 @@ _BARE_ROW = re.compile(r"\d{1,5},\d{1,5},\d{0,5},\d{0,5},,[\d,]{0,80}", re.ASCII
 _CELL = re.compile(r"\d{1,9}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuRow:
-    """One online CPU: the numbers of what it belongs to; None where the row has none.
-
-    ``l1`` is its first-level data cache, which no two cores share.
-    """
-
-    core: int | None = None
-    socket: int | None = None
-    node: int | None = None
-    l1: int | None = None
-    l3: int | None = None
-
-
-def read_rows(paste: Paste) -> Mapping[int, CpuRow]:
-    """Every online CPU that such tables list."""
-    rows: dict[int, CpuRow] = {}
-    for cpu, row in _rows(paste.lines):
-        if rows.setdefault(cpu, row) != row:
-            paste.note("contradiction", f"lscpu's rows for CPU {cpu} differ; the first is used")
-    return rows
-
-
-def _rows(lines: Sequence[str]) -> Iterator[tuple[int, CpuRow]]:
-    columns: tuple[str, ...] = ()
+def _rows(paste: Paste) -> dict[int, Mapping[str, int]]:
+    rows: dict[int, Mapping[str, int]] = {}
+    columns: Sequence[str] = ()
     separator: str | None = None
-    for line in lines:
+    for line in paste.lines:
         if header := _header(line):
             columns, separator = header, "," if "," in line else None
             continue
         if not columns and _BARE_ROW.fullmatch(line):
             columns, separator = _DEFAULT, ","
         if columns and line[:1].isdigit():
-            yield from _row(columns, line.split(separator))
+            for cpu, row in _row(columns, line.split(separator)):
+                if rows.setdefault(cpu, row) != row:
+                    problem = f"lscpu's rows for CPU {cpu} differ"
+                    paste.note("contradiction", f"{problem}; the first is used")
         elif line:
             columns = ()
+    return rows
 
 
-def _header(line: str) -> tuple[str, ...]:
+def _header(line: str) -> Sequence[str]:
     """The columns that a header names, in lower case: ``# CPU,Core,…`` or ``CPU NODE …``."""
     if not line[:4].lower().startswith(("cpu,", "cpu ", "cpu\t")) or len(line) > 400:
         return ()
     words = [word.strip().lower() for word in line.split("," if "," in line else None)]
     names = {part for word in words for part in word.split(":")} - {""}
-    return tuple(words) if names <= _KNOWN and names & _PLACES else ()
+    return words if names <= _KNOWN and names & _PLACES else ()
 
 
-def _row(columns: tuple[str, ...], values: list[str]) -> Iterator[tuple[int, CpuRow]]:
+def _row(columns: Sequence[str], values: list[str]) -> Iterator[tuple[int, Mapping[str, int]]]:
     """A row as CPU and numbers; nothing for one that is cut, or whose CPU is offline."""
     if len(values) < len(columns):
         return
@@ -202,8 +196,7 @@ def _row(columns: tuple[str, ...], values: list[str]) -> Iterator[tuple[int, Cpu
     if is_offline or numbers.get("cpu", MAX_CPU_ID + 1) > MAX_CPU_ID:
         return
     if "core" in numbers or "core" not in cells:
-        core, socket, node, l1, l3 = map(numbers.get, ("core", "socket", "node", "l1d", "l3"))
-        yield numbers["cpu"], CpuRow(core=core, socket=socket, node=node, l1=l1, l3=l3)
+        yield numbers["cpu"], {key: numbers[key] for key in _USED if key in numbers}
 
 
 # ``numactl -H`` (``--hardware``): each node's CPUs and memory, and the distances.
@@ -217,33 +210,15 @@ _ITSELF = 10
 """The distance of a node to itself, and so the least there is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numactl:
-    """What ``numactl -H`` printed about each node."""
-
-    nodes: Mapping[int, CpuSet]
-    has_memory: Mapping[int, bool]
-    distances: Mapping[int, Mapping[int, int]]  # to every node of the matrix
-
-
-def read_numactl(paste: Paste) -> Numactl:
-    """The lines of ``numactl -H``; of two that differ the first one counts."""
+def _numactl(paste: Paste) -> dict[int, CpuSet]:
     nodes: dict[int | None, CpuSet] = {}
     for match in _NODE_CPUS.finditer(paste.text):
         if not paste.is_cut(match):  # a size follows each list
-            cpus = paste.cpulist(",".join(match[2].split()))
-            _keep(paste, nodes, int(match[1]), "numactl", cpus, match[2].strip())
-    has_memory: dict[int, bool] = {}
-    for match in _NODE_SIZE.finditer(paste.text):
-        has_memory.setdefault(int(match[1]), int(match[2]) > 0)
-    return Numactl(
-        nodes={node: cpus for node, cpus in nodes.items() if node is not None},
-        has_memory=has_memory,
-        distances=_distances(paste.text),
-    )
+            _keep(paste, nodes, int(match[1]), "numactl", match[2].strip())
+    return {node: cpus for node, cpus in nodes.items() if node is not None}
 
 
-def _distances(text: str) -> Mapping[int, Mapping[int, int]]:
+def _distances(text: str) -> dict[int, Mapping[int, int]]:
     """The matrix below ``node distances:``, as far as its rows are whole."""
     columns: list[int] = []
     matrix: dict[int, Mapping[int, int]] = {}

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gpuaff.cpuset import format_cpulist
-from gpuaff.topology.model import MigInstance
+from gpuaff.topology.model import Gpu, MigInstance
 from gpuaff.topology.pasted.text import Paste
 
 _CPU, _NUMA, _GPU_NUMA = _COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
@@ -26,7 +27,9 @@ _GPU = re.compile(r"GPU(\d{1,3}):?", re.ASCII)
 _LINK = re.compile(r"X|NV\d{1,3}|SYS|SOC|NODE|PHB|PXB|PIX|PSB|C2C", re.ASCII)
 """How two devices are connected. ROCm's tables have the same shape and other words."""
 _NIC = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,39}\d", re.ASCII)
-_IDS = re.compile(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", re.ASCII)
+_CELL = re.compile(
+    rf"N/A|{_LINK.pattern}|\d{{1,9}}(?:-\d{{1,9}})?(?:,\d{{1,9}}(?:-\d{{1,9}})?)*", re.ASCII
+)
 _PEER = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "DR", "CS", "U"})
 """The words of ``nvidia-smi topo -p2p``, whose rows begin like ours and have no CPUs."""
 
@@ -36,31 +39,21 @@ _GLUED_LABEL = re.compile(r"^(GPU\d{1,3})(?=[XNSPC])", re.ASCII)
 _GLUED_LINKS = re.compile(rf"({_WORD})(?={_WORD})|(X|SYS|SOC|NODE|PHB|PXB|PIX)(?=\d)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """The row of one GPU: its cells of affinity, each empty when it is missing or N/A."""
+class Row(NamedTuple):
+    """The row of one GPU.
 
-    links: Mapping[str, str] = field(default_factory=dict)  # by device; none in a cut row
-    cpu: str = ""
-    numa: str = ""
-    gpu_numa: str = ""
+    Attributes:
+        links: how it is connected with each device; none in a cut row.
+        affinity: the cells of CPU Affinity, NUMA Affinity and GPU NUMA ID; each empty when it is
+            missing or N/A.
+    """
 
-    @property
-    def affinity(self) -> tuple[str, str, str]:
-        """The three cells of affinity."""
-        return self.cpu, self.numa, self.gpu_numa
+    links: Mapping[str, str]
+    affinity: tuple[str, str, str] = ("", "", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """The tables of a text: the GPUs that a header or a row names, and the rows by GPU."""
-
-    gpus: frozenset[int]
-    rows: Mapping[int, Row]
-
-
-def read_table(paste: Paste) -> Table:
-    """The tables of ``nvidia-smi topo -m``.
+def read_table(paste: Paste) -> tuple[set[int], Mapping[int, Row]]:
+    """The tables of ``nvidia-smi topo -m``: the GPUs that they name, and the rows by GPU.
 
     Of two rows that differ the first one counts; a table that differs from one before it is
     another machine's and not used at all.
@@ -80,9 +73,16 @@ def read_table(paste: Paste) -> Table:
             )
             continue
         for gpu, row in own:
-            _keep_row(paste, rows, gpu, row)
-        gpus.update(found.gpus)
-    return Table(gpus=frozenset(gpus), rows=rows)
+            known = rows.setdefault(gpu, row)
+            has_affinity = any(known.affinity)
+            if has_affinity and any(row.affinity) and known.affinity != row.affinity:
+                problem = f"GPU {format_cpulist([gpu])} has two rows that differ"
+                paste.note("contradiction", f"{problem}; the first one is used")
+            else:  # one of them may have less
+                better = row if any(row.affinity) and not has_affinity else known
+                rows[gpu] = better if better.links else better._replace(links=row.links)
+        gpus.update(found.gpus())
+    return gpus, rows
 
 
 def _exclude(one: Row, other: Row) -> bool:
@@ -91,22 +91,10 @@ def _exclude(one: Row, other: Row) -> bool:
     return any(here and there and here != there for here, there in both)
 
 
-def _keep_row(paste: Paste, rows: dict[int, Row], gpu: int, row: Row) -> None:
-    """Keep a row, or what it adds to the one that there is."""
-    known = rows.setdefault(gpu, row)
-    if any(known.affinity) and any(row.affinity) and known.affinity != row.affinity:
-        problem = f"GPU {format_cpulist([gpu])} has two rows that differ"
-        paste.note("contradiction", f"{problem}; the first one is used")
-    elif not any(known.affinity) and any(row.affinity):
-        rows[gpu] = row
-    elif not known.links and row.links:
-        rows[gpu] = replace(known, links=row.links)
-
-
 # From lines to tables of cells.
 
 
-@dataclass
+@dataclass(slots=True)
 class _RawRow:
     """A row as found: its cells, how many are not empty, and the line where it ends."""
 
@@ -117,21 +105,20 @@ class _RawRow:
     last_line: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _RawTable:
     """A table as found: the devices that its header names, which affinities follow, the rows."""
 
     devices: Sequence[str] = ()
     affinity: Sequence[str] = ()
-    header_lines: list[str] = field(default_factory=list)
+    header_lines: Sequence[str] = ()
     rows: list[_RawRow] = field(default_factory=list)
 
-    @property
-    def gpus(self) -> Iterator[int]:
+    def gpus(self) -> set[int]:
         """The GPUs that it names; none in a list of names that nothing shows to be a table."""
-        if self.rows or self.affinity:
-            yield from (int(match[1]) for match in map(_GPU.fullmatch, self.devices) if match)
-        yield from (row.gpu for row in self.rows)
+        named = self.devices if self.rows or self.affinity else ()
+        matches = filter(None, map(_GPU.fullmatch, named))
+        return {int(match[1]) for match in matches} | {row.gpu for row in self.rows}
 
 
 def _tables(paste: Paste) -> list[_RawTable]:
@@ -157,11 +144,10 @@ def _add_header(tables: list[_RawTable], line: str, *, is_inside: bool) -> bool:
     if found := _header(line):
         tables.append(_RawTable(*found, [line]))
         return True
-    if not is_inside or tables[-1].rows:
+    if not is_inside or tables[-1].rows or len(tables[-1].header_lines) >= _MAX_HEADER_LINES:
         return False
     lines = [*tables[-1].header_lines, line]
-    found = _header(" ".join(lines)) if len(lines) <= _MAX_HEADER_LINES else None
-    if found:
+    if found := _header(" ".join(lines)):
         tables[-1] = _RawTable(*found, lines)
     return found is not None
 
@@ -218,10 +204,8 @@ def _add_row(tables: list[_RawTable], number: int, line: str, *, is_inside: bool
 
 def _add_rest(table: _RawTable, number: int, line: str) -> bool:
     """Add the rest of a row that did not fit the window."""
-    if not table.rows:
-        return False
-    row, words = table.rows[-1], _cells(line)
-    if row.filled > len(table.devices) or not all(map(_is_cell, words)):
+    words, row = _cells(line), table.rows[-1] if table.rows else None
+    if not row or row.filled > len(table.devices) or not all(map(_CELL.fullmatch, words)):
         return False
     row.cells += words
     row.filled += len(words)
@@ -234,14 +218,6 @@ def _cells(line: str) -> list[str]:
     line = _GLUED_LABEL.sub(r"\1 ", line).replace(", ", ",")
     line = _GLUED_LINKS.sub(r"\1\2 ", line, count=_MAX_COLUMNS)
     return [word for cell in line.split("\t") for word in (cell.split() or [""])]
-
-
-def _is_cell(word: str) -> bool:
-    return bool(word == "N/A" or _LINK.fullmatch(word) or _IDS.fullmatch(word))
-
-
-def _filled(cells: Sequence[str]) -> int:
-    return sum(map(bool, cells))
 
 
 # From cells to rows.
@@ -266,9 +242,13 @@ def _rows(paste: Paste, table: _RawTable) -> Iterator[tuple[int, Row]]:
         if _filled(tail) < expected and tail[-1:] != ["N/A"]:
             tail = _without_last(paste, row.gpu, tail)
         is_whole = len(links) == count
-        cpu, numa, gpu_numa = _affinity(tail, columns, by_position=row.has_tabs and is_whole)
+        affinity = _affinity(tail, columns, by_position=row.has_tabs and is_whole)
         named = dict(zip(table.devices, links, strict=True)) if is_whole else {}
-        yield row.gpu, Row(links=named, cpu=cpu, numa=numa, gpu_numa=gpu_numa)
+        yield row.gpu, Row(named, affinity)
+
+
+def _filled(cells: Sequence[str]) -> int:
+    return sum(map(bool, cells))
 
 
 def _parts(paste: Paste, row: _RawRow, count: int) -> tuple[list[str], list[str]]:
@@ -327,7 +307,8 @@ def _affinity(
     else:
         cpu, rest = "", words
     numa, gpu_numa = _nodes(rest, columns)
-    return _known(cpu), _known(numa), _known(gpu_numa)
+    cpu, numa, gpu_numa = ("" if cell == "N/A" else cell for cell in (cpu, numa, gpu_numa))
+    return cpu, numa, gpu_numa
 
 
 def _nodes(rest: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
@@ -339,10 +320,6 @@ def _nodes(rest: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
     if not words or rest[1:2] == words:
         return "", ""  # the second cell may be a shifted NUMA Affinity or a GPU NUMA ID in place
     return (words[0], "") if rest[0] else ("", words[0])
-
-
-def _known(cell: str) -> str:
-    return "" if cell == "N/A" else cell
 
 
 # ``nvidia-smi -L``: names, UUIDs and MIG instances. The list of GPUs in PyTorch's and vLLM's
@@ -359,57 +336,49 @@ _UNKNOWN_INSTANCE = -1
 """The instance ids of a MIG device whose UUID (since driver 470) does not contain them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """One GPU of the list; None is what is cut, hidden or not listed."""
+def read_list(paste: Paste) -> Mapping[int, Gpu]:
+    """The GPUs of the list: name, UUID and MIG instances, None for what is cut or not listed.
 
-    name: str | None
-    uuid: str | None
-    mig: tuple[MigInstance, ...] | None = None
-
-
-def read_list(paste: Paste) -> Mapping[int, Listed]:
-    """The GPUs of the list, by index; of two lines that differ the first one counts."""
-    found: dict[int, Listed] = {}
+    Of two lines that differ the first one counts.
+    """
+    found: dict[int, Gpu] = {}
     instances: dict[int, list[MigInstance]] = {}
-    uuids: set[str] = set()
+    owners: dict[str, int] = {}
     current = -1
     for line in paste.lines:
         if gpu := _listed(line):
-            current = gpu[0]
-            _keep_listed(paste, found, *gpu)
-        elif current >= 0 and (mig := _mig(line)) and mig.uuid not in uuids:
-            uuids.add(mig.uuid)
+            current = gpu.index
+            _keep_listed(paste, found, gpu)
+        elif current >= 0 and (mig := _mig(line)) and mig.uuid not in owners:
+            owners[mig.uuid] = current
             instances.setdefault(current, []).append(mig)
-    owners: dict[str, int] = {}
-    for index, listed in found.items():
-        uuid = listed.uuid
+    for index, gpu in found.items():
+        uuid = gpu.uuid
         if uuid and owners.setdefault(uuid.lower(), index) != index:
             paste.note("contradiction", f"two GPUs have the UUID of GPU {index}; it is left out")
             uuid = None
         mig_instances = tuple(instances.get(index, ())) or None
-        found[index] = replace(listed, uuid=uuid, mig=mig_instances)
+        found[index] = replace(gpu, uuid=uuid, mig=mig_instances)
     return found
 
 
-def _listed(line: str) -> tuple[int, Listed] | None:
+def _listed(line: str) -> Gpu | None:
     match = _LISTED.match(line)
     name, has_uuid, uuid = (match[2] if match else "").partition("(UUID:")
     if match is None or (not has_uuid and not _MAKER.match(name)):
         return None
     uuid = uuid.strip(" \t)")
     known = uuid if _UUID.fullmatch(uuid) else None
-    return int(match[1]), Listed(name=name.strip()[:100] or None, uuid=known)
+    return Gpu(index=int(match[1]), name=name.strip()[:100] or None, uuid=known)
 
 
-def _keep_listed(paste: Paste, found: dict[int, Listed], index: int, listed: Listed) -> None:
-    known = found.setdefault(index, listed)
-    if known.uuid is None and known.name == listed.name:
-        found[index] = listed
-    elif listed.uuid not in (None, known.uuid) or listed.name != known.name:
-        paste.note(
-            "contradiction", f"GPU {index} is listed twice and differently; the first is used"
-        )
+def _keep_listed(paste: Paste, found: dict[int, Gpu], gpu: Gpu) -> None:
+    known = found.setdefault(gpu.index, gpu)
+    if known.uuid is None and known.name == gpu.name:
+        found[gpu.index] = gpu
+    elif gpu.uuid not in (None, known.uuid) or gpu.name != known.name:
+        problem = f"GPU {gpu.index} is listed twice and differently"
+        paste.note("contradiction", f"{problem}; the first is used")
 
 
 def _mig(line: str) -> MigInstance | None:

@@ -25,6 +25,9 @@ _ESCAPES = re.compile(
 )
 """Terminal colours, also where the paste spells out or has lost the escape character."""
 
+_LONG_REFERENCE = re.compile(r"&#[0-9]{8,};?", re.ASCII)
+"""No letter has such a number, and Python refuses to read one of more than 4300 digits."""
+
 _BREAK = re.compile(r"<(?:br|/p|/div|/tr)[ \t]{0,9}/?>\n?", re.ASCII | re.IGNORECASE)
 _TAG = re.compile(
     r"</?(?:p|div|pre|code|span|samp|tt|b|u)(?:[ \t][^<>\n]{0,200})?>", re.ASCII | re.IGNORECASE
@@ -124,7 +127,8 @@ def _plain(text: str) -> str:
     """The text in valid Unicode, without escape codes and tags, with one kind of line end."""
     valid = text.encode("utf-8", "replace").decode("utf-8")
     text = _TAG.sub("", _BREAK.sub("\n", valid.replace("\r\n", "\n")))
-    return _ESCAPES.sub("", html.unescape(text)).translate(_PLAIN)
+    text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
+    return _ESCAPES.sub("", text).translate(_PLAIN)
 
 
 def _unmarked(line: str) -> str:
