@@ -36,7 +36,7 @@ def test_what_binds(variables: dict[str, str], binding: list[str]) -> None:
     assert binding_variables(variables.get) == binding
     accused = possible_causes({"libiomp5.so"}, variables)
     assert bool(accused) == bool(binding)
-    assert all(name in accused[0].reason for name in binding)
+    assert all(name in accused[0][0] for name in binding)
 
 
 def test_what_gnus_runtime_heeds() -> None:

@@ -156,13 +156,6 @@ class Thread(NamedTuple):
     movable: bool = True
 
 
-class Cause(NamedTuple):
-    """A library that may have bound the main thread, and what prevents it."""
-
-    reason: str
-    remedy: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A process.
@@ -173,7 +166,7 @@ class Observation:
         original: its CPUs before; None when unknown.
         apart: the masks of threads that were bound elsewhere then, by id.
         cpuset: the CPUs of its cpuset; None when unknown.
-        causes: what may have bound its main thread, the likeliest first.
+        causes: what may have bound its main thread, the likeliest first, and what prevents that.
     """
 
     pid: int
@@ -184,7 +177,7 @@ class Observation:
     reserved: CpuSet = frozenset()
     apart: Mapping[int, CpuSet] = field(default_factory=dict)
     cpuset: CpuSet | None = None
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[tuple[str, str], ...] = ()
     warnings: tuple[Notice, ...] = ()
 
 
@@ -242,8 +235,10 @@ def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
             yield Thread(tid, facts.name, cpus, facts.movable)
 
 
-def possible_causes(files: Collection[str], variables: Mapping[str, str]) -> tuple[Cause, ...]:
-    """What may have bound a process's main thread, by its mapped files and its variables. Pure."""
+def possible_causes(
+    files: Collection[str], variables: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """What may have bound a main thread, by the mapped files and variables; and remedies. Pure."""
     found = []
     for runtime, (prefixes, its_variables) in openmp.OPENMP.items():
         file = openmp.loaded(prefixes, files)
@@ -252,11 +247,11 @@ def possible_causes(files: Collection[str], variables: Mapping[str, str]) -> tup
             values = " and ".join(f"{name}={variables[name]}" for name in names)
             also = " or set KMP_AFFINITY=disabled" if openmp.KMP in its_variables else ""
             reason = f"{runtime} ({file}) binds it because of {values}"
-            found.append(Cause(reason, f"unset {', '.join(names)}{also}"))
+            found.append((reason, f"unset {', '.join(names)}{also}"))
     file = openmp.loaded(openmp.BLAS, files)
     if file and not openmp.is_main_thread_free(variables.get):
         reason = f"OpenBLAS ({file}) binds it on import in some builds"
-        found.append(Cause(reason, "set OPENBLAS_MAIN_FREE=1"))
+        found.append((reason, "set OPENBLAS_MAIN_FREE=1"))
     return tuple(found)
 
 
@@ -354,9 +349,9 @@ def _explain(seen: Observation, thread: Thread, should: CpuSet, state: State) ->
     if state is State.NARROWED:
         why = "the main thread has the same; a thread that it starts inherits that"
         if thread.tid == seen.pid:
-            why = "; ".join(cause.reason for cause in seen.causes)
+            why = "; ".join(reason for reason, _ in seen.causes)
             why = why or "some import or framework has bound the main thread"
-        remedy = "; ".join([remedy, *(cause.remedy for cause in seen.causes)])
+        remedy = "; ".join([remedy, *(prevention for _, prevention in seen.causes)])
     elif state is State.CUT:
         why = "its cpuset (container, scheduler) has lost CPUs since"
         again = "; set_affinity() again plans from those that are left" if is_set else ""

@@ -21,8 +21,8 @@ from gpuaff.pinning import threads
 from gpuaff.pinning.pin import unsupported_reason
 from gpuaff.pinning.restore import move_if, put_extras_back, rewind
 from gpuaff.pinning.state import (
-    GrantInForce,
     Process,
+    State,
     UnavailableError,
     known_process,
     log,
@@ -36,20 +36,34 @@ from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Grant:
-    """What :func:`take_grant` has done.
+    """What :func:`take_grant` has done; while it is in force, the border of this process.
 
     Attributes:
         cpus: the CPUs of the grant; where none was taken, the calling thread's.
-        pinned: whether the process was put there.
         warnings: what was not as hoped.
+        before: the state to go back to; a call that is undone meanwhile is taken out of it. None
+            where no grant was taken.
+        bound: as in :class:`State`, when the grant was taken; likewise ``apart``.
+        cut: threads that were bound partly outside the grant: their mask then and now, by id.
     """
 
     cpus: CpuSet
-    pinned: bool
     warnings: tuple[Notice, ...] = ()
-    _in_force: GrantInForce | None = field(default=None, compare=False)
+    before: State | None = None
+    bound: Mapping[int, CpuSet] = field(default_factory=dict)
+    cut: Mapping[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the process was put there."""
+        return self.before is not None
+
+    @property
+    def apart(self) -> dict[int, CpuSet]:
+        """The threads that keep CPUs of their own."""
+        return {tid: now for tid, (_, now) in self.cut.items()}
 
     def give_back(self) -> CpuSet:
         """Give the process the mask back that it had before the claim.
@@ -58,11 +72,11 @@ class Grant:
         since stay. May be called again; in a forked child it does nothing, as a child cannot
         release its parent's claim. Returns the calling thread's CPUs afterwards.
         """
-        process, grant = known_process(), self._in_force
-        if process is not None and grant is not None:
+        process = known_process()
+        if process is not None and self.pinned:
             try:
                 with transaction(process, memory=True, undoes=True):
-                    notices = _give_back(process, grant)
+                    notices = _give_back(process, self)
             except OSError as error:
                 notices = [threads.refusal(error)]
             say(notices)
@@ -103,7 +117,7 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     if strict:
         refuse_if_broken(found.warnings)
     say(found.warnings)
-    return Grant(cpus=threads.current(), pinned=False, warnings=found.warnings)
+    return Grant(cpus=threads.current(), warnings=found.warnings)
 
 
 def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | None]:
@@ -138,7 +152,8 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     moved = threads.move_all(cpus, ours=ours.__contains__, spare={own}, moved=process.moved)
     warnings += moved.notices()
     cut, bound = _cut(process, cpus, outside | moved.left)
-    grant = GrantInForce(before, {**alike, **bound, **threads.alive(before.bound)}, cut)
+    bound = {**alike, **bound, **threads.alive(before.bound)}
+    grant = Grant(cpus=cpus, warnings=tuple(warnings), before=before, bound=bound, cut=cut)
     process.update(
         original=cpus,
         grant=grant,
@@ -148,7 +163,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
         reserved=frozenset(),
         whole=None,
     )
-    return Grant(cpus=cpus, pinned=True, warnings=tuple(warnings), _in_force=grant)
+    return grant
 
 
 def _cut(
@@ -173,10 +188,10 @@ def _cut(
     return cut, moved
 
 
-def _give_back(process: Process, grant: GrantInForce) -> list[Notice]:
-    if process.state.grant is not grant:
-        return []  # it was given back already
+def _give_back(process: Process, grant: Grant) -> list[Notice]:
     before, state = grant.before, process.state
+    if before is None or state.grant is not grant:
+        return []  # it was given back already
     masks = threads.masks_now(process, {state.original, *state.requested})
     for tid, (then, now) in grant.cut.items():
         if now != then:

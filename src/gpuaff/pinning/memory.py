@@ -69,10 +69,9 @@ class MemoryOption:
         try:
             first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
             normal = cpu_list(kernel.machine_tree(), "sys/devices/system/node/has_normal_memory")
-            usable = usable_nodes(
-                requested, topology, named=self.named, allowed=allowed, normal=normal
+            usable, notices = usable_nodes(
+                self, requested, topology, allowed=allowed, normal=normal
             )
-            notices = node_notices(self, requested, usable, allowed)
             if not usable:
                 return None, notices
             nearest = None if share.gpu is None else topology.gpu_by_index[share.gpu].numa_node
@@ -146,47 +145,33 @@ def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> f
 
 
 def usable_nodes(
+    option: MemoryOption,
     requested: frozenset[int],
     topology: Topology,
     *,
-    named: bool,
     allowed: frozenset[int],
     normal: frozenset[int] | None,
-) -> frozenset[int]:
-    """The requested nodes that memory may come from.
+) -> tuple[frozenset[int], list[Notice]]:
+    """The requested nodes that memory may come from, and a warning where those are not all.
 
-    Args:
-        requested: the nodes.
-        topology: the machine.
-        named: whether they are named; else only normal memory is used, and not that of a GPU.
-        allowed: the nodes that the cpuset grants (cases A16, G10).
-        normal: the nodes with memory that the kernel uses for everything; None when unknown.
+    ``allowed`` are the nodes that the cpuset grants (cases A16, G10). ``normal`` have memory that
+    the kernel uses for everything, not that of a GPU; None when unknown. Others must be named.
     """
     empty = {node.id for node in topology.numa_nodes or () if node.has_memory is False}
     usable = (requested & allowed) - empty
-    return usable if named or normal is None else usable & normal
-
-
-def node_notices(
-    option: MemoryOption,
-    requested: frozenset[int],
-    usable: frozenset[int],
-    allowed: frozenset[int],
-) -> list[Notice]:
-    """The warning where not all nodes are usable."""
+    if normal is not None and not option.named:
+        usable &= normal
     if requested and usable == requested:
-        return []
-    stays = "the memory policy stays"
-    if not requested:
-        text = f"{option.text}: the NUMA nodes of this rank's CPUs are unknown: {stays}"
-        return [Notice("memory-none", text)]
-    effect = f"node {format_cpulist(usable)} only" if usable else stays
-    text = (
-        f"{option.text}: no memory for this process on NUMA node "
-        f"{format_cpulist(requested - usable)} (allowed are {format_cpulist(allowed) or 'none'}: "
-        f"cpuset.mems, docker --cpuset-mems): {effect}"
+        return usable, []
+    effect = f"node {format_cpulist(usable)} only" if usable else "the memory policy stays"
+    why = (
+        f"no memory for this process on NUMA node {format_cpulist(requested - usable)} (allowed "
+        f"are {format_cpulist(allowed) or 'none'}: cpuset.mems, docker --cpuset-mems)"
     )
-    return [Notice("memory-cut" if usable else "memory-none", text)]
+    if not requested:
+        why = "the NUMA nodes of this rank's CPUs are unknown"
+    text = f"{option.text}: {why}: {effect}"
+    return usable, [Notice("memory-cut" if usable else "memory-none", text)]
 
 
 # The calling thread's policy.

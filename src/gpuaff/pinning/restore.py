@@ -171,7 +171,7 @@ def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     """
     known = known_process()
     is_child = known is None or known.state.pid != before.pid
-    if is_child and before.grant is not grant_around()[0]:
+    if is_child and before.grant is not grant_around():
         return  # a call from outside the grant that this child is in
     own = State(pid=kernel.process_id(), original=before.original, share=share)
     process = known or Process(own)
@@ -189,8 +189,8 @@ def _undo(process: Process, share: CpuSet | None, before: State, after: State) -
     state, grant, notices = process.state, process.state.grant, list[Notice]()
     now: State | None = state
     if before.grant is not grant:  # it is from before the grant, or from one given back since
-        is_from_before = grant is not None and before.grant is grant.before.grant
-        now = grant.before if grant is not None and is_from_before else None
+        then = None if grant is None else grant.before
+        now = then if then is not None and before.grant is then.grant else None
     if now is not None:
         # Undone by a restore() already: what other threads have left undone goes back as well.
         is_undone = share is not None and now.share is None
@@ -286,13 +286,13 @@ def _put_variables_back(now: State, then: State) -> None:
 
 def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     """See :meth:`Affinity.reapply`: helpers may be on the reserved CPUs."""
-    granted, notices = grant_around()[1], list[Notice]()
-    inside = share if granted is None else share & granted
-    if granted is not None and inside != share:
+    grant, notices = grant_around(), list[Notice]()
+    inside = share if grant is None else share & grant.cpus
+    if grant is not None and inside != share:
         instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
         text = (
             f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
-            f"{format_cpulist(granted)}: {instead}; call set_affinity to plan from the claim's"
+            f"{format_cpulist(grant.cpus)}: {instead}; call set_affinity to plan from the claim's"
         )
         notices.append(Notice("mask-cut", text))
     if inside:

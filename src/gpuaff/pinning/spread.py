@@ -86,9 +86,9 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
 
 
 def _cpus_to_divide(share: CpuSet | None) -> CpuSet:
-    state, granted = remembered(), grant_around()[1]
+    state, grant = remembered(), grant_around()
     found = state.undivided if state is not None else expected() or share or _own()
-    return found if granted is None else found & granted or granted
+    return found if grant is None else found & grant.cpus or grant.cpus
 
 
 def _own() -> CpuSet:

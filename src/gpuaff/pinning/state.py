@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from gpuaff._system.mempolicy import Policy
     from gpuaff.allocator.model import Plan
+    from gpuaff.pinning.grant import Grant
 
     _T = TypeVar("_T")
 
@@ -44,25 +45,6 @@ def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T,
     if now is None:  # a call that set none had put the first value back
         return then
     return now[1], now[0] if then is None else then[1]
-
-
-class GrantInForce:
-    """The CPUs of a claim, while they are this process's border (:mod:`gpuaff.pinning.grant`).
-
-    Attributes:
-        before: the state to go back to; a call that is undone meanwhile is taken out of it.
-        bound: as in :class:`State`, when the grant was taken; likewise ``apart``.
-        cut: threads that were bound partly outside the grant: their mask then and now, by id.
-    """
-
-    def __init__(
-        self,
-        before: State,
-        bound: Mapping[int, CpuSet],
-        cut: Mapping[int, tuple[CpuSet, CpuSet]],
-    ) -> None:
-        self.before, self.bound, self.cut = before, bound, cut
-        self.apart = {tid: now for tid, (_, now) in cut.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +74,7 @@ class State:
     given: CpuSet | None = None
     memory: Policies = field(default_factory=dict)
     variables: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
-    grant: GrantInForce | None = None
+    grant: Grant | None = None
 
     @property
     def requested(self) -> tuple[CpuSet, ...]:
@@ -162,8 +144,8 @@ _processes: dict[int, Process] = {}
 _inherited_share: CpuSet | None = None
 """In a forked child: what its parent had set."""
 
-_inherited_grant: tuple[GrantInForce | None, CpuSet | None] = (None, None)
-"""In a forked child: the grant that its parent was in, and its CPUs."""
+_inherited_grant: Grant | None = None
+"""In a forked child: the grant that its parent was in."""
 
 _logged: set[str] = set()
 """The messages of warnings that were logged."""
@@ -174,8 +156,7 @@ def _start_anew() -> None:
     global _inherited_grant
     for process in _processes.values():
         inherit(process.state.in_force)
-        if process.state.grant is not None:
-            _inherited_grant = process.state.grant, process.state.original
+        _inherited_grant = process.state.grant or _inherited_grant
     _processes.clear()
 
 
@@ -207,12 +188,10 @@ def this_process(border: CpuSet | None = None) -> Process:
     return found
 
 
-def grant_around() -> tuple[GrantInForce | None, CpuSet | None]:
-    """The grant that this process is in, or was forked in, and its CPUs; None without one."""
+def grant_around() -> Grant | None:
+    """The grant that this process is in, or was forked in; None without one."""
     state = remembered()
-    if state is not None and state.grant is not None:
-        return state.grant, state.original
-    return _inherited_grant
+    return (None if state is None else state.grant) or _inherited_grant
 
 
 def expected() -> CpuSet | None:
