@@ -273,7 +273,7 @@ def refuse(cpus, *how):
         return move(cpus, *how)
     raise OSError(22, "Invalid argument")
 
-pin.move = refuse
+pin.threads.move = refuse
 try:
     second = gpuaff.set_affinity(1, 2, strict=sys.argv[1:] == ["strict"])
 except gpuaff.GPUAffinityError as error:
