@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
-from gpuaff._version import __version__
+from gpuaff import __version__
 from gpuaff.cli.output import print_stderr
 from gpuaff.errors import (
     ClaimTimeoutError,
