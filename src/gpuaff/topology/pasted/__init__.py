@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.formatting import counted
 from gpuaff.options import natural
 from gpuaff.topology.model import Gpu, Source, Topology
 from gpuaff.topology.pasted.cpus import assemble
@@ -90,10 +91,8 @@ def _nothing_found(paste: Paste, *, is_rocm: bool) -> str:
         return translated[0]
     found = "only AMD's GPUs are in it" if is_rocm else "no CPU and no NVIDIA GPU in it"
     count = len(paste.lines) - (paste.cut_line < 0)  # nothing follows the last newline
-    return (
-        f"{found} ({count} {'line' if count == 1 else 'lines'}); paste the output of "
-        "`nvidia-smi topo -m` and of `lscpu`, whole"
-    )
+    add = "paste the output of `nvidia-smi topo -m` and of `lscpu`, whole"
+    return f"{found} ({counted(count, 'line')}); {add}"
 
 
 def _note_missing(paste: Paste, without_row: set[int], gpus: tuple[Gpu, ...]) -> None:
