@@ -49,10 +49,11 @@ def show_notes(notices: Iterable[Notice]) -> None:
 
 
 def print_stderr(text: str) -> None:
-    """Print one line on standard error, where that can be written."""
+    """Print a line, and indented ones below it, on standard error, where that can be written."""
     if sys.stderr is not None:  # print() would take standard output instead
         with suppress(OSError):  # its reader has gone, or its disk is full
-            print(f"gpuaff: {_encodable(printable(text))}", file=sys.stderr)
+            lines = map(_encodable, map(printable, text.split("\n  ")))
+            print("gpuaff:", "\n  ".join(lines), file=sys.stderr)
 
 
 def _encodable(text: str) -> str:

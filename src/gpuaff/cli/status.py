@@ -97,15 +97,15 @@ def _holders(gpu: GpuStatus) -> Iterator[Line]:
     if gpu.busy not in (None, Busy.LEASED, Busy.PROCESSES):
         yield line(Span(gpu.message, "" if gpu.busy is Busy.KEPT else "bad"))
     for use in gpu.uses:
-        process = use.process
-        if gpu.lease is not None and process.pid == gpu.lease.claimer.pid:  # shown just above
-            process = replace(process, user=None, since=None)
+        process: ProcessInfo = use
+        if gpu.lease is not None and use.pid == gpu.lease.pid:  # shown just above
+            process = replace(use, user=None, since=None)
         memory = "" if use.memory is None else f", {size(use.memory)}"
         yield line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
 
 
 def _lease(lease: LeaseStatus) -> Iterator[Line]:
-    claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
+    claimer = replace(lease, since=None) if lease.gone else lease
     ended = Span(", which has ended", "bad") if lease.gone else _exiting(claimer)
     yield line(f"leased by {_process(claimer)}", ended)
     if lease.gone is not False:
@@ -134,4 +134,4 @@ def _waiting(place: int, waiter: Waiter, status: Status) -> Sequence[Line | Span
     count = "some" if waiter.wanted is None else str(waiter.wanted)
     wanted = f"{count} of GPU {format_cpulist(named)}" if named else f"{count} of any"
     stuck = Span("" if waiter.well else " (stopped or stuck: others pass)", "bad")
-    return f"{place}.", _process(waiter.process), line(wanted, stuck)
+    return f"{place}.", _process(waiter), line(wanted, stuck)

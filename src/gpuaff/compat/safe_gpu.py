@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 from gpuaff._system import env
 from gpuaff._system.nvml import Session, open_session
-from gpuaff.claims.claiming import claim_gpus as _claim_gpus
+from gpuaff.claims import claim_gpus as _claim_gpus
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding

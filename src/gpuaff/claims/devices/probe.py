@@ -31,10 +31,6 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     Outside of the first PID namespace the driver's numbers may be the host's, and happen to be
     those of other processes here (case E15). So they count there only if each of them exists here,
     and only a process that has CUDA's device file open counts as own, or is named.
-
-    Args:
-        readings: what the driver lists.
-        own_is_free: whether to ignore own processes.
     """
     pids = listed(readings)
     first = kernel.in_first_pid_namespace()
@@ -82,12 +78,7 @@ def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
 
 
 def describe(pid: int) -> str | None:
-    """``train.py (pid 42) of alice, for 3 h``, with the process's age.
-
-    Returns:
-        None when there is no such process, or it is hidden. What this user may not see of it is
-        left out.
-    """
+    """``train.py (pid 42) of alice, for 3 h``, as far as this user may see; None when hidden."""
     found = look_up(pid)
     if found is None:
         return None
@@ -95,14 +86,9 @@ def describe(pid: int) -> str | None:
 
 
 def describe_lease(pid: int | None, entry: Entry | None) -> str:
-    """The process that holds a lease: by the kernel, with the lease's age by the registry.
+    """The process that holds a lease, with the lease's age, which only the registry knows.
 
-    Args:
-        pid: the process; None when it is not visible here.
-        entry: the registry's entry of the lease; None when there is none.
-
-    Returns:
-        Empty when nothing is known.
+    Empty when nothing is known.
     """
     found = None if pid is None else look_up(pid)
     if found is not None:
@@ -114,12 +100,7 @@ def describe_lease(pid: int | None, entry: Entry | None) -> str:
 
 
 def describe_writer(entry: Entry, *, since: float | None = None) -> str:
-    """The process of a registry entry: by /proc, else by what it has written.
-
-    Args:
-        entry: what it has written.
-        since: its age is since then, in seconds since 1970; None shows none.
-    """
+    """The process of a registry entry: by /proc, else by what it has written; with an age."""
     found = look_up(entry.pid) if living([entry]) and entry.pid is not None else None
     command, user = (found.command, found.user) if found else (entry.name, None)
     if user is None and entry.uid is not None:
@@ -134,12 +115,7 @@ def describe_waiter(entry: Entry) -> str:
 
 
 class Probe:
-    """Finds out how devices are used, as often as needed.
-
-    Attributes:
-        readings: the last answer of the driver, for all devices of the machine.
-        processes: the processes in it.
-    """
+    """Finds out how devices are used, as often as needed; keeps the driver's last answer."""
 
     def __init__(
         self,
@@ -150,15 +126,7 @@ class Probe:
         own_is_free: bool = True,
         utilization: bool = False,
     ) -> None:
-        """Nothing is known yet.
-
-        Args:
-            session: asks the driver.
-            devices: those that are evaluated, in their order.
-            demand: the requirements that each must meet.
-            own_is_free: whether this process, its descendants and its ancestors are ignored.
-            utilization: whether it is needed without a requirement.
-        """
+        """Of these devices, which must meet the demand; utilization also if none is demanded."""
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
         needed = demand is not None and demand.max_utilization is not None
@@ -254,6 +222,6 @@ def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> d
         # The locks of a MIG GPU's instances are shared.
         pids = [one.pid for one in found if not (uuid in wholes and one.shared)]
         if pids:
-            pid = max((pid for pid in pids if pid is not None), default=None)
+            pid = next((pid for pid in pids if pid is not None), None)
             described[uuid] = describe_lease(pid, written.get(uuid))
     return described

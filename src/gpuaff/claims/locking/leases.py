@@ -57,8 +57,8 @@ class Holder:
     """A process that holds a lock of a device.
 
     Attributes:
-        pid: the process that has taken it; children may share it, and may have outlived that
-            process. None when it is not visible here.
+        pid: the process that has taken it; None when it is not visible here. Children may share
+            the lock, and may have outlived that process.
         shared: whether it is shared: the GPU has leased MIG instances.
     """
 
@@ -69,9 +69,8 @@ class Holder:
 def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
     """The holders that keep others from leasing each device, by UUID, from /proc/locks.
 
-    Looking takes no lock. The holders of a whole GPU include those that share its lock, as the
-    holders of its instances do. A process in a PID namespace of its own does not see the locks of
-    those outside.
+    Looking takes no lock. A process in a PID namespace of its own does not see those outside. The
+    holders of a whole GPU include those that share its lock, as the holders of its instances do.
     """
     held: dict[tuple[int, int] | None, list[Holder]] = {}
     for lock in locks.held_locks():
@@ -108,9 +107,6 @@ class Lease:
 
         Returns:
             None; or a device that another process has leased.
-
-        Raises:
-            LockDirectoryError: a lock file, or a directory in sysfs, cannot be used.
         """
         try:
             for device in devices:
