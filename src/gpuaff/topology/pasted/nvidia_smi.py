@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Gpu, MigInstance
@@ -52,7 +52,11 @@ class Row(NamedTuple):
     affinity: tuple[str, str, str] = ("", "", "")
 
 
-def read_table(paste: Paste) -> tuple[set[int], Mapping[int, Row]]:
+Rows: TypeAlias = Mapping[int, Row]
+"""The rows by GPU."""
+
+
+def read_table(paste: Paste) -> tuple[set[int], Rows]:
     """The tables of ``nvidia-smi topo -m``: the GPUs that they name, and the rows by GPU.
 
     Of two rows that differ the first one counts; a table that differs from one before it is
