@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from gpuaff.errors import *
     from gpuaff.launch.ranks import Launcher, Ranks, ranks
     from gpuaff.notices import Notice
-    from gpuaff.pinning.affinity import Affinity, set_affinity
+    from gpuaff.pinning.affinity import set_affinity
     from gpuaff.pinning.check import Check, ThreadCheck, check
+    from gpuaff.pinning.restore import Affinity
     from gpuaff.pinning.spread import spread
     from gpuaff.topology.model import Topology
 
@@ -38,8 +39,8 @@ _NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` co
     "allocator.plan": "plan", "claims": "claim_gpus",
     "claims.claim": "Claim current_claim", "claims.model": "ClaimedGpu Waiting",
     "launch.ranks": "Ranks ranks", "launch.launchers": "Launcher", "notices": "Notice",
-    "pinning.affinity": "Affinity set_affinity", "pinning.check": "Check ThreadCheck check",
-    "pinning.spread": "spread", "topology.model": "Topology",
+    "pinning.affinity": "set_affinity", "pinning.check": "Check ThreadCheck check",
+    "pinning.restore": "Affinity", "pinning.spread": "spread", "topology.model": "Topology",
 }  # fmt: skip
 _HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}
 

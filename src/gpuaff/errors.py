@@ -9,12 +9,9 @@ torchrun's error files) complete. Of their fields ``problem`` says what was foun
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gpuaff.formatting import counted, one_line
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import ClassVar
 
 _LONGEST = 80
 """The most characters that a message shows of a value."""

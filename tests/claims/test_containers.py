@@ -13,7 +13,7 @@ import pytest
 import pci_devices
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import SRC, Stopped, stopped
+from processes import SRC, Program, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -62,7 +62,7 @@ class Host:
         """A prefix that shows a command the GPU's directory, the same one for the same name."""
         return pci_devices.gpus(self.folder / name, 1)
 
-    def claimer(self, *, locks: Path, prefix: Sequence[str] = ()) -> Stopped:
+    def claimer(self, *, locks: Path, prefix: Sequence[str] = ()) -> Program:
         env = {**self.env, "GPUAFF_LOCK_DIR": str(locks)}
         return self._ends.enter_context(stopped(CLAIM, env=env, prefix=prefix))
 
@@ -74,7 +74,7 @@ class Host:
         return [*pythons, SRC, self.folder, library]
 
 
-def said(claimer: Stopped) -> str:
+def said(claimer: Program) -> str:
     claimer.go_on()
     return claimer.heard()
 

@@ -331,7 +331,7 @@ input()
 """
         with stopped(BEGIN + program, env=driver.env()) as child:
             assert child.heard() == "[0, 1]"
-            child.process.send_signal(signal.SIGINT)
+            child.kill(signal.SIGINT)
             assert child.heard() == "released 0"
             assert child.heard() == "[]"
 

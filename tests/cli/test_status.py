@@ -227,7 +227,7 @@ def test_no_lock_is_taken_to_look(machine: Machine) -> None:
     with stopped(LOOKS, env=env) as looker:
         assert looker.heard() == "looks"
         assert printed(CLAIMS, env=env) == "had them"
-        assert looker.process.poll() is None
+        assert looker.is_running()
 
 
 def test_a_claimer_that_has_ended(machine: Machine) -> None:

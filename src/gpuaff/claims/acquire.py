@@ -247,7 +247,7 @@ def _limits(session: Session, parent: ParentClaim | None, request: Request) -> L
     if request.count is not None:
         return limits
     shown, _ = candidates.allowed_devices(session.devices(), limits)
-    return replace(limits, sharers=sharers(ranks(), visible=len(shown), claim=parent))
+    return limits._replace(sharers=sharers(ranks(), visible=len(shown), claim=parent))
 
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
@@ -318,7 +318,7 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     if process is None or process.share is None:
         return ()
     from gpuaff.allocator.model import Scope
-    from gpuaff.allocator.proximity import Neighbourhood
+    from gpuaff.allocator.placement import Neighbourhood
     from gpuaff.topology.live import observe
 
     topology = observe(links=False, accelerators=False)
@@ -342,7 +342,7 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
 
 
 def _warn(notice: Notice) -> tuple[Notice, ...]:
-    from gpuaff.pinning.report import say
+    from gpuaff.pinning.state import say
 
     say((notice,), rank=None)
     return (notice,)

@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.candidates import Candidates, Request
-from gpuaff.claims.devices.probe import Probe, describe_waiter, describe_writer
+from gpuaff.claims.devices.probe import Probe, describe
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import leases, queue, registry, safe_gpu
 from gpuaff.claims.locking.guard import guarded
@@ -83,8 +83,7 @@ class Settling:
         return self._since is not None and now < self._since + self._settles
 
 
-@dataclass(frozen=True, slots=True)
-class Obtained:
+class Obtained(NamedTuple):
     """Devices that this process has leased, in CUDA's order, and its slot in the registry."""
 
     devices: tuple[Device, ...]
@@ -92,8 +91,7 @@ class Obtained:
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refused:
+class _Refused(NamedTuple):
     """What an attempt saw that got nothing.
 
     Attributes:
@@ -158,7 +156,7 @@ class Attempts:
             own_is_free: whether a device is free that only own processes use.
             until_occupied: gets safe_gpu's lock when devices are leased.
         """
-        self._devices, self._count = candidates.devices, candidates.count
+        self._devices, self._count = candidates.devices, candidates.wanted
         self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
         demand = Demand(
             min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
@@ -265,7 +263,7 @@ class Attempts:
                 return got
             hidden.add(got)
             free = tuple(device for device in free if device != got)
-        return replace(found, usages=self._with_hidden(found.usages, hidden)) if hidden else found
+        return found._replace(usages=self._with_hidden(found.usages, hidden)) if hidden else found
 
     def _with_hidden(self, usages: Sequence[Usage], hidden: set[Device]) -> tuple[Usage, ...]:
         """The same, with leases that are not in the registry."""
@@ -401,9 +399,10 @@ class Attempts:
             held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
             for device in self._devices:
                 if (entry := held.get(self._key(device))) is not None:
-                    holder = describe_writer(entry, since=entry.since)
+                    holder = describe(entry.pid, entry, since=entry.since)
                     reasons[device] = f"{device}: leased by {holder}"
-        waiters = {entry.slot: describe_waiter(entry) for entry in got.kept.values()}
+        waiters = {entry.slot: describe(entry.pid, entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():
-            reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
+            waits = f"who waits for {entry.wanted or 'some'} of them"
+            reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}, {waits}")
         return tuple(reasons[one] for one in self._devices if one in reasons)

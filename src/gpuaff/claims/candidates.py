@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 from gpuaff import options
 from gpuaff._system.nvml_records import pci_address
@@ -133,8 +134,7 @@ _READERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
     """What limits the choice of this process: environment, scheduler, parent claim.
 
     Attributes:
@@ -153,16 +153,15 @@ class Limits:
     sharers: Ranks | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The devices that a claim may choose ``count`` from, by index, or as ``gpus=`` names them.
+class Candidates(NamedTuple):
+    """The devices that a claim may choose ``wanted`` from, by index, or as ``gpus=`` names them.
 
     ``narrowed`` says why these are not all of the machine's; it is empty when they are, or when
     exactly these were requested.
     """
 
     devices: tuple[Device, ...]
-    count: int
+    wanted: int
     narrowed: str
 
 
@@ -192,7 +191,7 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
         narrowed = f"candidates= allows {_counted(chosen)} of the {len(devices)} here"
     elif not request.gpus and (bad or len(allowed) < len(devices)):
         narrowed = found
-    return Candidates(devices=chosen, count=count, narrowed=narrowed)
+    return Candidates(chosen, count, narrowed)
 
 
 def _named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from gpuaff._system.nvml_records import ComputeMode, Device, DeviceReading, LeftOut
 
@@ -65,8 +66,7 @@ class Usage:
     lasting: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(NamedTuple):
     """The requirements that each device must meet, in bytes and in percent."""
 
     min_free_memory: int | None = None

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
-from gpuaff.formatting import plain, printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from gpuaff.formatting import Line, Table
-    from gpuaff.notices import Notice
+from gpuaff.formatting import Line, Table, plain, printable
+from gpuaff.notices import Notice
 
 
 def show_json(data: dict[str, Any]) -> None:

@@ -9,26 +9,22 @@ import argparse
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuaff import options
 from gpuaff._system import execute
 from gpuaff.cli import raise_on_interrupt
-from gpuaff.cli.dispatch import add_option
+from gpuaff.cli.dispatch import Parser, add_option
 from gpuaff.cli.output import print_stderr, show
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError, NotEnoughGpusError
 from gpuaff.formatting import Span, Table, counted
 from gpuaff.launch.ranks import Ranks, ranks
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
-    from gpuaff.cli.dispatch import Parser
 
 _USAGE = """\
 gpuaff run [-n N | --gpus LIST] [--candidates LIST] [--wait [DURATION]]
@@ -104,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidOptionError("COMMAND", args.stray[0] if args.stray else "", expected)
     here = ranks()
     if not args.no_claim and not here.is_told and _has_other_ranks(here):
-        from gpuaff.pinning.report import say
+        from gpuaff.pinning.state import say
 
         say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)
@@ -174,13 +170,11 @@ def _claimed(arguments: Mapping[str, Any]) -> Claim:
 # What a call means. Pure.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """What is done before the command starts.
 
-    Attributes:
-        claim: the arguments of ``claim_gpus``; None when nothing is claimed.
-        pin: whether this process is pinned as its rank; a claim pins by an argument of its own.
+    ``claim`` are the arguments of ``claim_gpus``; None where nothing is claimed. ``pin``: this
+    process is pinned as its rank; a claim pins by an argument of its own.
     """
 
     claim: Mapping[str, object] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -21,10 +22,6 @@ from gpuaff.cli import output
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GpuaffError
 from gpuaff.formatting import Line, Span, Table, line, process_in_words, size
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
 STATUS_SCHEMA_VERSION = 1
 

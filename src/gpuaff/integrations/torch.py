@@ -5,14 +5,12 @@ torch is imported when a worker calls this, not here.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.pinning.spread import spread_within
 from gpuaff.pinning.state import expected
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class WorkerInit:

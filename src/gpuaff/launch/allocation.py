@@ -43,15 +43,14 @@ class Granted:
     Attributes:
         count: how many GPUs; None when unknown.
         indices: the GPUs that they are among, ascending, in the order of the machine's PCI
-            addresses; there may be more than ``count``. None when unknown, or ``visible``.
+            addresses; there may be more than ``count``. None when unknown, or where
+            CUDA_VISIBLE_DEVICES is set: then at most ``count`` of its GPUs are meant.
         source: where that comes from, or why it is unknown, in words.
-        visible: whether CUDA_VISIBLE_DEVICES is set: then at most ``count`` of its GPUs are meant.
     """
 
     count: int | None
     indices: tuple[int, ...] | None
     source: str
-    visible: bool = False
 
 
 def granted(*, may_ask: bool = True) -> Granted:
@@ -96,7 +95,7 @@ def classify_grant(
     if get("CUDA_VISIBLE_DEVICES") is None:
         return found
     source = "CUDA_VISIBLE_DEVICES" if found.count is None else found.source
-    return replace(found, indices=None, source=source, visible=True)
+    return replace(found, indices=None, source=source)
 
 
 def _grant(source: str, count: int | None = None, indices: Iterable[int] | None = None) -> Granted:

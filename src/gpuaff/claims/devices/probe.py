@@ -40,8 +40,8 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
     me = kernel.process_id()
-    above = {me, *_ancestors(me)}
-    own = {pid for pid in pids if own_is_free and (pid in above or me in _ancestors(pid))}
+    above = {me, *kernel.ancestors()}
+    own = {pid for pid in pids if own_is_free and (pid in above or me in kernel.ancestors(pid))}
     return ListedProcesses(
         own=own if first else set(filter(_computes, own)),
         ended=ended,
@@ -56,16 +56,6 @@ def _computes(pid: int) -> bool:
     return _CUDA_OPENS in kernel.open_files(pid)
 
 
-def _ancestors(pid: int) -> set[int]:
-    """A process's parent, its parent and so on, as far as they are visible."""
-    found: set[int] = set()
-    parent = kernel.parent_of(pid)
-    while parent is not None and parent not in found:
-        found.add(parent)
-        parent = kernel.parent_of(parent)
-    return found
-
-
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
     """Descriptions of listed processes, for messages; those that cannot be looked up are missing.
 
@@ -74,44 +64,32 @@ def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
     if processes.me is None:
         return {}
     sure = [pid for pid in pids if processes.first_namespace or _computes(pid)]
-    return {pid: name for pid in sure if (name := describe(pid)) is not None}
+    return {pid: name for pid in sure if (name := describe(pid, own_age=True)) is not None}
 
 
-def describe(pid: int) -> str | None:
-    """``train.py (pid 42) of alice, for 3 h``, as far as this user may see; None when hidden."""
-    found = look_up(pid)
-    if found is None:
-        return None
-    return process_in_words(found.command, pid, user=found.user, since=found.started)
+def describe(
+    pid: int | None,
+    entry: Entry | None = None,
+    *,
+    since: float | None = None,
+    own_age: bool = False,
+) -> str | None:
+    """``train.py (pid 42) of alice, for 3 h``: a process by /proc, else by its registry entry.
 
-
-def describe_lease(pid: int | None, entry: Entry | None) -> str:
-    """The process that holds a lease, with the lease's age, which only the registry knows.
-
-    Empty when nothing is known.
+    The age is the process's own, or counts from ``since``. None when nothing is known.
     """
-    found = None if pid is None else look_up(pid)
+    is_gone = entry is not None and entry.pid == pid and not living([entry])
+    found = None if pid is None or is_gone else look_up(pid)
     if found is not None:
-        since = None if entry is None else entry.since
-        return process_in_words(found.command, pid, user=found.user, since=since)
-    if entry is None:
-        return "" if pid is None else f"pid {pid}"
-    return who(entry) if pid is None else f"{who(entry)}, which has ended; children hold it"
-
-
-def describe_writer(entry: Entry, *, since: float | None = None) -> str:
-    """The process of a registry entry: by /proc, else by what it has written; with an age."""
-    found = look_up(entry.pid) if living([entry]) and entry.pid is not None else None
-    command, user = (found.command, found.user) if found else (entry.name, None)
-    if user is None and entry.uid is not None:
+        command, user = found.command, found.user
+        since = found.started if own_age else since
+    elif entry is not None:
+        pid, command, user = entry.pid, entry.name or "an unknown program", None
+    else:
+        return None
+    if user is None and entry is not None and entry.uid is not None:
         user = user_name(entry.uid)
-    return process_in_words(command or "an unknown program", entry.pid, user=user, since=since)
-
-
-def describe_waiter(entry: Entry) -> str:
-    """A waiter, and how many GPUs it requests."""
-    wanted = "some" if entry.wanted is None else entry.wanted
-    return f"{describe_writer(entry)}, who waits for {wanted} of them"
+    return process_in_words(command, pid, user=user, since=since)
 
 
 class Probe:
@@ -223,5 +201,14 @@ def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> d
         pids = [one.pid for one in found if not (uuid in wholes and one.shared)]
         if pids:
             pid = next((pid for pid in pids if pid is not None), None)
-            described[uuid] = describe_lease(pid, written.get(uuid))
+            described[uuid] = _described_lease(pid, written.get(uuid))
     return described
+
+
+def _described_lease(pid: int | None, entry: Entry | None) -> str:
+    """The process that holds a lease, by the kernel; its age is known to the registry only."""
+    if entry is None:
+        return describe(pid) or ("" if pid is None else f"pid {pid}")
+    name = describe(entry.pid if pid is None else pid, entry, since=entry.since)
+    is_gone = pid is not None and pid == entry.pid and not living([entry])
+    return f"{name}, which has ended; children hold it" if is_gone else str(name)
