@@ -64,6 +64,14 @@ class Usage(NamedTuple):
     exiting: bool = False
     lasting: bool = False
 
+    @classmethod
+    def leased(cls, device: Device, why: str, *, exiting: bool) -> Usage:
+        """Of a device whose lease another process holds."""
+        message = f"{device}: {why}{', which is exiting' if exiting else ''}"
+        return cls(
+            device=device, busy=Busy.LEASED, message=message, leaving=exiting, exiting=exiting
+        )
+
 
 class Demand(NamedTuple):
     """The requirements that each device must meet, in bytes and in percent."""
