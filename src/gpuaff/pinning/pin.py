@@ -31,7 +31,7 @@ from gpuaff.pinning.state import (
     transaction,
     try_twice,
 )
-from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
+from gpuaff.settings import flag, pinning_is_off, value_of, with_environment
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpuset_of
@@ -65,7 +65,7 @@ def pin(
     """
     strict = flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
-    options = plan_options((ranks or ALONE).local_size, arguments)
+    options = Options.of((ranks or ALONE).local_size, **with_environment(arguments))
     memory_option, openmp = _memory_option(memory), flag("openmp", openmp)
     why = unsupported_reason()
     if ranks is None or why is not None:
