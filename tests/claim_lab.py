@@ -1,25 +1,14 @@
-"""Programs that claim GPUs of the fake driver, each a process of its own (claims/nursery.py)."""
+"""Programs that claim GPUs of the fake driver, each a fork of the nursery (processes.py)."""
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
-import socket
-import subprocess
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from fakedriver.driver import FakeDriver
-from processes import environment
-
-_NURSERY = Path(__file__).parent / "claims/nursery.py"
+from processes import Program, environment, nursery
 
 BEGIN = """
 import json, os, signal, sys, threading, time
@@ -93,7 +82,7 @@ def refused(*arguments, **options):
     return caught
 
 def told(error):
-    say(type(error).__name__, str(error))
+    say(type(error).__name__, str(error).replace(chr(10) + "  ", " | "))
 
 def occupant_that_waits():
     # it makes its context, and then lets others act
@@ -112,107 +101,24 @@ def indices(claim):
 """
 
 
-class Program:
-    """A program that runs: it talks by lines on its standard streams."""
-
-    def __init__(self, pid: int, streams: tuple[int, int, int, int]) -> None:
-        self.pid = pid
-        self._watch = os.pidfd_open(pid)
-        self._in: IO[str] = os.fdopen(streams[0], "w")
-        self._out: IO[str] = os.fdopen(streams[1])
-        self._err: IO[str] = os.fdopen(streams[2])
-        self._end = streams[3]
-
-    def heard(self) -> str:
-        """The next line that it prints."""
-        line = self._out.readline()
-        assert line, f"it has ended: {self._err.read()}"
-        return line.strip()
-
-    def go_on(self, line: str = "") -> None:
-        """Let it go on."""
-        self._in.write(f"{line}\n")
-        self._in.flush()
-
-    def end_of_input(self) -> None:
-        """Close its standard input, which children that it has left behind may have as well."""
-        self._in.close()
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send it a signal; after SIGKILL it is gone."""
-        signal.pidfd_send_signal(self._watch, number)
-        if number == signal.SIGKILL:
-            self.wait()
-
-    def wait(self, timeout: float = 50) -> None:
-        """Until it has ended."""
-        assert select.select([self._watch], [], [], timeout)[0], "it goes on"
-
-    def end(self) -> str:
-        """Let it come to its end, which must be a good one; what else it printed."""
-        self._in.close()
-        printed = self._out.read()
-        self.wait()
-        said = os.read(self._end, 1)
-        assert said == b"0", f"{printed}\n{self._err.read()}"
-        return printed
-
-    def close(self) -> None:
-        """Kill it, if it lives."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._watch, signal.SIGKILL)
-        for stream in (self._in, self._out, self._err):
-            with suppress(BrokenPipeError):
-                stream.close()
-        os.close(self._watch)
-        os.close(self._end)
-
-
-class Nursery:
-    """The process of which programs are forked."""
-
-    def __init__(self, driver: FakeDriver) -> None:
-        """Start it, with the fake driver's libraries."""
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen(
-            [sys.executable, str(_NURSERY), str(theirs.fileno())],
-            env=environment(driver.env()),
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-
-    def fork(self, code: str, env: Mapping[str, str | None]) -> Program:
-        pipes = [os.pipe() for _ in range(4)]
-        inner = [pipes[0][0], *(pipe[1] for pipe in pipes[1:])]
-        outer = (pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][0])
-        message = json.dumps({"code": code, "env": dict(env)}).encode()
-        socket.send_fds(self._socket, [message], inner)
-        for handle in inner:
-            os.close(handle)
-        return Program(int(self._socket.recv(100)), outer)
-
-    def close(self) -> None:
-        """End it."""
-        self._socket.close()
-        self._process.wait(20)
-
-
 class Lab:
     """A fake machine, and the programs that claim its GPUs."""
 
-    def __init__(self, nursery: Nursery, driver: FakeDriver, folder: Path) -> None:
+    def __init__(self, driver: FakeDriver, folder: Path) -> None:
         self.driver, self.folder = driver, folder
-        self._nursery = nursery
         self._programs: list[Program] = []
         self.env: dict[str, str | None] = {
-            "GPUAFF_FAKE_STATE": str(driver.path),
             "GPUAFF_LOCK_DIR": str(folder / "locks"),
             "GPUAFF_SAFE_GPU": "off",
         }
 
     def start(self, code: str, **env: str | None) -> Program:
         """Start a program; :data:`BEGIN` is before it."""
-        program = self._nursery.fork(BEGIN + textwrap.dedent(code), {**self.env, **env})
+        driver = self.driver.env()
+        asked = {**environment(driver), **self.env, **env}
+        variables = {name: value for name, value in asked.items() if value is not None}
+        forks = nursery(driver["LD_LIBRARY_PATH"])
+        program = forks.start(BEGIN + textwrap.dedent(code), env=variables)
         self._programs.append(program)
         return program
 

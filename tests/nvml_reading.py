@@ -18,7 +18,6 @@ PROGRAM = """
 import base64, pickle, sys
 from gpuaff.errors import NoDriverError
 from gpuaff._system import nvml
-assert "pynvml" not in sys.modules, "imported too early"
 {before}
 try:
     with nvml.open_session() as session:
@@ -142,4 +141,4 @@ def one_gpu(**about: Any) -> Topology:
 def without(gpu: GpuReading, *fields: str) -> GpuReading:
     """A reading that lacks some fields; its problems are looked at apart."""
     lost: dict[str, Any] = dict.fromkeys(fields)
-    return replace(gpu, problems=(), **lost)
+    return gpu._replace(problems=(), **lost)

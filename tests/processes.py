@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src"
@@ -68,66 +73,247 @@ def unmeasured(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith("COVERAGE")}
 
 
+_NURSERY = Path(__file__).parent / "programs/nursery.py"
+_COUNTS_AT_START = ("LD_PRELOAD", "MALLOC_", "PYTHON")
+"""The beginnings of variables that count when a process starts: a fork would be without them."""
+
+
+class _Pipes:
+    """The pipes of a program: the first one is what it reads."""
+
+    def __init__(self, count: int) -> None:
+        pipes = [os.pipe() for _ in range(count)]
+        self.theirs = [pipes[0][0], *(pipe[1] for pipe in pipes[1:])]
+        self.ours = [pipes[0][1], *(pipe[0] for pipe in pipes[1:])]
+
+    def started(self) -> None:
+        """The program has its ends by now."""
+        for handle in self.theirs:
+            os.close(handle)
+
+
+class _Status:
+    """The exit status of a fork, which the nursery writes."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._found: int | None = None
+
+    def wait(self, timeout: float) -> int:
+        if self._found is None:
+            assert select.select([self._handle], [], [], timeout)[0], "it goes on"
+            self._found = int(os.read(self._handle, 10))
+            os.close(self._handle)
+        return self._found
+
+
+class Program:
+    """A program that runs: it talks by lines on its standard streams."""
+
+    def __init__(
+        self, pid: int, watch: int, streams: Sequence[int], wait: Callable[[float], int]
+    ) -> None:
+        self.pid = pid
+        self.out = os.fdopen(streams[1])
+        self._watch = watch
+        self._in = os.fdopen(streams[0], "w")
+        self._err = os.fdopen(streams[2])
+        self._wait = wait
+
+    def heard(self) -> str:
+        """The next line that it prints."""
+        line = self.out.readline()
+        assert line, f"it has ended: {self._err.read()}"
+        return line.strip()
+
+    def go_on(self, line: str = "") -> None:
+        """Let it go on."""
+        self._in.write(f"{line}\n")
+        self._in.flush()
+
+    def end_of_input(self) -> None:
+        """Close its standard input, which children that it has left behind may have as well."""
+        self._in.close()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal; after SIGKILL it is gone."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._watch, number)
+        if number == signal.SIGKILL:
+            self.wait()
+
+    def wait(self, timeout: float = 50) -> int:
+        """Until it has ended: its exit status, negative when a signal ended it."""
+        return self._wait(timeout)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return not select.select([self._watch], [], [], 0)[0]
+
+    def errors(self) -> str:
+        """What it wrote to its standard error; until its end."""
+        return self._err.read()
+
+    def end(self) -> str:
+        """Let it come to its end, which must be a good one; what else it printed."""
+        self._in.close()
+        printed = self.out.read()
+        assert self.wait() == 0, f"{printed}\n{self._err.read()}"
+        return printed
+
+    def talk(self, given: bytes, timeout: float) -> tuple[int, bytes, bytes]:
+        """Give it all that it reads; its exit status, and what it printed."""
+        end = time.monotonic() + timeout
+        texts = {self.out.fileno(): b"", self._err.fileno(): b""}
+        reading, writing = list(texts), [self._in.fileno()]
+        os.set_blocking(writing[0], False)
+        while reading:
+            ready, room, _ = select.select(reading, writing, [], max(0, end - time.monotonic()))
+            assert ready or room, f"it goes on after {timeout} s: {texts}"
+            if room:
+                with suppress(BrokenPipeError):
+                    given = given[os.write(writing[0], given) :] if given else given
+                if not given or ready:
+                    self._in.close()
+                    writing = []
+            for handle in ready:
+                piece = os.read(handle, 1 << 16)
+                texts[handle] += piece
+                if not piece:
+                    reading.remove(handle)
+        out, err = texts.values()
+        return self.wait(max(0, end - time.monotonic())), out, err
+
+    def close(self) -> None:
+        """Kill it, if it lives."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._watch, signal.SIGKILL)
+        for stream in (self._in, self.out, self._err):
+            with suppress(BrokenPipeError):
+                stream.close()
+        os.close(self._watch)
+        with suppress(AssertionError):
+            self._wait(5)
+
+
+class Nursery:
+    """The process of which programs are forked: see programs/nursery.py."""
+
+    def __init__(self, libraries: str) -> None:
+        """Start it, with this LD_LIBRARY_PATH."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, str(_NURSERY), str(theirs.fileno())],
+            env=environment({"LD_LIBRARY_PATH": libraries}),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        atexit.register(self.close)
+
+    def start(
+        self,
+        code: str,
+        *arguments: str,
+        env: Mapping[str, str],
+        folder: Path | None = None,
+        by_lines: bool = True,
+    ) -> Program:
+        """Start a program."""
+        about = {"env": dict(env), "folder": str(folder or Path.cwd()), "by_lines": by_lines}
+        about["cpus"] = sorted(os.sched_getaffinity(0))
+        message = json.dumps({"code": code, "arguments": arguments, **about}).encode()
+        pipes = _Pipes(4)
+        socket.send_fds(self._socket, [message], pipes.theirs)
+        pipes.started()
+        pid, watches, _, _ = socket.recv_fds(self._socket, 100, 1)
+        return Program(int(pid), watches[0], pipes.ours, _Status(pipes.ours[3]).wait)
+
+    def run(
+        self,
+        code: str,
+        *arguments: str,
+        env: Mapping[str, str],
+        given: bytes = b"",
+        folder: Path | None = None,
+        timeout: float = 50,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a program to its end."""
+        program = self.start(code, *arguments, env=env, folder=folder, by_lines=False)
+        try:
+            returncode, out, err = program.talk(given, timeout)
+        finally:
+            program.close()
+        command = ["python", "-c", code, *arguments]
+        return subprocess.CompletedProcess(command, returncode, out, err)
+
+    def close(self) -> None:
+        """End it; programs that still run go on."""
+        self._socket.close()
+        self._process.wait(20)
+
+
+_nurseries: dict[str, Nursery] = {}
+_AT_ONCE = 3
+
+
+def nursery(libraries: str) -> Nursery:
+    """This process's nursery for programs with this LD_LIBRARY_PATH; the oldest one gives way."""
+    found = _nurseries.pop(libraries, None) or Nursery(libraries)
+    if len(_nurseries) == _AT_ONCE:
+        _nurseries.pop(next(iter(_nurseries))).close()
+    _nurseries[libraries] = found
+    return found
+
+
+def is_forkable(env: Mapping[str, str]) -> bool:
+    """Whether a fork can have these variables: some count when a process starts."""
+    counts = any(name.startswith(_COUNTS_AT_START) for name in env)
+    has_own_libraries = "LD_LIBRARY_PATH" in env and "GPUAFF_FAKE_STATE" not in env
+    return not counts and not has_own_libraries
+
+
+def as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
+    """The same with texts."""
+    texts = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
+
+
 def run(
     script: str,
     *arguments: str,
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
     timeout: float = 50,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script to its end; the caller looks at what it printed."""
-    command = [*prefix, sys.executable, "-c", textwrap.dedent(script), *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=environment(env), check=False
-    )
+    """Run a Python script to its end; the caller looks at what it printed.
 
-
-def printed(script: str, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-    """What a script that must succeed printed."""
-    done = run(script, *arguments, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-_FORKS = """
-import json, os, sys
-import pynvml
-import gpuaff.allocator.plan, gpuaff.pinning.pin, gpuaff.pinning.pin, gpuaff.launch.ranks
-import gpuaff.pinning.affinity, gpuaff._system.nvml_prewarm
-import gpuaff.topology.live
-script, environments = json.load(sys.stdin)
-code = compile(script, "<script>", "exec")
-for env in environments:
-    if os.fork() == 0:
-        os.environ.update(env)
-        exec(code, {"__name__": "__main__"})
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.wait()[1] == 0, env
-    print(end=chr(0), flush=True)
-"""
-
-
-def printed_by_each(
-    script: str, environments: Sequence[Mapping[str, str]], *, env: Mapping[str, str] | None = None
-) -> list[str]:
-    """What a script printed in each of many environments.
-
-    Each time it is a fork of its own, of one process that has imported what pins and called
-    nothing: so it costs no start. What counts when a process starts, as LD_LIBRARY_PATH, belongs
-    into ``env``.
+    It is a fork of a process that has imported everything and called nothing; one that starts
+    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKS],
-        input=json.dumps([textwrap.dedent(script), [dict(one) for one in environments]]),
+    script = textwrap.dedent(script)
+    variables = environment(env)
+    if is_forkable(env or {}) and not (fresh or prefix):
+        forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
+        return as_text(forks.run(script, *arguments, env=variables, timeout=timeout))
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
-        env=environment(env),
+        timeout=timeout,
+        env=variables,
         check=False,
     )
+
+
+def printed(
+    script: str, *arguments: str, env: Mapping[str, str] | None = None, fresh: bool = False
+) -> str:
+    """What a script that must succeed printed."""
+    done = run(script, *arguments, env=env, fresh=fresh)
     assert done.returncode == 0, done.stderr
-    return [text.strip() for text in done.stdout.split("\0")[:-1]]
+    return done.stdout.strip()
 
 
 THREADS = """
@@ -161,44 +347,34 @@ def in_a_thread(work):
 """What a script may begin with that has threads of its own."""
 
 
-class Stopped:
-    """A script that waits for a line on its standard input each time it has printed one."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.pid = process.pid
-
-    def heard(self) -> str:
-        """The next line that it printed."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            assert self.process.stderr is not None
-            raise AssertionError(f"the script ended: {self.process.stderr.read()}")
-        return line.strip()
-
-    def go_on(self, line: str = "") -> None:
-        """Let it go on."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-
-
 @contextmanager
 def stopped(
-    script: str, *, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
-) -> Iterator[Stopped]:
-    """Start a script that talks with the test line by line; it is killed at the end."""
-    command = [*prefix, sys.executable, "-u", "-c", textwrap.dedent(script)]
-    with subprocess.Popen(
+    script: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    fresh: bool = False,
+) -> Iterator[Program]:
+    """Start a script that talks with the test line by line, as :func:`run` does; it is killed."""
+    program = _started(textwrap.dedent(script), env or {}, prefix, fresh=fresh)
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def _started(script: str, env: Mapping[str, str], prefix: Sequence[str], *, fresh: bool) -> Program:
+    variables = environment(env)
+    if is_forkable(env) and not (fresh or prefix):
+        return nursery(variables.get("LD_LIBRARY_PATH", "")).start(script, env=variables)
+    pipes = _Pipes(3)
+    command = [*prefix, sys.executable, "-u", "-c", script]
+    process = subprocess.Popen(
         command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(env),
-    ) as process:
-        try:
-            yield Stopped(process)
-        finally:
-            process.kill()
+        stdin=pipes.theirs[0],
+        stdout=pipes.theirs[1],
+        stderr=pipes.theirs[2],
+        env=variables,
+    )
+    pipes.started()
+    return Program(process.pid, os.pidfd_open(process.pid), pipes.ours, process.wait)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from gpuaff._version import __version__
     from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
     from gpuaff.allocator.plan import plan
-    from gpuaff.claims.claim import Claim
-    from gpuaff.claims.claiming import claim_gpus, current_claim
+    from gpuaff.claims import claim_gpus
+    from gpuaff.claims.claim import Claim, current_claim
     from gpuaff.claims.model import ClaimedGpu, Waiting
     from gpuaff.errors import *
     from gpuaff.launch.ranks import Launcher, Ranks, ranks
@@ -36,8 +36,8 @@ __all__ = [
 
 _NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` costs nothing
     "_version": "__version__", "allocator.model": "Mode Multithreading Partition Plan Scope Share",
-    "allocator.plan": "plan", "claims.claim": "Claim",
-    "claims.claiming": "claim_gpus current_claim", "claims.model": "ClaimedGpu Waiting",
+    "allocator.plan": "plan", "claims": "claim_gpus",
+    "claims.claim": "Claim current_claim", "claims.model": "ClaimedGpu Waiting",
     "launch.ranks": "Ranks ranks", "launch.launchers": "Launcher", "notices": "Notice",
     "pinning.affinity": "set_affinity", "pinning.check": "Check ThreadCheck check",
     "pinning.restore": "Affinity", "pinning.spread": "spread", "topology.model": "Topology",

@@ -9,12 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gpuaff.cpuset import CpuSet, format_cpulist
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
 _LISTED = 3
 """The most items that an enumeration names; the others are counted."""

@@ -262,4 +262,5 @@ gpuaff.check()
 print(os.sched_getaffinity(0) == before)
 print({"pynvml", "psutil", "rich", "torch"} & (set(sys.modules) - modules))
 """
-    assert printed(START + script, env=driver.env()).splitlines() == ["True", "set()"]
+    lines = printed(START + script, env=driver.env(), fresh=True).splitlines()
+    assert lines == ["True", "set()"]

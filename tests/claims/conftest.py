@@ -9,29 +9,18 @@ import pytest
 
 from gpuaff.topology.model import Topology
 
-from claim_lab import Lab, Nursery
-from fakedriver.driver import FakeDriver, MakeDriver
+from claim_lab import Lab
+from fakedriver.driver import MakeDriver
 from fakedriver.play import this_machine
 
 
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory, driver_builds: Path) -> Iterator[Nursery]:
-    """The process of which the programs of all tests are forked."""
-    folder = tmp_path_factory.mktemp("nursery")
-    made = Nursery(FakeDriver(this_machine(1), folder, builds=driver_builds))
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def make_lab(
-    nursery: Nursery, fake_driver: MakeDriver, tmp_path: Path
-) -> Iterator[Callable[[Topology], Lab]]:
+def make_lab(fake_driver: MakeDriver, tmp_path: Path) -> Iterator[Callable[[Topology], Lab]]:
     """Makes a machine that plays a topology."""
     made: list[Lab] = []
 
     def make(topology: Topology) -> Lab:
-        made.append(Lab(nursery, fake_driver(topology), tmp_path))
+        made.append(Lab(fake_driver(topology), tmp_path))
         return made[-1]
 
     yield make

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from gpuaff.claims.locking import registry
+from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Device
 
-from processes import Stopped, run, stopped
+from processes import Program, run, stopped
 
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
-from gpuaff.claims.locking import guard, leases, lockdir, queue, registry
+from gpuaff.claims.locking import guard, leases, directory, queue, registry
 from gpuaff.claims.locking.leases import Holder, Lease
 from gpuaff.claims.model import Device
 from gpuaff.errors import LockDirectoryError
-from gpuaff._system import locks
+from gpuaff._system import descriptors, locks
 
 def become(uid):
     # Another user of the machine (root only).
@@ -69,6 +73,13 @@ def instance(number: int, *, of: int = 0) -> Device:
     return Device(index=of, uuid=f"MIG-{number}", parent=f"GPU-{of}")
 
 
+def written(record: Mapping[str, Any], *, slot: int = 1, waits: bool = True, **more: Any) -> Entry:
+    """The entry of a process that has written this record."""
+    found = registry._parsed(json.dumps(record).encode())
+    assert found is not None
+    return Entry(slot=slot, waits=waits, **more, **found)
+
+
 def here() -> dict[str, str]:
     """The variables of this test's lock directory, for others."""
     return {"GPUAFF_LOCK_DIR": os.environ["GPUAFF_LOCK_DIR"]}
@@ -84,7 +95,7 @@ def said(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> 
 
 
 @contextmanager
-def locker(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> Iterator[Stopped]:
+def locker(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> Iterator[Program]:
     """A script that talks with the test."""
     change = "" if uid is None else f"become({uid})\n"
     script = f"{LOCKER}\n{change}{textwrap.dedent(script)}"

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuaff._system import kernel, locks
 from gpuaff.claims.devices import conflicts
-from gpuaff.claims.devices.probe import describe_waiter
+from gpuaff.claims.devices.probe import describe
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.registry import (
     BEATS,
@@ -27,7 +28,6 @@ from gpuaff.claims.locking.registry import (
     SLOTS,
     TICKETS,
     WAITS,
-    Entry,
 )
 from gpuaff.errors import LockDirectoryError
 
@@ -70,13 +70,12 @@ def test_a_record_is_there_for_as_long_as_its_writer(
         (entry,) = registry.entries()
         assert (entry.slot, entry.waits, entry.pid) == (number, not holds, one.pid)
         assert (entry.ticket, entry.gpus) == (0 if holds else 1, ("GPU-0",))
-        assert entry.record["uid"] == os.geteuid()
+        assert entry.uid == os.geteuid()
         stat = Path(f"/proc/{one.pid}/stat").read_text()
         assert entry.start == int(stat.rpartition(")")[2].split()[19])
-        assert entry.text("name") == Path(f"/proc/{one.pid}/comm").read_text().strip()
+        assert entry.name == Path(f"/proc/{one.pid}/comm").read_text().strip()
         if how == "killed":
-            one.process.kill()
-            one.process.wait()
+            one.kill()
         else:
             one.go_on()
             one.heard()
@@ -89,7 +88,7 @@ def test_two_users_see_each_other(lock_folder: Path) -> None:
     with locker(stand(), uid=A_USER) as one, locker(stand(holds=True), uid=ANOTHER) as other:
         one.heard()
         other.heard()
-        found = {(entry.pid, entry.record["uid"], entry.waits) for entry in registry.entries()}
+        found = {(entry.pid, entry.uid, entry.waits) for entry in registry.entries()}
         assert found == {(one.pid, A_USER, True), (other.pid, ANOTHER, False)}
 
 
@@ -138,7 +137,8 @@ def test_a_used_slot_has_nothing_of_its_last_writer(lock_folder: Path) -> None:
     second = registry.take()
     assert second.number == number
     (entry,) = registry.entries()
-    assert entry.record == {}
+    assert not entry.is_written
+    assert (entry.pid, entry.gpus) == (None, ())
     second.release()
 
 
@@ -170,7 +170,7 @@ def test_a_record_of_a_hundred_instances_still_has_its_place(lock_folder: Path) 
     assert queue.is_well(entry, kernel.uptime())
     slot.write({"name": "x" * 5000})
     (entry,) = registry.read(other.handle)
-    assert entry.record == {}
+    assert not entry.is_written
     slot.release()
     other.release()
 
@@ -242,7 +242,7 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
         assert 1 <= ticket <= MOST
         found = queue.ahead([entry], wants=frozenset(["GPU-0"]), now=5.0, stopped=(), ticket=ticket)
         assert found in ((), (entry,))
-        assert describe_waiter(entry).isprintable()
+        assert str(describe(entry.pid, entry)).isprintable()
         for number in (entry.since, entry.ticket, entry.wanted, entry.uid):
             assert number is None or 0 <= number <= MOST
         registry.stopped([entry])
@@ -273,17 +273,17 @@ def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> N
         assert registry.stopped([entry]) == frozenset()
         os.kill(one.pid, signal.SIGSTOP)
         until(lambda: registry.stopped([entry]) == {entry.slot})
-        forged = Entry(slot=1, waits=True, record={**entry.record, "start": 1})
+        forged = replace(entry, start=1)
         assert registry.stopped([forged]) == frozenset()
 
 
 def test_a_loss_is_remembered_for_its_user_and_told_by_no_other_error(lock_folder: Path) -> None:
-    conflicts.stand_back()  # none yet: no wait, and no file
+    conflicts.back_off()  # none yet: no wait, and no file
     assert not lock_folder.exists()
-    conflicts.remember()
+    conflicts.remember_loss()
     assert (lock_folder / f"lost-{os.geteuid()}").stat().st_size == 8
     (lock_folder / f"lost-{os.geteuid()}").unlink()
     (lock_folder / f"lost-{os.geteuid()}").mkdir()
-    conflicts.remember()
-    conflicts.stand_back()  # nobody is kept from claiming by what stands in its place
+    conflicts.remember_loss()
+    conflicts.back_off()  # nobody is kept from claiming by what stands in its place
     assert said("print(registry.entries())") == "()"

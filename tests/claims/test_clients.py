@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims.locking import lockdir, registry
+from gpuaff.claims.locking import directory, registry
 
 import pci_devices
 from claims.lockers import can_lease, locker, until
@@ -79,7 +79,7 @@ def device(in_sysfs: bool) -> str:
 def test_c_excludes_and_is_excluded(
     lock_folder: Path, client: Path, tmp_path: Path, in_sysfs: bool
 ) -> None:
-    os.close(lockdir.open_file("guard"))  # the folder itself: it has to be there
+    os.close(directory.open_file("guard"))  # the folder itself: it has to be there
     prefix = pci_devices.gpus(tmp_path, 1) if in_sysfs else []
     extra = [pci_devices.FIRST] if in_sysfs else []
     command: list[str | Path] = [*prefix, client, lock_folder, "GPU-0", *extra]
@@ -88,7 +88,7 @@ def test_c_excludes_and_is_excluded(
         assert not can_lease()  # where sysfs is another one, as in a container
         (entry,) = registry.entries()
         assert (entry.pid, entry.gpus, entry.waits) == (process.pid, ("GPU-0",), False)
-        assert entry.text("name") == "lease.c"
+        assert entry.name == "lease.c"
         assert says(*command) == "busy"
         assert says(client, lock_folder, "GPU-1") == "has it"
     assert registry.entries() == ()
@@ -106,7 +106,7 @@ def test_what_c_makes_is_what_we_make(lock_folder: Path, client: Path) -> None:
     for path in files(lock_folder):
         path.unlink()
     for name in "guard", "gpu-GPU-0":
-        os.close(lockdir.open_file(name))
+        os.close(directory.open_file(name))
     os.close(registry.opened())
     ours = {path.name: (path.stat().st_mode, path.stat().st_size) for path in files(lock_folder)}
     assert theirs == ours
@@ -142,7 +142,7 @@ def test_the_shells_flock_excludes_and_is_excluded(
     lock_folder: Path, tmp_path: Path, in_sysfs: bool
 ) -> None:
     """The lines of docs/lease-protocol.md."""
-    os.close(lockdir.open_file("gpu-GPU-0"))
+    os.close(directory.open_file("gpu-GPU-0"))
     prefix = pci_devices.gpus(tmp_path, 1) if in_sysfs else []
     path = pci_devices.FIRST if in_sysfs else str(lock_folder / "gpu-GPU-0")
     held_by_shell = 'exec 9<"$0"; flock --exclusive --nonblock 9 || exit 75; echo has it; read x'
@@ -159,7 +159,7 @@ def test_the_shells_flock_excludes_and_is_excluded(
 def test_claim_gpus_and_a_client_exclude_each_other(
     lock_folder: Path, client: Path, driver: FakeDriver
 ) -> None:
-    os.close(lockdir.open_file("guard"))
+    os.close(directory.open_file("guard"))
     env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder), "GPUAFF_SAFE_GPU": "off"}
     uuid = driver.state.gpus[0].uuid.decode()
     with held(client, lock_folder, uuid) as process:

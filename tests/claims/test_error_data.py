@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims.locking import lockdir
+from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 from gpuaff.topology.model import Topology
 
@@ -79,5 +79,5 @@ def test_what_the_kernel_has_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = tmp_path / "missing/locks"
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(folder))
     with pytest.raises(LockDirectoryError) as caught:
-        lockdir.open_file("registry")
+        directory.open_file("registry")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(folder))

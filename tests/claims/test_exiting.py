@@ -19,8 +19,9 @@ from gpuaff.claims.attempts import Settling
 from gpuaff.claims.devices.probe import process_info
 from gpuaff.claims.locking.registry import Entry, ending, stopped
 
-from claim_lab import Lab, Program
+from claim_lab import Lab
 from claims.readings import used_by
+from processes import Program
 from processes import stopped as stopped_process
 
 BEYOND = attempts.SETTLES + 0.3
@@ -61,7 +62,7 @@ class TestHowLong:
 
 class TestSeen:
     def test_by_the_kernel(self) -> None:
-        with stopped_process(f"{LARGE}\nprint(); input()") as process:
+        with stopped_process(f"{LARGE}\nprint(); input()", fresh=True) as process:
             process.heard()
             assert not kernel.is_exiting(process.pid)
             with exiting(process.pid) as exit_:
@@ -111,8 +112,7 @@ def entry(slot: int, pid: int, *gpus: str, waits: bool = False, later: int = 0) 
     """A record; one that was written by a process that started later is another's."""
     facts = kernel.thread_facts(pid, pid)
     assert facts is not None
-    record = {"pid": pid, "start": facts.started + later, "gpus": list(gpus)}
-    return Entry(slot=slot, waits=waits, record=record)
+    return Entry(slot=slot, waits=waits, pid=pid, start=facts.started + later, gpus=gpus)
 
 
 CLAIMS = """

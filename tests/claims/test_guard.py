@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuaff._system import descriptors
 from gpuaff._system.kernel import open_files
 from gpuaff.claims.locking import guard
 from gpuaff.errors import LockDirectoryError
@@ -43,7 +44,7 @@ def test_one_at_a_time(lock_folder: Path) -> None:
         one.go_on()
         one.heard()
         assert free()
-    assert not guard._open
+    assert not descriptors.private
 
 
 def test_who_waits_gets_it_when_it_is_given_back(lock_folder: Path) -> None:
@@ -65,8 +66,7 @@ def test_one_that_was_removed_is_no_guard_any_more(lock_folder: Path) -> None:
             assert other.heard() == "has it"
             one.go_on()
             assert one.heard() == "over"
-            assert late.process.stdout is not None
-            assert not select.select([late.process.stdout], [], [], 0.2)[0]
+            assert not select.select([late.out], [], [], 0.2)[0]
             other.go_on()
             assert late.heard() == "has it"
 
@@ -75,8 +75,7 @@ def test_one_that_was_removed_is_no_guard_any_more(lock_folder: Path) -> None:
 def test_a_killed_holder_is_free_at_once(lock_folder: Path) -> None:
     with locker(HOLD) as one:
         one.heard()
-        one.process.kill()
-        one.process.wait()
+        one.kill()
         assert free()
 
 
@@ -88,7 +87,7 @@ def test_a_forked_child_does_not_keep_it(lock_folder: Path, how: str) -> None:
             if child == 0:
                 os.close(1)
                 signal.pause()
-            print(child, guard._open != set())
+            print(child, descriptors.private != set())
             hear()
         print("over")
         hear()
@@ -98,8 +97,7 @@ def test_a_forked_child_does_not_keep_it(lock_folder: Path, how: str) -> None:
         try:
             assert not free()
             if how == "killed":
-                one.process.kill()
-                one.process.wait()
+                one.kill()
             else:
                 one.go_on()
                 one.heard()
@@ -133,7 +131,7 @@ def test_when_time_is_up_the_holder_is_named(lock_folder: Path, what: str) -> No
             os.kill(one.pid, signal.SIGSTOP)
         with pytest.raises(LockDirectoryError) as caught, guard.guarded(limit=0.05):
             pass
-        assert f"process {one.pid} (python" in str(caught.value)
+        assert f"(pid {one.pid}) has locked it for more than 0 s" in str(caught.value)
         assert caught.value.path == f"{lock_folder}/guard"
         assert "end it" in str(caught.value)
         os.kill(one.pid, signal.SIGCONT)
@@ -147,7 +145,7 @@ def test_another_users_holder_is_named(lock_folder: Path) -> None:
     with locker(HOLD) as one:
         one.heard()
         error = said("print(refused(guard.guarded(limit=0).__enter__))", uid=ANOTHER)
-        assert f"process {one.pid} (" in error
+        assert f"(pid {one.pid})" in error
 
 
 def test_whatever_is_raised_it_is_given_back(lock_folder: Path) -> None:
@@ -163,7 +161,7 @@ def test_who_waits_is_interrupted_by_ctrl_c(lock_folder: Path) -> None:
             with guard.guarded():
                 print("has it")
         except KeyboardInterrupt:
-            print("interrupted", len(guard._open))
+            print("interrupted", len(descriptors.private))
     """
     with locker(HOLD) as one:
         one.heard()

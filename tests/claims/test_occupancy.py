@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,19 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.claims.devices.occupancy import UNEXPLAINED, People, judge, listed
+from gpuaff.claims.devices.occupancy import UNEXPLAINED, ListedProcesses, evaluate, listed
 from gpuaff.claims.model import Busy, ComputeMode, Demand, DeviceReading, Usage
 
 from claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
 
-HOST = People()
-CONTAINER = People(first_namespace=False)
+HOST = ListedProcesses()
+CONTAINER = ListedProcesses(first_namespace=False)
 ALICE = "python train.py (pid 42) of alice, for 3 h 10 min"
 
 
-def one(reading: DeviceReading, *, people: People = HOST, **more: Any) -> Usage:
+def one(
+    reading: DeviceReading,
+    *,
+    processes: ListedProcesses = HOST,
+    names: Mapping[int, str] | None = None,
+    **more: Any,
+) -> Usage:
     """What is found of a machine's only device."""
-    [usage] = judge([reading], people=people, **{"leased": {}, **more})
+    named = replace(processes, names=names or {})
+    [usage] = evaluate([reading], processes=named, **{"leased": {}, **more})
     return usage
 
 
@@ -36,7 +44,7 @@ class TestFree:
     @pytest.mark.case("E4")
     def test_each_device_is_judged_for_itself(self) -> None:
         readings = [used_by(42), idle(gpu(1)), used_by(43, device=gpu(2)), idle(gpu(3))]
-        found = judge(readings, people=HOST, leased={"GPU-3": "somebody"})
+        found = evaluate(readings, processes=HOST, leased={"GPU-3": "somebody"})
         assert [usage.busy for usage in found] == [
             Busy.PROCESSES,
             None,
@@ -49,7 +57,9 @@ class TestFree:
 class TestLeases:
     def test_who_holds_it_is_said(self) -> None:
         who = "train.py (pid 4242) of alice since 10:32"
-        usage = one(used_by(4242, 4240), leased={"GPU-0": who}, people=People(own={4240}))
+        usage = one(
+            used_by(4242, 4240), leased={"GPU-0": who}, processes=ListedProcesses(own={4240})
+        )
         assert usage == Usage(
             device=gpu(),
             busy=Busy.LEASED,
@@ -70,9 +80,7 @@ class TestLeases:
         )
 
     def test_nobody_knows_who(self) -> None:
-        assert one(idle(), leased={"GPU-0": ""}).message == (
-            "GPU 0: leased by somebody who has left no word"
-        )
+        assert one(idle(), leased={"GPU-0": ""}).message == ("GPU 0: leased by an unknown process")
 
     def test_what_others_wrote_is_made_printable(self) -> None:
         assert one(idle(), leased={"GPU-0": "a\nb\x1b[2J"}).message == (
@@ -89,7 +97,7 @@ class TestLeases:
 
     def test_the_lease_of_an_instance_is_not_that_of_another(self) -> None:
         both = [idle(instance(1)), idle(instance(2))]
-        found = judge(both, people=HOST, leased={"MIG-2": "x"})
+        found = evaluate(both, processes=HOST, leased={"MIG-2": "x"})
         assert [usage.busy for usage in found] == [None, Busy.LEASED]
 
 
@@ -111,8 +119,8 @@ class TestProcesses:
 
     @pytest.mark.case("E12")
     def test_own_are_free(self) -> None:
-        assert busy(used_by(42, 43), people=People(own={42, 43})) is None
-        usage = one(used_by(42, 43), people=People(own={42}))
+        assert busy(used_by(42, 43), processes=ListedProcesses(own={42, 43})) is None
+        usage = one(used_by(42, 43), processes=ListedProcesses(own={42}))
         assert (usage.busy, usage.pids) == (Busy.PROCESSES, (43,))
 
     def test_one_that_draws_as_well_is_a_screens(self) -> None:
@@ -125,42 +133,46 @@ class TestProcesses:
         assert (usage.busy, usage.pids) == (Busy.PROCESSES, (43,))
 
     def test_all_have_ended(self) -> None:
-        usage = one(used_by(42, 43), people=People(ended={42, 43, 44}), names={42: ALICE})
+        usage = one(
+            used_by(42, 43), processes=ListedProcesses(ended={42, 43, 44}), names={42: ALICE}
+        )
         assert (usage.busy, usage.pids, usage.leaving) == (Busy.PROCESSES, (42, 43), True)
         assert usage.message == (
             f"GPU 0: still listed by the driver, though ended: {ALICE} and pid 43"
         )
 
     def test_some_have_ended(self) -> None:
-        usage = one(used_by(42, 43), people=People(ended={42}))
+        usage = one(used_by(42, 43), processes=ListedProcesses(ended={42}))
         assert (usage.pids, usage.leaving) == ((42, 43), False)
         assert usage.message == "GPU 0: in use by pid 43 and pid 42", "who runs comes first"
 
     def test_all_are_exiting(self) -> None:
-        usage = one(used_by(42, 43), people=People(ended={43}, exiting={42}), names={42: ALICE})
+        usage = one(
+            used_by(42, 43), processes=ListedProcesses(ended={43}, exiting={42}), names={42: ALICE}
+        )
         assert (usage.busy, usage.leaving, usage.exiting) == (Busy.PROCESSES, True, True)
         assert usage.message == (
             f"GPU 0: still listed by the driver, though exiting: {ALICE} and pid 43"
         )
 
     def test_some_are_exiting(self) -> None:
-        usage = one(used_by(42, 43), people=People(exiting={42}))
+        usage = one(used_by(42, 43), processes=ListedProcesses(exiting={42}))
         assert (usage.leaving, usage.exiting) == (False, False)
         assert usage.message == "GPU 0: in use by pid 43 and pid 42", "who runs comes first"
 
     def test_own_that_run_on_keep_nobody(self) -> None:
-        assert one(used_by(42, 43), people=People(own={42}, ended={43})).leaving
+        assert one(used_by(42, 43), processes=ListedProcesses(own={42}, ended={43})).leaving
 
     @pytest.mark.case("E15")
     def test_a_number_of_the_hosts_is_said_to_be_the_drivers(self) -> None:
-        message = one(used_by(42), people=CONTAINER).message
+        message = one(used_by(42), processes=CONTAINER).message
         assert message == "GPU 0: in use by what the driver calls pid 42"
 
 
 class TestMemory:
     @pytest.mark.case("E15")
     def test_a_container_that_is_not_listed(self) -> None:
-        usage = one(idle(used=IDLE + 814 * MIB), people=CONTAINER)
+        usage = one(idle(used=IDLE + 814 * MIB), processes=CONTAINER)
         assert usage == Usage(
             device=gpu(),
             busy=Busy.MEMORY,
@@ -179,45 +191,45 @@ class TestMemory:
         assert busy(idle(used=64 * MIB + 1)) is Busy.MEMORY
 
     def test_only_what_is_not_explained_counts(self) -> None:
-        mine = People(own={42}, first_namespace=False)
+        mine = ListedProcesses(own={42}, first_namespace=False)
         drawn: dict[str, Any] = {"graphics": {50: 300 * MIB}}
-        assert busy(used_by(42, **drawn, used=CONTEXT + 364 * MIB), people=mine) is None
+        assert busy(used_by(42, **drawn, used=CONTEXT + 364 * MIB), processes=mine) is None
         more = used_by(42, **drawn, used=CONTEXT + 365 * MIB)
-        assert busy(more, people=mine) is Busy.MEMORY
-        assert "65 MiB" in one(more, people=mine).message
+        assert busy(more, processes=mine) is Busy.MEMORY
+        assert "65 MiB" in one(more, processes=mine).message
 
     def test_processes_may_have_more_than_is_in_use(self) -> None:
-        assert busy(used_by(42, used=IDLE), people=People(own={42})) is None
+        assert busy(used_by(42, used=IDLE), processes=ListedProcesses(own={42})) is None
 
     def test_a_screen_needs_memory(self) -> None:
         screen = idle(display=True, graphics={7: 90 * MIB}, used=2 * GIB)
         assert busy(screen) is None
-        assert busy(screen, people=CONTAINER) is None
+        assert busy(screen, processes=CONTAINER) is None
         assert busy(screen._replace(display=False)) is Busy.MEMORY
         assert busy(screen._replace(display=None)) is Busy.MEMORY
         assert busy(screen._replace(compute={42: MIB})) is Busy.PROCESSES
-        assert busy(screen._replace(compute={42: MIB}), people=People(own={42})) is None
+        assert busy(screen._replace(compute={42: MIB}), processes=ListedProcesses(own={42})) is None
 
     def test_one_of_whom_it_is_not_told(self) -> None:
         """A driver without it (WDDM, some virtual GPUs) gives None to each."""
         drawn = idle(graphics={7: None, 8: 40 * MIB}, used=GIB)
         assert busy(drawn) is None, "in the first namespace the lists show everybody"
-        usage = one(drawn, people=CONTAINER)
+        usage = one(drawn, processes=CONTAINER)
         assert usage.busy is Busy.UNREADABLE
         assert usage.message == (
-            "GPU 0: 984 MiB are in use, and the driver does not tell how much of it "
-            "what the driver calls pid 7 has"
+            "GPU 0: 984 MiB are in use, and the driver does not report how much "
+            "what the driver calls pid 7 uses of it"
         )
-        assert busy(drawn._replace(used=64 * MIB), people=CONTAINER) is None
+        assert busy(drawn._replace(used=64 * MIB), processes=CONTAINER) is None
 
     def test_one_list_tells_and_the_other_does_not(self) -> None:
         both = idle(compute={7: None}, graphics={7: GIB}, used=GIB)
-        assert busy(both, people=CONTAINER) is None
-        assert busy(both._replace(compute={7: MIB}), people=CONTAINER) is None, "the larger one"
+        assert busy(both, processes=CONTAINER) is None
+        assert busy(both._replace(compute={7: MIB}), processes=CONTAINER) is None, "the larger one"
 
     def test_gpus_share_nothing(self) -> None:
         readings = [used_by(42), idle(gpu(1), used=IDLE + CONTEXT)]
-        found = judge(readings, people=People(own={42}), leased={})
+        found = evaluate(readings, processes=ListedProcesses(own={42}), leased={})
         assert [usage.busy for usage in found] == [None, Busy.MEMORY]
 
     def test_parts_of_a_gpu_instance_share_its_memory(self) -> None:
@@ -227,7 +239,7 @@ class TestMemory:
         apart = idle(instance(3, part=6), used=used)
         elsewhere = idle(instance(4, part=5, index=1), used=used)
         readings = [first, second, apart, elsewhere]
-        found = judge(readings, people=HOST, leased={})
+        found = evaluate(readings, processes=HOST, leased={})
         assert [usage.busy for usage in found] == [Busy.PROCESSES, None, Busy.MEMORY, Busy.MEMORY]
 
 
@@ -237,23 +249,26 @@ class TestNotTold:
         usage = one(blind)
         assert (usage.busy, usage.lasting) == (Busy.UNREADABLE, False)
         assert usage.message == (
-            "GPU 0: the driver tells neither who computes on it nor how much memory is in use: "
+            "GPU 0: the driver reports neither the memory in use nor the compute processes: "
             "its processes: Unknown Error (f)"
         )
 
     def test_no_memory(self) -> None:
         """Machines whose GPU uses the host's memory (GB10) do not tell."""
         assert busy(idle(used=None)) is None
-        assert busy(idle(used=None), people=CONTAINER) is Busy.UNREADABLE
-        assert "outside of this container" in one(idle(used=None), people=CONTAINER).message
-        assert busy(idle(used=None, display=True), people=CONTAINER) is None
+        assert busy(idle(used=None), processes=CONTAINER) is Busy.UNREADABLE
+        assert "outside of this container" in one(idle(used=None), processes=CONTAINER).message
+        assert busy(idle(used=None, display=True), processes=CONTAINER) is None
         assert busy(used_by(42, used=None)) is Busy.PROCESSES
 
     def test_no_processes(self) -> None:
         assert busy(idle(compute=None)) is None, "a context has more than that"
         usage = one(idle(compute=None, used=GIB))
         assert usage.busy is Busy.MEMORY
-        assert usage.message == "GPU 0: 1 GiB are in use, and the driver does not tell by whom"
+        assert (
+            usage.message
+            == "GPU 0: 1 GiB are in use, and the driver does not list compute processes"
+        )
         screen = idle(compute=None, used=GIB, display=True)
         assert busy(screen) is Busy.UNREADABLE, "either of them may have it"
         assert busy(screen._replace(used=MIB)) is None
@@ -276,7 +291,7 @@ class TestComputeModes:
     def test_prohibited_is_never(self) -> None:
         usage = one(idle(compute_mode=ComputeMode.PROHIBITED))
         assert (usage.busy, usage.lasting) == (Busy.PROHIBITED, True)
-        assert usage.message == "GPU 0: its compute mode (prohibited) lets nobody in"
+        assert usage.message == "GPU 0: its compute mode (prohibited) allows no process"
 
     @pytest.mark.case("E13", "E16")
     @pytest.mark.parametrize("mode", EXCLUSIVE)
@@ -284,9 +299,7 @@ class TestComputeModes:
         usage = one(used_by(42, compute_mode=mode), names={42: ALICE})
         assert (usage.busy, usage.pids, usage.lasting) == (Busy.EXCLUSIVE, (42,), False)
         name = mode.value.replace("_", " ")
-        assert usage.message == (
-            f"GPU 0: its compute mode ({name}) lets one process in, and has {ALICE}"
-        )
+        assert usage.message == (f"GPU 0: in {name} mode and used by {ALICE}")
 
     @pytest.mark.case("E13")
     @pytest.mark.parametrize("mode", EXCLUSIVE)
@@ -296,11 +309,11 @@ class TestComputeModes:
     @pytest.mark.case("E13")
     @pytest.mark.parametrize("mode", EXCLUSIVE)
     def test_our_own_keeps_us_out_too(self, mode: ComputeMode) -> None:
-        mine = People(own={42, 43}, me=43)
-        assert busy(used_by(42, compute_mode=mode), people=mine) is Busy.EXCLUSIVE
-        assert busy(used_by(43, compute_mode=mode), people=mine) is None
-        none = People(me=43)
-        assert busy(used_by(43, compute_mode=mode), people=none) is Busy.EXCLUSIVE, "own_is_free"
+        mine = ListedProcesses(own={42, 43}, me=43)
+        assert busy(used_by(42, compute_mode=mode), processes=mine) is Busy.EXCLUSIVE
+        assert busy(used_by(43, compute_mode=mode), processes=mine) is None
+        none = ListedProcesses(me=43)
+        assert busy(used_by(43, compute_mode=mode), processes=none) is Busy.EXCLUSIVE, "own_is_free"
 
     @pytest.mark.case("E13")
     def test_one_that_draws_has_a_context(self) -> None:
@@ -313,12 +326,12 @@ class TestComputeModes:
 
     def test_the_one_process_has_ended(self) -> None:
         reading = used_by(42, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
-        usage = one(reading, people=People(ended={42}))
+        usage = one(reading, processes=ListedProcesses(ended={42}))
         assert (usage.busy, usage.leaving) == (Busy.EXCLUSIVE, True)
 
     def test_the_default_lets_everybody_in(self) -> None:
         reading = used_by(42, compute_mode=ComputeMode.DEFAULT)
-        assert busy(reading, people=People(own={42})) is None
+        assert busy(reading, processes=ListedProcesses(own={42})) is None
 
 
 class TestNever:
@@ -326,11 +339,6 @@ class TestNever:
         usage = one(idle(lost=True, problems=("its processes: GPU is lost (f)",)))
         assert (usage.busy, usage.lasting) == (Busy.LOST, True)
         assert usage.message == "GPU 0: the driver has lost it: its processes: GPU is lost (f)"
-
-    def test_denied(self) -> None:
-        usage = one(idle(denied=True))
-        assert (usage.busy, usage.lasting) == (Busy.DENIED, True)
-        assert usage.message == "GPU 0: this process may not use it"
 
     def test_it_is_said_before_who_has_it(self) -> None:
         assert busy(used_by(42, lost=True), leased={"GPU-0": "x"}) is Busy.LOST
@@ -347,18 +355,18 @@ class TestDemands:
     def test_less_memory_in_all(self) -> None:
         usage = one(used_by(42), demand=asked(min_free_memory=81 * GIB))
         assert (usage.busy, usage.lasting) == (Busy.SMALL, True)
-        assert usage.message == "GPU 0: has 80 GiB of memory in all, and 81 GiB are to be free"
+        assert usage.message == "GPU 0: has 80 GiB in total; 81 GiB free were requested"
         assert busy(idle(free=80 * GIB), demand=asked(min_free_memory=80 * GIB)) is None
 
     @pytest.mark.case("E11")
     def test_less_memory_free(self) -> None:
-        mine = People(own={42})
+        mine = ListedProcesses(own={42})
         reading = used_by(42, free=20 * GIB - 1)
-        usage = one(reading, people=mine, demand=asked(min_free_memory=20 * GIB))
+        usage = one(reading, processes=mine, demand=asked(min_free_memory=20 * GIB))
         assert (usage.busy, usage.lasting, usage.pids) == (Busy.MEMORY_LOW, False, ())
-        assert usage.message == "GPU 0: only 20 GiB of memory are free, and 20 GiB are to be"
+        assert usage.message == "GPU 0: only 20 GiB are free; 20 GiB were requested"
         enough = reading._replace(free=20 * GIB)
-        assert busy(enough, people=mine, demand=asked(min_free_memory=20 * GIB)) is None
+        assert busy(enough, processes=mine, demand=asked(min_free_memory=20 * GIB)) is None
 
     def test_who_has_it_is_said_before(self) -> None:
         assert busy(used_by(42), demand=asked(min_free_memory=80 * GIB)) is Busy.PROCESSES
@@ -367,7 +375,7 @@ class TestDemands:
     def test_works_too_hard(self) -> None:
         usage = one(idle(utilization=57), demand=asked(max_utilization=56))
         assert (usage.busy, usage.lasting) == (Busy.WORKING, False)
-        assert usage.message == "GPU 0: it works at 57 %, and at most 56 % was asked for"
+        assert usage.message == "GPU 0: its utilization, 57 %, exceeds max_utilization (56 %)"
         assert busy(idle(utilization=57), demand=asked(max_utilization=57)) is None
         assert busy(idle(utilization=0), demand=asked(max_utilization=0)) is None
 
@@ -410,7 +418,7 @@ def readings(draw: st.DrawFn) -> list[DeviceReading]:
 
 
 PEOPLE = st.builds(
-    People,
+    ListedProcesses,
     own=st.frozensets(PIDS),
     ended=st.frozensets(PIDS),
     me=st.none() | PIDS,
@@ -428,9 +436,12 @@ DEMANDS = st.none() | st.builds(
 
 @given(readings(), PEOPLE, LEASED, DEMANDS)
 def test_laws(
-    told: list[DeviceReading], people: People, leased: dict[str, str], demand: Demand | None
+    told: list[DeviceReading],
+    people: ListedProcesses,
+    leased: dict[str, str],
+    demand: Demand | None,
 ) -> None:
-    found = judge(told, people=people, leased=leased, demand=demand)
+    found = evaluate(told, processes=people, leased=leased, demand=demand)
     assert [usage.device for usage in found] == DEVICES
     for reading, usage in zip(told, found, strict=True):
         assert (usage.busy is None) == (usage.message == "")
@@ -452,14 +463,14 @@ def test_laws(
 @given(readings(), PEOPLE, LEASED, st.sets(PIDS), st.sampled_from(DEVICES))
 def test_what_is_busy_stays_so_when_there_is_more_of_it(
     told: list[DeviceReading],
-    people: People,
+    people: ListedProcesses,
     leased: dict[str, str],
     fewer: set[int],
     device: Any,
 ) -> None:
     """One more lease, or one less of ours, frees nothing; and nothing is asked in vain."""
-    before = judge(told, people=people, leased=leased)
+    before = evaluate(told, processes=people, leased=leased)
     strict = replace(people, own=frozenset(people.own) - fewer)
-    after = judge(told, people=strict, leased={**leased, device.uuid: "x"})
+    after = evaluate(told, processes=strict, leased={**leased, device.uuid: "x"})
     for old, new in zip(before, after, strict=True):
         assert old.busy is None or new.busy is not None

@@ -29,8 +29,7 @@ NOW = 100.0
 
 
 def waits(slot: int, ticket: int, *gpus: str, beat: float = NOW, **more: Any) -> Entry:
-    record = {"gpus": list(gpus), **more, "name": "a"}
-    return Entry(slot=slot, waits=True, record=record, ticket=ticket, beat=beat)
+    return Entry(slot=slot, waits=True, gpus=gpus, ticket=ticket, beat=beat, **more)
 
 
 def ahead(*entries: Entry, wants: str = "a", ticket: int | None = None, **more: Any) -> list[int]:
@@ -54,7 +53,7 @@ def test_who_wants_others_is_not_before_us() -> None:
 
 
 def test_who_holds_does_not_wait() -> None:
-    holder = Entry(slot=1, waits=False, record={"gpus": ["a"]}, ticket=1, beat=NOW)
+    holder = Entry(slot=1, waits=False, gpus=("a",), ticket=1, beat=NOW)
     assert ahead(holder) == []
 
 
@@ -70,12 +69,12 @@ def test_a_beat_that_cannot_be_counts_as_none(beat: float) -> None:
 
 
 def test_an_empty_record_is_not_before_us() -> None:
-    assert ahead(Entry(slot=1, waits=True, record={}, beat=NOW)) == []
+    assert ahead(Entry(slot=1, waits=True, is_written=False, beat=NOW)) == []
 
 
 def test_the_next_number() -> None:
     assert queue.next_ticket([]) == 1
-    holder = Entry(slot=3, waits=False, record={"name": "a"}, ticket=40)
+    holder = Entry(slot=3, waits=False, name="a", ticket=40)
     assert queue.next_ticket([waits(1, 4), waits(2, 2), holder]) == 5
     assert queue.next_ticket([waits(1, MOST)]) == MOST
 
@@ -180,7 +179,7 @@ def test_a_waiter_sees_that_the_one_before_has_gone(lock_folder: Path, how: str)
             time.sleep(0.1)
             then = time.clock_gettime(time.CLOCK_MONOTONIC)
             if how == "is killed":
-                one.process.kill()
+                one.kill()
             else:
                 one.go_on()
             still_waits, seen = other.heard().split()
@@ -306,7 +305,7 @@ def test_who_waits_beats(lock_folder: Path) -> None:
         (first,) = others(place)
         start = kernel.uptime()
         place.wait_behind([first], queue.BEAT + 0.5)
-        assert registry.beat_of(place.slot.handle, place.slot.number) >= start + queue.BEAT
+        assert registry.tables(place.slot.handle)[1][place.slot.number] >= start + queue.BEAT
         place.slot.release()
 
 

@@ -84,8 +84,8 @@ class Machine:
 
 
 def entry(number: int, job: Job) -> Entry:
-    record = {"gpus": sorted(job.wants), "wanted": job.count}
-    return Entry(slot=number, waits=True, record=record, ticket=number)
+    gpus = tuple(sorted(job.wants))
+    return Entry(slot=number, waits=True, gpus=gpus, wanted=job.count, ticket=number)
 
 
 @st.composite

@@ -16,7 +16,7 @@ from gpuaff.topology.model import Topology
 import pci_devices
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import Stopped, stopped
+from processes import Program, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-users")]
 
@@ -42,7 +42,7 @@ def claim(*arguments, **options):
     try:
         made = gpuaff.claim_gpus(*arguments, **options)
     except ClaimError as error:
-        return f"{{type(error).__name__}}: {{error}}"
+        return f"{{type(error).__name__}}: {{error}}".replace("\\n  ", " | ")
     return " ".join(str(gpu.index) for gpu in made.gpus)
 
 def release():
@@ -73,7 +73,7 @@ for line in sys.stdin:
 class User:
     """A process of a user, who is told what to say."""
 
-    def __init__(self, process: Stopped) -> None:
+    def __init__(self, process: Program) -> None:
         self.process, self.pid = process, process.pid
 
     def begins(self, what: str) -> None:
@@ -130,7 +130,7 @@ def test_what_a_killed_user_had_is_free_at_once(shared_driver: MakeDriver) -> No
         assert ann.says("claim()") == "0"
         files = {path.name: path.stat().st_ino for path in here.locks.iterdir()}
         os.kill(ann.pid, 9)
-        ann.process.process.wait()
+        ann.process.wait()
         assert bob.says("claim()") == "0"
         assert {path.name: path.stat().st_ino for path in here.locks.iterdir()} == files
 
@@ -168,9 +168,9 @@ def test_a_user_cannot_end_or_spoil_the_other_ones_claim(shared_driver: MakeDriv
 def test_a_lost_claim_holds_up_its_own_user_only(shared_driver: MakeDriver) -> None:
     with machine(shared_driver, this_machine(1)) as here:
         ann, bob = here.user(ANN), here.user(BOB)
-        assert ann.says("gpuaff.claims.devices.conflicts.remember()") == "None"
+        assert ann.says("gpuaff.claims.devices.conflicts.remember_loss()") == "None"
         assert [path.name for path in here.locks.glob("lost-*")] == [f"lost-{ANN}"]
-        assert float(bob.says("took(gpuaff.claims.devices.conflicts.stand_back)")) < 0.1
+        assert float(bob.says("took(gpuaff.claims.devices.conflicts.back_off)")) < 0.1
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o666])
@@ -188,9 +188,9 @@ def test_a_planted_loss_holds_up_nobody(mode: int, shared_driver: MakeDriver) ->
             f"os.fchmod(f, {mode}); os.pwrite(f, {now}, 0)"
         )
         assert bob.says(f"exec({lost + write!r}, globals())") == "None"
-        assert float(ann.says("took(gpuaff.claims.devices.conflicts.stand_back)")) < 0.1
+        assert float(ann.says("took(gpuaff.claims.devices.conflicts.back_off)")) < 0.1
         before = planted.read_bytes()
-        assert ann.says("gpuaff.claims.devices.conflicts.remember()") == "None"
+        assert ann.says("gpuaff.claims.devices.conflicts.remember_loss()") == "None"
         assert planted.read_bytes() == before
         # A lease of the kernel's (F_SETLEASE) holds up who opens the file, for up to 45 s.
         lease = "fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK)"

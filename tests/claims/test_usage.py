@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpuaff.claims.devices.occupancy import People, judge
+from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate
 from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 
 from claims.readings import GIB, MIB
 from fakedriver.driver import FakeDriver, MakeDriver
+from fakedriver.play import this_machine
 from fakedriver.state import NVML
+from processes import printed
 
 pytestmark = pytest.mark.fake_driver
 
@@ -63,15 +65,13 @@ DEVICES = (
 )
 
 LOOK = """
-import base64, pickle, sys
+import base64, pickle
 from gpuaff._system import nvml
-assert "pynvml" not in sys.modules, "imported too early"
 with nvml.open_session() as session:
     looks = []
     for _ in range({looks}):
         looks.append(session.look(utilization={utilization}))
     answer = session.devices(), looks, session.notes
-assert "psutil" not in sys.modules, "it costs a tenth of a claim"
 print("ANSWER", base64.b64encode(pickle.dumps(answer)).decode())
 """
 
@@ -86,13 +86,28 @@ def session(driver: FakeDriver, *, looks: int = 1, utilization: bool = False) ->
     return answer
 
 
+def test_the_gate_imports_pynvml_late_and_psutil_never(fake_driver: MakeDriver) -> None:
+    """psutil costs a tenth of a claim."""
+    script = """
+import sys
+from gpuaff._system import nvml
+early = "pynvml" in sys.modules
+with nvml.open_session() as session:
+    session.read_gpus(highest_cpu=7, links=True)
+    session.devices(), session.look(utilization=True)
+print(early, [name in sys.modules for name in ("pynvml", "psutil")])
+"""
+    env = fake_driver(this_machine(1)).env()
+    assert printed(script, env=env, fresh=True) == "False [True, False]"
+
+
 def look(driver: FakeDriver, **how: Any) -> tuple[DeviceReading, ...]:
     return session(driver, **how)[1][-1]
 
 
-def reasons(driver: FakeDriver, people: People, **more: Any) -> list[Busy | None]:
+def reasons(driver: FakeDriver, people: ListedProcesses, **more: Any) -> list[Busy | None]:
     """Why each device is busy."""
-    found = judge(look(driver), people=people, **{"leased": {}, **more})
+    found = evaluate(look(driver), processes=people, **{"leased": {}, **more})
     return [usage.busy for usage in found]
 
 
@@ -133,7 +148,7 @@ def test_an_idle_machine(driver: FakeDriver) -> None:
     assert mig.compute_mode is ComputeMode.DEFAULT
     assert mig.total is not None
     assert mig.total < 80 * GIB
-    assert reasons(driver, People()) == [None] * 4
+    assert reasons(driver, ListedProcesses()) == [None] * 4
 
 
 def test_who_is_there(driver: FakeDriver) -> None:
@@ -147,7 +162,7 @@ def test_who_is_there(driver: FakeDriver) -> None:
     assert first.used == GIB + 33 * MIB
     assert (one.compute, two.compute) == ({}, {ELSEWHERE + 3: 500 * MIB})
     assert last.compute == {}
-    assert reasons(driver, People()) == [Busy.PROCESSES, None, Busy.PROCESSES, None]
+    assert reasons(driver, ListedProcesses()) == [Busy.PROCESSES, None, Busy.PROCESSES, None]
 
 
 def test_one_that_is_listed_twice(plain: FakeDriver) -> None:
@@ -160,7 +175,7 @@ def test_one_that_is_listed_twice(plain: FakeDriver) -> None:
 def test_on_a_cut_gpu_only_root_is_told_of_the_whole(driver: FakeDriver) -> None:
     driver.use(1, ELSEWHERE, slot=1)
     driver.hide_processes()
-    assert reasons(driver, People()) == [None, Busy.PROCESSES, None, None]
+    assert reasons(driver, ListedProcesses()) == [None, Busy.PROCESSES, None, None]
 
 
 def test_other_answers(plain: FakeDriver) -> None:
@@ -186,7 +201,7 @@ def test_compute_modes(plain: FakeDriver) -> None:
     plain.set_compute_mode(1, 2)
     plain.set_compute_mode(2, 3)
     plain.use(0, ELSEWHERE)
-    own = People(own={ELSEWHERE}, me=1)
+    own = ListedProcesses(own={ELSEWHERE}, me=1)
     assert reasons(plain, own) == [Busy.EXCLUSIVE, Busy.PROHIBITED, None]
 
 
@@ -196,9 +211,11 @@ def test_the_first_gpu_is_not_taken_when_it_is_in_use(plain: FakeDriver) -> None
     plain.set_utilization(1, 40)
     plain.set_utilization(2, 0)
     readings = look(plain, utilization=True)
-    found = judge(readings, people=People(), leased={})
+    found = evaluate(readings, processes=ListedProcesses(), leased={})
     assert [usage.busy for usage in found] == [Busy.PROCESSES, None, None]
-    found = judge(readings, people=People(), leased={}, demand=Demand(max_utilization=30))
+    found = evaluate(
+        readings, processes=ListedProcesses(), leased={}, demand=Demand(max_utilization=30)
+    )
     assert [usage.busy for usage in found] == [Busy.PROCESSES, Busy.WORKING, None]
 
 
@@ -207,7 +224,7 @@ class TestContainers:
     def test_nobody_is_listed(self, plain: FakeDriver) -> None:
         plain.use(0, ELSEWHERE, memory=811 * MIB)
         plain.hide_all_processes()
-        assert reasons(plain, People(first_namespace=False)) == [Busy.MEMORY, None, None]
+        assert reasons(plain, ListedProcesses(first_namespace=False)) == [Busy.MEMORY, None, None]
 
     def test_the_memory_of_each_is_not_told(self, plain: FakeDriver) -> None:
         plain.use(0, ELSEWHERE)
@@ -216,23 +233,23 @@ class TestContainers:
         readings = look(plain)
         assert readings[0].compute == {ELSEWHERE: None}
         assert readings[1].graphics == {ELSEWHERE: None}
-        assert reasons(plain, People()) == [Busy.PROCESSES, None, None]
-        inside = People(own={ELSEWHERE}, first_namespace=False)
+        assert reasons(plain, ListedProcesses()) == [Busy.PROCESSES, None, None]
+        inside = ListedProcesses(own={ELSEWHERE}, first_namespace=False)
         assert reasons(plain, inside) == [Busy.UNREADABLE, Busy.UNREADABLE, None]
 
     def test_memory_that_nobody_explains(self, driver: FakeDriver) -> None:
         driver.set_memory_used(0, GIB)
         driver.set_memory_used(1, GIB, slot=2)
-        assert reasons(driver, People()) == [Busy.MEMORY, None, Busy.MEMORY, None]
+        assert reasons(driver, ListedProcesses()) == [Busy.MEMORY, None, Busy.MEMORY, None]
 
 
 def test_a_single_gpu_with_a_screen(plain: FakeDriver) -> None:
     plain.set_display(0, True)
     plain.set_memory_used(0, 2 * GIB)
     plain.use(0, ELSEWHERE, graphics=True)
-    assert reasons(plain, People())[0] is None
+    assert reasons(plain, ListedProcesses())[0] is None
     plain.use(0, ELSEWHERE + 1)
-    assert reasons(plain, People())[0] is Busy.PROCESSES
+    assert reasons(plain, ListedProcesses())[0] is Busy.PROCESSES
 
 
 def test_who_has_ended_is_listed_for_a_while(plain: FakeDriver) -> None:
@@ -245,7 +262,7 @@ def test_who_has_ended_is_listed_for_a_while(plain: FakeDriver) -> None:
     ended = look(plain)
     os.waitpid(child, 0)
     assert running[0].compute == ended[0].compute == {child: 500 * MIB}
-    [usage, *_] = judge(ended, people=People(ended={child}), leased={})
+    [usage, *_] = evaluate(ended, processes=ListedProcesses(ended={child}), leased={})
     assert (usage.busy, usage.leaving) == (Busy.PROCESSES, True)
 
 
@@ -277,7 +294,9 @@ class TestOneFunctionFails:
             assert function.partition("_")[0] in reading.problems[0]
         assert all(getattr(found[2], name) is not None for name in READ)
         assert found[2].problems == ()
-        assert [u.busy for u in judge(found, people=People(), leased={})] == [None] * 3
+        assert [u.busy for u in evaluate(found, processes=ListedProcesses(), leased={})] == [
+            None
+        ] * 3
 
     def test_all_of_them(self, plain: FakeDriver) -> None:
         for function in FIELDS:
@@ -285,9 +304,9 @@ class TestOneFunctionFails:
         plain.fail("nvmlDeviceGetMemoryInfo", NVML.UNKNOWN, gpu=0)
         found = look(plain, utilization=True)
         assert all(getattr(found[0], name) is None for name in READ)
-        [usage, second, _] = judge(found, people=People(), leased={})
+        [usage, second, _] = evaluate(found, processes=ListedProcesses(), leased={})
         assert usage.busy is Busy.UNREADABLE
-        assert usage.message.startswith("GPU 0: the driver tells neither who computes on it nor")
+        assert usage.message.startswith("GPU 0: the driver reports neither the memory in use nor")
         assert second.busy is None
 
     def test_a_problem_of_the_moment_is_forgotten(self, plain: FakeDriver) -> None:
@@ -323,9 +342,9 @@ def test_an_older_driver(plain: FakeDriver) -> None:
     assert (third.used, third.free, third.total) == (None, 80 * GIB - 483 * MIB, 80 * GIB)
     assert [problem.partition(":")[0] for problem in third.problems] == ["memory in use"] * 2
     assert "keeps for itself" in third.problems[1]
-    on_host = judge(readings, people=People(), leased={})
+    on_host = evaluate(readings, processes=ListedProcesses(), leased={})
     assert [usage.busy for usage in on_host] == [Busy.PROCESSES, None, None]
-    inside = judge(readings, people=People(first_namespace=False), leased={})
+    inside = evaluate(readings, processes=ListedProcesses(first_namespace=False), leased={})
     assert [usage.busy for usage in inside] == [Busy.PROCESSES, *[Busy.UNREADABLE] * 2]
 
 
@@ -333,7 +352,7 @@ def test_no_way_to_tell_who_computes(plain: FakeDriver) -> None:
     plain.use(0, ELSEWHERE)
     plain.fail(COMPUTE, NVML.FUNCTION_NOT_FOUND)
     plain.fail(f"{COMPUTE[:-1]}2", NVML.FUNCTION_NOT_FOUND)
-    assert reasons(plain, People()) == [Busy.MEMORY, None, None]
+    assert reasons(plain, ListedProcesses()) == [Busy.MEMORY, None, None]
 
 
 class TestLeftOut:
@@ -410,7 +429,7 @@ def test_a_gpu_that_falls_off_the_bus(driver: FakeDriver) -> None:
     assert "nvmlDeviceGetComputeRunningProcesses" in second[1].problems[0]
     assert driver.calls(COMPUTE) == 2 + 1, "of two instances, and once in vain"
     assert third[1:3] == second[1:3]
-    found = judge(third, people=People(), leased={})
+    found = evaluate(third, processes=ListedProcesses(), leased={})
     assert [usage.busy for usage in found] == [None, Busy.LOST, Busy.LOST, None]
     assert found[1].lasting
 

@@ -61,10 +61,12 @@ def held_since(of: Crowd, who: str, ago: float, monkeypatch: pytest.MonkeyPatch)
     """Let the record of a holder say that it has held its GPUs for so many seconds."""
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
     (entry,) = (one for one in registry.entries() if one.pid == of.pids[who])
-    record = json.dumps({**entry.record, "since": time.time() - ago}).encode()
+    at = registry.RECORDS + entry.slot * registry.SLOT_SIZE
     with Path(registry.path()).open("r+b") as file:
-        file.seek(registry.RECORDS + entry.slot * registry.SLOT_SIZE)
-        file.write(record.ljust(registry.SLOT_SIZE))
+        file.seek(at)
+        record = {**json.loads(file.read(registry.SLOT_SIZE)), "since": time.time() - ago}
+        file.seek(at)
+        file.write(json.dumps(record).encode().ljust(registry.SLOT_SIZE))
 
 
 class TestWoken:
@@ -376,8 +378,7 @@ def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:
         child = int(parent.heard())
         one.start("b", wait=None)
         one.until("b", "waits")
-        parent.process.kill()
-        parent.process.wait()
+        parent.kill()
         try:
             one.until("b", "waits", position=0)
             one.tell("a", "end")

@@ -13,8 +13,11 @@ import pytest
 
 from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
 
-COMMAND = (sys.executable, "-m", "gpuaff")
+from processes import as_text, is_forkable, nursery
 
+COMMAND = (sys.executable, "-m", "gpuaff")
+FORK = "import runpy; runpy.run_module('gpuaff', run_name='__main__', alter_sys=True)"
+"""The same for a fork of the nursery."""
 
 _LEFT_OUT = (
     *("GPUAFF_", "CUDA_", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM"),
@@ -42,18 +45,21 @@ def gpuaff(tmp_path: Path) -> Runner:
     """Run the command as its users do: a process of its own, read through pipes."""
 
     def run(
-        *args: str, given: str | bytes = b"", env: Mapping[str, str] | None = None
+        *args: str,
+        given: str | bytes = b"",
+        env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*COMMAND, *args],
-            input=given.encode() if isinstance(given, str) else given,
-            capture_output=True,
-            cwd=tmp_path,
-            env=clean_environment() | dict(env or {}),
-            check=False,
-        )
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        text = given.encode() if isinstance(given, str) else given
+        variables = clean_environment() | dict(env or {})
+        if is_forkable(env or {}) and not fresh:
+            forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
+            return as_text(forks.run(FORK, *args, given=text, folder=tmp_path, env=variables))
+        command = [*COMMAND, *args]
+        return as_text(
+            subprocess.run(
+                command, input=text, capture_output=True, cwd=tmp_path, env=variables, check=False
+            )
         )
 
     return run

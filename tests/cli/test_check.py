@@ -18,7 +18,7 @@ import pytest
 
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import CPUS, SRC, THREADS, Stopped, stopped
+from processes import CPUS, SRC, THREADS, Program, stopped
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -39,15 +39,15 @@ sys.stdin.readline()
 
 
 @contextmanager
-def process(script: str, **env: str) -> Iterator[Stopped]:
+def process(script: str, **env: str) -> Iterator[Program]:
     """A process that has done what the script says, and waits."""
-    with stopped(START + textwrap.dedent(script) + END, env=env) as made:
+    with stopped(START + textwrap.dedent(script) + END, env=env, fresh=bool(env)) as made:
         assert made.heard() == "ready"
         yield made
 
 
 def checked(gpuaff: Runner, *args: str, code: int, env: Mapping[str, str] | None = None) -> Any:
-    done = gpuaff("check", "--json", *args, env=env)
+    done = gpuaff("check", "--json", *args, env=env, fresh=True)  # it looks at its parent
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stderr == ""
     return json.loads(done.stdout)

@@ -96,10 +96,12 @@ class Machine:
     def since(self, pid: int, time: float) -> None:
         """Let the record of a holder say that it has held its GPUs since another time."""
         (entry,) = (one for one in self._entries() if one.pid == pid)
-        record = json.dumps({**entry.record, "since": time}).encode()
+        at = registry.RECORDS + entry.slot * registry.SLOT_SIZE
         with (self.locks / "registry").open("r+b") as file:
-            file.seek(registry.RECORDS + entry.slot * registry.SLOT_SIZE)
-            file.write(record.ljust(registry.SLOT_SIZE))
+            file.seek(at)
+            record = {**json.loads(file.read(registry.SLOT_SIZE)), "since": time}
+            file.seek(at)
+            file.write(json.dumps(record).encode().ljust(registry.SLOT_SIZE))
 
     @contextmanager
     def running(
@@ -225,7 +227,7 @@ def test_no_lock_is_taken_to_look(machine: Machine) -> None:
     with stopped(LOOKS, env=env) as looker:
         assert looker.heard() == "looks"
         assert printed(CLAIMS, env=env) == "had them"
-        assert looker.process.poll() is None
+        assert looker.is_running()
 
 
 def test_a_claimer_that_has_ended(machine: Machine) -> None:
@@ -379,7 +381,7 @@ def test_an_age_is_the_lease_s_wherever_it_is_shown(machine: Machine) -> None:
         who = f"leased by sh -c echo; read x (pid {one.pid}) of {ME}, for"
         assert held["message"] == f"{who} 2 h"
         assert f"{who} 2 h\n" in shown
-        assert f"GPU 0: {who} 2 h;" in machine.refused("--gpus", "0")
+        assert f"GPU 0: {who} 2 h\n" in machine.refused("--gpus", "0")
         machine.since(one.pid, time.time() - 10810)
         assert machine.status()["gpus"][0]["message"] == f"{who} 3 h"
 
@@ -440,13 +442,14 @@ def test_a_lost_gpu(machine: Machine) -> None:
 
 
 def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
-    """Each is judged by its own processes, and it is said that no claim takes them."""
+    """Each is judged by its own processes, and none is free, as no claim takes them."""
     machine.driver.state.gpus[1].uuid = machine.driver.state.gpus[0].uuid
     with subprocess.Popen(["sleep", "60"]) as stranger:
         machine.driver.use(0, stranger.pid)
         found = json.loads(machine.told("--json").stdout)
         stranger.kill()
-    assert [gpu["free"] for gpu in found["gpus"]] == [False, True]
+    assert [gpu["busy"] for gpu in found["gpus"]] == ["processes", "unreadable"]
+    assert found["gpus"][1]["message"].endswith("so it cannot be claimed")
     (warning,) = found["warnings"]
     assert warning["code"] == "unclaimable"
     assert warning["message"].startswith("GPU 0 and GPU 1 have the same UUID, ")
@@ -458,6 +461,13 @@ def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
     done = machine.told()
     assert done.returncode == 0
     assert done.stdout.count("free") == 2
+    assert "[board-unread]" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["/dev/null", "/dev/null/x", "/nonexistent/x"])
+def test_a_lock_directory_that_cannot_be_made(machine: Machine, where: str) -> None:
+    done = machine.told(GPUAFF_LOCK_DIR=where)
+    assert done.returncode == 0
     assert "[board-unread]" in done.stderr
 
 

@@ -29,6 +29,7 @@ from fakedriver.state import (
     locked,
     start_of,
 )
+from processes import as_text, is_forkable, nursery
 
 _SOURCE = Path(str(gpuaff.__path__[0])).parent
 """Where the package is that this process tests: its children are to test it as well."""
@@ -419,7 +420,7 @@ def run(
     """Run a program that can import what this process tests.
 
     Args:
-        program: Python source, or a command with its arguments.
+        program: Python source, which a fork of the nursery runs; or a command with its arguments.
         env: further variables. Those that tell which GPUs a process may see, and our own
             options, are not inherited.
         check: whether a program that fails is an error.
@@ -428,13 +429,21 @@ def run(
     Raises:
         AssertionError: it failed, with what it said.
     """
-    command = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
     variables = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
     paths = (env.get("PYTHONPATH"), str(_SOURCE), variables.get("PYTHONPATH"))
     variables |= {**env, "PYTHONPATH": ":".join(path for path in paths if path)}
-    done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, check=False, timeout=timeout
-    )
+    if isinstance(program, str) and is_forkable(env):
+        forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
+        done = as_text(forks.run(program, env=variables, timeout=timeout))
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", program] if isinstance(program, str) else list(program),
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
     if check:
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{program}\n{done.stdout}\n{done.stderr}"
     return done

@@ -18,7 +18,7 @@ import pytest
 from environments import Started, started
 from fakedriver.driver import FakeDriver
 from fakedriver.play import this_machine
-from processes import CPUS, environment, printed_by_each
+from processes import CPUS, environment, printed
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -93,7 +93,7 @@ def in_the_script(
     driver = FakeDriver(this_machine(2), folder, builds=driver_builds)
     ranks = [rank for start in UNBOUND for rank in started(*start)]
     environments = [shown_no_gpus(rank) for rank in ranks]
-    found = [json.loads(text) for text in printed_by_each(PIN, environments, env=driver.env())]
+    found = [json.loads(printed(PIN, env={**driver.env(), **one})) for one in environments]
     assert len(found) == 2 * len(UNBOUND)
     return {start: found[2 * place :][:2] for place, start in enumerate(UNBOUND)}
 

@@ -330,6 +330,7 @@ def test_a_wrapper_that_has_claimed_for_its_rank(
         textwrap.dedent(PIN),
         *(f"{name}={value}" for name, value in inside.items()),
         env={**driver.env(), "CUDA_VISIBLE_DEVICES": "1", **({} if inside else rank)},
+        fresh=True,  # Python reads the variables that it was started with
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

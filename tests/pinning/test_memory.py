@@ -491,4 +491,4 @@ import gpuaff
 gpuaff.set_affinity(0, 2)
 print([name for name in sys.modules if name.startswith("gpuaff") and "mem" in name])
 """
-    assert printed(script, env=driver.env()) == "[]"
+    assert printed(script, env=driver.env(), fresh=True) == "[]"

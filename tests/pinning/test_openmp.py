@@ -10,7 +10,7 @@ import pytest
 from cpu_quotas import quota
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import CPUS, printed, printed_by_each, run
+from processes import CPUS, printed, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -225,7 +225,7 @@ def told(
     """The messages about variables that bind, for each of the environments above."""
     driver = FakeDriver(this_machine(2), tmp_path_factory.mktemp("named"), builds=driver_builds)
     environments = [*({name: value} for name, value, _ in NAMED), *HARMLESS]
-    found = printed_by_each(MESSAGES, environments, env=driver.env())
+    found = [printed(MESSAGES, env={**driver.env(), **one}) for one in environments]
     assert len(found) == len(environments)
     return lambda env: found[environments.index(dict(env))].splitlines()
 

@@ -13,7 +13,7 @@ import pytest
 
 from fakedriver.driver import FakeDriver
 from fakedriver.state import NVML
-from processes import CPUS, masks, printed, printed_by_each, run, stopped
+from processes import CPUS, masks, printed, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -48,7 +48,7 @@ def called_by_each(
 ) -> list[dict[str, Any]]:
     """The same for processes with these variables, one after the other."""
     script = SET.format(arguments=arguments)
-    said = printed_by_each(script, environments, env=driver.env())
+    said = [printed(script, env={**driver.env(), **one}) for one in environments]
     found: list[dict[str, Any]] = [json.loads(text) for text in said]
     assert len(found) == len(environments)
     assert all(one["cpus"] == one["kernel"] for one in found)
@@ -84,7 +84,7 @@ def raised_by_each(
     driver: FakeDriver, arguments: str, environments: Sequence[Mapping[str, str]]
 ) -> list[tuple[str, str]]:
     """The class and text of the error of a call in processes with these variables."""
-    said = printed_by_each(errors_of(arguments), environments, env=driver.env())
+    said = [printed(errors_of(arguments), env={**driver.env(), **one}) for one in environments]
     found = [(kind, text) for one in said for kind, text in json.loads(one)]
     assert len(found) == len(environments)
     assert not any("\n" in text for _, text in found), "one line each"

@@ -308,4 +308,4 @@ class Late:
             write(1, repr(error).encode())
 builtins.late = Late()
 """
-    assert run(script, env=driver.env()).stdout == "fine"
+    assert run(script, env=driver.env(), fresh=True).stdout == "fine"

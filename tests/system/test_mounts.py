@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import locks
-from gpuaff._system.locks import device_of, locked_name, locked_name_of, mount_of
+from gpuaff._system.locks import device_of, locked_name
 
 # Taken down on Linux: a btrfs that is mounted at /mnt/m, where stat(2) told device 0:40, and
 # /proc/locks "FLOCK ADVISORY WRITE 9931 00:27:258 0 EOF" (0x27 is 39).
@@ -28,14 +28,13 @@ MOUNTINFO = """\
 
 
 def test_on_btrfs() -> None:
-    assert mount_of(FDINFO) == 43
-    assert device_of(43, MOUNTINFO) == os.makedev(0, 0x27)
+    assert device_of(FDINFO, MOUNTINFO) == os.makedev(0, 0x27)
 
 
-def test_what_is_not_told() -> None:
-    assert mount_of("pos:\t0\nmnt_id:\n") is None
-    assert device_of(4, MOUNTINFO) is None
-    assert device_of(4, "") is None
+def test_a_mount_that_is_not_listed_has_no_device() -> None:
+    assert device_of("pos:\t0\nmnt_id:\n", MOUNTINFO) is None
+    assert device_of("mnt_id:\t4\n", MOUNTINFO) is None
+    assert device_of(FDINFO, "") is None
 
 
 @pytest.mark.parametrize("folder", ["tmp", "/dev/shm"])
@@ -45,9 +44,9 @@ def test_is_what_the_kernel_lists(folder: str, tmp_path: Path) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             name = locked_name(file.fileno())
-            assert locked_name_of(str(path)) == name
+            assert locked_name(str(path)) == name
             listed = [lock.file for lock in locks.held_locks() if lock.pid == os.getpid()]
             assert name in listed
         finally:
             path.unlink()
-    assert locked_name_of(str(path)) is None
+    assert locked_name(str(path)) is None

@@ -76,7 +76,7 @@ def test_no_thread_can_be_started_for_the_gpus(driver: FakeDriver) -> None:
 
 
 def test_python_without_ctypes(driver: FakeDriver) -> None:
-    done = run(f"import sys; sys.modules['_ctypes'] = None; {PIN}", env=driver.env())
+    done = run(f"import sys; sys.modules['_ctypes'] = None; {PIN}", env=driver.env(), fresh=True)
     assert done.stdout.strip() == "False", done.stderr
     assert "no-driver" in done.stderr
 

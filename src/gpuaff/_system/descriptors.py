@@ -10,6 +10,9 @@ from itertools import count
 LOWEST = 200
 """Locks have this number or a higher one."""
 
+private: set[int] = set()
+"""Those that a forked child closes, so that it does not keep its parent's locks."""
+
 _turns: dict[int, int] = {}
 _turn = count(1)
 
@@ -17,8 +20,12 @@ _turn = count(1)
 def close(*handles: int) -> None:
     """Close descriptors, unless they are closed already."""
     for handle in handles:
+        private.discard(handle)
         with suppress(OSError):
             os.close(handle)
+
+
+os.register_at_fork(after_in_child=lambda: close(*private))
 
 
 def moved_up(handle: int) -> int:
@@ -33,12 +40,16 @@ def moved_up(handle: int) -> int:
     return higher
 
 
-def turn_of(handle: int) -> int:
-    """How many descriptors :func:`moved_up` had returned when it returned this one; 0: never.
+def mark_of(handle: int) -> tuple[int, int, int]:
+    """Distinguishes a descriptor from a later one of its number: daemons close all of theirs.
 
-    It distinguishes a descriptor from an earlier one of the same number, which was closed.
+    The later one may be of the same file, so it includes how many :func:`moved_up` had returned.
+
+    Raises:
+        OSError: it is not open.
     """
-    return _turns.get(handle, 0)
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino, _turns.get(handle, 0)
 
 
 def owner_of(handle: int) -> int:

@@ -210,14 +210,14 @@ def parent_of(pid: int) -> int | None:
     return int(fields[1]) or None if len(fields) > 1 else None
 
 
-def ancestors() -> Iterator[int]:
-    """The processes above this one, the nearest first."""
-    pid = os.getppid()  # 0: outside of this container
+def ancestors(pid: int | None = None) -> Iterator[int]:
+    """The processes above one (None: this one), the nearest first."""
+    parent = os.getppid() if pid is None else parent_of(pid)
     for _ in range(_MOST_ANCESTORS):  # a chain that changes meanwhile may not end
-        if not pid:
+        if not parent:  # outside of this container, or not visible
             return
-        yield pid
-        pid = parent_of(pid) or 0
+        yield parent
+        parent = parent_of(parent)
 
 
 def name_of(pid: int | None) -> str | None:

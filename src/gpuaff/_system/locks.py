@@ -14,52 +14,67 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuaff._system.descriptors import close, moved_up, turn_of
+from gpuaff._system.descriptors import close, moved_up
 from gpuaff._system.kernel import Tree
 
-_FLOCK = "hhqqi4x"
-"""``struct flock`` of a 64-bit system: type, whence, start, length, pid."""
-
-_TO_THE_END = 0
-"""As a length: up to the end of the file, wherever that is."""
-
-_FLAGS = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
-"""Do not wait for the writer of a FIFO, and do not follow a link: either may have been planted."""
-
-_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS
-
-_LOOKS = 20
-"""How often a file with too many names is checked, 5 ms apart: its maker may be about to remove
-one of them."""
-
-_OBSTACLES = {
+WHOLE = 0  # as a length: up to the end of the file, wherever that is
+_FLOCK = "hhqqi4x"  # struct flock of a 64-bit system: type, whence, start, length, pid
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# Do not wait for the writer of a FIFO, and do not follow a link: either may have been planted.
+_FILE = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
+_LOCK = re.compile(
+    r"^\d+:\s+(-> )?\s*(\w+)\s+\w+\s+(\w+)\s+(-?\d+) (\w+):(\w+):(\d+) ", re.MULTILINE
+)
+_CHECKS = 20  # of a file with too many names, 5 ms apart: its maker may be about to remove one
+_NO_LOCKS = (
+    "it cannot be locked as is needed: network file systems cannot, and neither can Linux before "
+    "3.15"
+)
+_PROBLEMS = {
     errno.ELOOP: "a link stands in its place",
     errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
     errno.EISDIR: "a folder stands in its place",
-    errno.EACCES: "this user may not use it",
     errno.ENXIO: "something that is no file stands in its place",
+    errno.EACCES: "this user may not use it",
+    errno.EPERM: "this user may not use it, or its file system has no hard links",
+    errno.ENOSPC: "no room is left",
+    errno.EDQUOT: "no room is left for this user",
+    errno.EROFS: "it cannot be written",
+    errno.ENOENT: "the folder above it is missing",
+    errno.EMFILE: "this process has too many files open",
+    errno.ENFILE: "this machine has too many files open",
+    errno.EAGAIN: "its owner keeps others from opening it",
+    errno.EBADF: _NO_LOCKS,
+    errno.EINVAL: _NO_LOCKS,
+    errno.ENOLCK: _NO_LOCKS,
+    errno.ENOSYS: _NO_LOCKS,
+    errno.EOPNOTSUPP: _NO_LOCKS,
 }
 
 
-class UnusableError(Exception):
+class UnusableError(OSError):
     """A file cannot be used as a lock file; the text says why."""
 
 
-# ---- flock -----------------------------------------------------------------------------------
+def problem_of(error: OSError) -> str:
+    """Why a lock file cannot be used, in words."""
+    if isinstance(error, UnusableError):
+        return str(error)
+    return f"{error.strerror} ({_PROBLEMS.get(error.errno or 0, 'it cannot be used')})"
+
+
+# ---- locks; OSError where the file system, or this kernel, has none -----------------------------
 
 
 def try_flock(handle: int, *, shared: bool = False) -> bool:
-    """Take a ``flock`` if that is possible at once.
-
-    Raises:
-        OSError: the file system has none.
-    """
+    """Take a ``flock`` if that is possible at once."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -72,15 +87,8 @@ def unlock(handle: int) -> None:
     fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-# ---- byte ranges -----------------------------------------------------------------------------
-
-
 def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False) -> bool:
-    """Take a byte range if that is possible at once.
-
-    Raises:
-        OSError: the file system, or this kernel, has no such locks.
-    """
+    """Take a byte range if that is possible at once."""
     try:
         _ofd(handle, fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, fcntl(2)
@@ -89,15 +97,12 @@ def try_range(handle: int, start: int, *, length: int = 1, shared: bool = False)
 
 
 def free_range(handle: int, start: int, *, length: int = 1) -> None:
-    """Release a byte range."""
+    """Release a byte range, also for forked children that share the open file."""
     _ofd(handle, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
 
 
 def locked_bytes(handle: int, start: int, end: int) -> list[int]:
-    """The bytes from ``start`` up to ``end`` (not included) that others have exclusively.
-
-    Ascending. No lock is taken to look.
-    """
+    """The bytes from ``start`` up to ``end`` (not included) that others have exclusively."""
     found: list[int] = []
     spans = [(start, end)]
     while spans:
@@ -107,49 +112,20 @@ def locked_bytes(handle: int, start: int, end: int) -> list[int]:
         kind, _, at, length, _ = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, low, high - low)
         if kind == fcntl.F_UNLCK:
             continue
-        last = high if length == _TO_THE_END else min(high, at + length)
+        last = high if length == WHOLE else min(high, at + length)
         found.extend(range(max(at, low), last))
         spans += [(low, at), (last, high)]
     return sorted(found)
 
 
-def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple[int, ...]:
-    asked = struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
-    return struct.unpack(_FLOCK, fcntl.fcntl(handle, command, asked))
-
-
-# ---- a whole file that another library locks with fcntl.lockf ------------------------------------
-
-
-def try_shared(handle: int) -> bool:
-    """Lock the whole file, shared, if that is possible at once.
-
-    Raises:
-        OSError: the file system, or this kernel, has no such locks.
-    """
-    return try_range(handle, 0, length=_TO_THE_END, shared=True)
-
-
 def wait_for_shared(handle: int) -> None:
-    """The same, but sleep in the kernel's queue, which serves the waiters in their order.
-
-    Raises:
-        OSError: there can be no such lock.
-    """
-    _ofd(handle, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, 0, _TO_THE_END)
-
-
-def free_shared(handle: int) -> None:
-    """Release it, also for forked children that share the open file."""
-    free_range(handle, 0, length=_TO_THE_END)
+    """Lock the whole file, shared; sleep in the kernel's queue, which serves in order."""
+    _ofd(handle, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, 0, WHOLE)
 
 
 def exclusive_holder(handle: int) -> int | None:
-    """The process that has the file exclusively; None when none has.
-
-    0 or less is one whose id is unknown here.
-    """
-    kind, _, _, _, pid = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, 0, _TO_THE_END)
+    """The process that has the file exclusively (0 or less: unknown here); None when none has."""
+    kind, _, _, _, pid = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, 0, WHOLE)
     return None if kind == fcntl.F_UNLCK else pid
 
 
@@ -157,18 +133,19 @@ def exclusive_waiters(handle: int) -> frozenset[int]:
     """The processes that sleep until they can have the file exclusively.
 
     Those of other PID namespaces are 0, or missing where a process there holds the lock. Without
-    /proc/locks there are none. That file is read only where the file is locked at all: to read it
-    stops all processors, 20 ms and more on a large machine.
+    /proc/locks there are none. That file is read only where the file is locked at all.
     """
-    kind, *_ = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 0, _TO_THE_END)
+    kind, *_ = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 0, WHOLE)
     if kind == fcntl.F_UNLCK:
         return frozenset()
     file = locked_name(handle)
-    return frozenset(
-        lock.pid
-        for lock in held_locks()
-        if lock.is_waiting and lock.is_write and lock.kind == "POSIX" and lock.file == file
-    )
+    waiting = (lock for lock in held_locks() if lock.is_waiting and lock.file == file)
+    return frozenset(lock.pid for lock in waiting if lock.is_write and lock.kind == "POSIX")
+
+
+def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple[int, ...]:
+    requested = struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
+    return struct.unpack(_FLOCK, fcntl.fcntl(handle, command, requested))
 
 
 # ---- /proc/locks -----------------------------------------------------------------------------
@@ -181,8 +158,8 @@ class FileLock:
     Attributes:
         kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
         is_write: whether it is exclusive.
-        pid: the process that has taken it; −1 for OFD locks, 0 for one outside of this PID
-            namespace.
+        pid: the process that has taken it, or waits for it; −1 for OFD locks, 0 for one outside of
+            this PID namespace.
         file: the device number and inode of what is locked; see :func:`locked_name`.
         is_waiting: whether the process still waits for it.
     """
@@ -194,73 +171,55 @@ class FileLock:
     is_waiting: bool
 
 
-def held_locks() -> tuple[FileLock, ...]:
-    """All locks that this process may see (``proc_locks(5)``)."""
-    lines = (Tree().read("proc/locks") or "").splitlines()
-    return tuple(lock for lock in map(_parse_lock, lines) if lock is not None)
+def held_locks() -> list[FileLock]:
+    """All locks that this process may see (``proc_locks(5)``).
+
+    To read them stops all processors, 20 ms and more on a large machine.
+    """
+    return parse_locks(Tree().read("proc/locks") or "")
 
 
-def _parse_lock(line: str) -> FileLock | None:
-    fields = line.split()
-    waiting = fields[1:2] == ["->"]
-    if waiting:
-        del fields[1]
-    if len(fields) < 8 or fields[5].count(":") != 2:  # "<none>:0" where there is no file
-        return None
-    major, minor, inode = fields[5].split(":")
-    return FileLock(
-        kind=fields[1],
-        is_write=fields[3] == "WRITE",
-        pid=int(fields[4]),
-        file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
-        is_waiting=waiting,
-    )
+def parse_locks(text: str) -> list[FileLock]:
+    """The lines of /proc/locks, without those that name no file."""
+    return [
+        FileLock(
+            kind=kind,
+            is_write=mode == "WRITE",
+            pid=int(pid),
+            file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
+            is_waiting=bool(arrow),
+        )
+        for arrow, kind, mode, pid, major, minor, inode in _LOCK.findall(text)
+    ]
 
 
-def locked_name(handle: int) -> tuple[int, int]:
-    """The device number and inode of an open file, as /proc/locks has them.
+def locked_name(file: int | str) -> tuple[int, int] | None:
+    """The device number and inode of a path or an open file, as /proc/locks has them.
 
     That device is the file system's, as in /proc/self/mountinfo (``proc_pid_mountinfo(5)``).
     ``stat(2)`` mostly says the same, but on btrfs each subvolume has a device of its own there.
     """
-    found = os.fstat(handle)
-    mount = mount_of(Tree().read(f"proc/self/fdinfo/{handle}") or "")
-    device = None if mount is None else device_of(mount, Tree().read("proc/self/mountinfo") or "")
-    return (found.st_dev if device is None else device), found.st_ino
-
-
-def locked_name_of(path: str) -> tuple[int, int] | None:
-    """The same of a file that may not be opened for reading; None when there is none."""
     try:
-        handle = os.open(path, os.O_PATH)
+        handle = os.open(file, os.O_PATH) if isinstance(file, str) else os.dup(file)
     except OSError:
         return None
     try:
-        return locked_name(handle)
+        found = os.fstat(handle)
+        fdinfo = Tree().read(f"proc/self/fdinfo/{handle}") or ""
+        device = device_of(fdinfo, Tree().read("proc/self/mountinfo") or "")
     finally:
         close(handle)
+    return (found.st_dev if device is None else device), found.st_ino
 
 
-def mount_of(fdinfo: str) -> int | None:
-    """The number of an open file's mount, by its lines in /proc/self/fdinfo."""
-    for line in fdinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key == "mnt_id" and value.strip().isdecimal():
-            return int(value)
-    return None
+def device_of(fdinfo: str, mountinfo: str) -> int | None:
+    """The device number of the mount of an open file; None when it is not listed."""
+    mount = re.search(r"^mnt_id:\s*(\d+)$", fdinfo, re.MULTILINE)
+    device = mount and re.search(rf"^{mount[1]} \d+ (\d+):(\d+) ", mountinfo, re.MULTILINE)
+    return os.makedev(int(device[1]), int(device[2])) if device else None
 
 
-def device_of(mount: int, mountinfo: str) -> int | None:
-    """The device number of a mount; None when it is not listed."""
-    for line in mountinfo.splitlines():
-        fields = line.split(maxsplit=3)
-        if len(fields) > 2 and fields[0] == str(mount):
-            major, _, minor = fields[2].partition(":")
-            return os.makedev(int(major), int(minor))
-    return None
-
-
-# ---- open files ------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------
 
 
 def real_name(path: str) -> str:
@@ -268,38 +227,25 @@ def real_name(path: str) -> str:
     return os.path.realpath(path)
 
 
-def identity(path: str) -> tuple[int, int] | None:
-    """The device number and inode of a file; None when there is none."""
+def identity(file: str | int) -> tuple[int, int] | None:
+    """The device number and inode of a path or an open file; None when there is none."""
     try:
-        found = os.stat(path)
+        found = os.stat(file)
     except OSError:
         return None
     return found.st_dev, found.st_ino
 
 
-def identity_of(handle: int) -> tuple[int, int]:
-    """The device number and inode of an open file."""
-    found = os.fstat(handle)
-    return found.st_dev, found.st_ino
-
-
-def mark_of(handle: int) -> tuple[int, int, int]:
-    """Distinguishes a descriptor from a later one of its number: daemons close all of theirs.
-
-    The later one may be of the same file, so it also counts when the file was opened here.
-
-    Raises:
-        OSError: it is not open.
-    """
-    return (*identity_of(handle), turn_of(handle))
+def check_folder(path: str) -> None:
+    """Raise an OSError where there neither is a directory nor a place for it."""
+    try:
+        os.stat(f"{path}/.")
+    except FileNotFoundError:
+        os.stat(f"{os.path.dirname(path)}/.")
 
 
 def open_directory(path: str) -> int:
-    """Open a directory to lock it.
-
-    Raises:
-        OSError: there is none, or it may not be read.
-    """
+    """Open a directory to lock it."""
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
@@ -313,69 +259,48 @@ def write_at(handle: int, offset: int, data: bytes) -> None:
     os.pwrite(handle, data, offset)
 
 
-# ---- lock files ------------------------------------------------------------------------------
-
-
-def in_the_way(error: OSError) -> str | None:
-    """What stands where a lock file should be, in words; None when the error is another."""
-    return _OBSTACLES.get(error.errno or 0)
-
-
-def make_folder(
+def open_folder(
     path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
-) -> None:
-    """Make a folder with a file in it; where its name exists, do nothing.
+) -> int:
+    """Open the folder of the lock files, which is made with a file in it if it is missing.
 
     Both appear at once, whatever the umask is and even if the maker is killed. An empty folder
     could be replaced by another maker's, so it gets the file before it gets its name.
 
     Args:
-        path: the folder.
-        mode: its rights.
+        path: the folder; a link to one is not followed.
+        mode: the rights that it is made with.
         name: the file's name.
-        content: what is in the file.
-        file_mode: the file's rights.
-
-    Raises:
-        OSError: it cannot be made, and no other process has made it meanwhile.
+        content: what is in it.
+        file_mode: its rights.
     """
-    if os.path.lexists(path):
-        return
-    unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    os.mkdir(unfinished, 0o700)
-    try:
-        folder = open_folder(unfinished)
+    if not os.path.lexists(path):
+        unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+        os.mkdir(unfinished, 0o700)
         try:
-            _write_new(folder, name, content, mode=file_mode)
-            os.fchmod(folder, mode)
-        finally:
-            close(folder)
-        os.rename(unfinished, path)
-    except BaseException as error:
-        for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
-            with suppress(OSError):
-                remove(what)
-        # Another maker was first: ENOTEMPTY, or EPERM where that is another user and the folder
-        # above is sticky, as /tmp is.
-        if not (isinstance(error, OSError) and os.path.lexists(path)):
-            raise
-
-
-def open_folder(path: str) -> int:
-    """Open the folder of the lock files; a link to a folder is not followed.
-
-    Raises:
-        OSError: there is none, or it may not be used.
-    """
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            folder = os.open(unfinished, _FOLDER)
+            try:
+                _make(folder, name, mode=file_mode, content=content)
+                os.fchmod(folder, mode)
+            finally:
+                close(folder)
+            os.rename(unfinished, path)
+        except BaseException as error:
+            for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
+                with suppress(OSError):
+                    remove(what)
+            # Another maker was first: ENOTEMPTY, or EPERM where that is another user and the
+            # folder above is sticky, as /tmp is.
+            if not (isinstance(error, OSError) and os.path.lexists(path)):
+                raise
+    return os.open(path, _FOLDER)
 
 
 def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
     """Open a file of a folder to lock it; make it if there is none.
 
-    It is made without a name, gets its rights, and only then its name, so that neither a umask
-    nor a killed maker leaves one that others cannot open. It is opened without O_CREAT, which
-    ``fs.protected_regular`` forbids for other users' files in such a folder.
+    It is opened without O_CREAT, which ``fs.protected_regular`` forbids for other users' files in
+    such a folder.
 
     Args:
         folder: the folder's descriptor.
@@ -384,14 +309,13 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
         mode: the rights that it is made with.
 
     Raises:
-        OSError: it cannot be opened or made.
         UnusableError: it is no lock file.
     """
-    flags = (os.O_RDWR if size else os.O_RDONLY) | _FLAGS
+    flags = (os.O_RDWR if size else os.O_RDONLY) | _FILE
     try:
         handle = os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
-        _make(folder, name, size, mode=mode)
+        _make(folder, name, mode=mode, size=size)
         handle = os.open(name, flags, dir_fd=folder)
     handle = moved_up(handle)
     try:
@@ -402,20 +326,11 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
     return handle
 
 
-def is_current(folder: int, name: str, handle: int) -> bool:
-    """Whether an open file still has its name: it may have been removed or replaced."""
-    try:
-        named = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return (named.st_dev, named.st_ino) == identity_of(handle)
-
-
 def _check(folder: int, name: str, handle: int) -> None:
     """Refuse a planted file: we would lock, and write into, a file of another user."""
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         raise UnusableError("it is no regular file")
-    for _ in range(_LOOKS):
+    for _ in range(_CHECKS):
         extra = os.fstat(handle).st_nlink - 1
         if extra <= 0 or extra == _unfinished_names(folder, name, handle):
             return
@@ -428,61 +343,31 @@ def _check(folder: int, name: str, handle: int) -> None:
 
 def _unfinished_names(folder: int, name: str, handle: int) -> int:
     """How many names a maker has left that was killed between linking and unlinking."""
-    others = [other for other in os.listdir(folder) if other.startswith(f".{name}.")]
-    return sum(is_current(folder, other, handle) for other in others)
+    count, inode = 0, os.fstat(handle).st_ino
+    for other in os.listdir(folder):
+        if other.startswith(f".{name}."):
+            with suppress(FileNotFoundError):
+                found = os.stat(other, dir_fd=folder, follow_symlinks=False)
+                count += found.st_ino == inode
+    return count
 
 
-def _make(folder: int, name: str, size: int, *, mode: int) -> None:
-    """Make a file that appears whole; where another process is first, its file stays."""
-    handle = _nameless(folder)
-    if handle is None:
-        _make_by_name(folder, name, size, mode=mode)
-        return
-    try:
-        _allocate(handle, size, mode)
-        source = f"/proc/self/fd/{handle}"
-        try:
-            os.link(source, name, dst_dir_fd=folder, follow_symlinks=True)
-        except FileExistsError:
-            return
-        except OSError:  # without /proc, or where the file system can't do it
-            _make_by_name(folder, name, size, mode=mode)
-    finally:
-        close(handle)
+def _make(folder: int, name: str, *, mode: int, size: int = 0, content: bytes = b"") -> None:
+    """Make a file under another name, so that it appears whole; where one exists, that stays.
 
-
-def _nameless(folder: int) -> int | None:
-    """A file without a name (``O_TMPFILE``); None where the file system has none."""
-    try:
-        return os.open(".", os.O_TMPFILE | os.O_RDWR, mode=0o600, dir_fd=folder)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            return None
-        raise
-
-
-def _make_by_name(folder: int, name: str, size: int, *, mode: int) -> None:
+    It gets its rights, and only then its name, so that neither a umask nor a killed maker leaves
+    one that others cannot open.
+    """
     unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
-    handle = os.open(unfinished, _NEW, mode=0o600, dir_fd=folder)
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FILE
+    handle = os.open(unfinished, flags, mode=0o600, dir_fd=folder)
     try:
-        _allocate(handle, size, mode)
+        if size:
+            os.posix_fallocate(handle, 0, size)
+        os.write(handle, content)
+        os.fchmod(handle, mode)
         with suppress(FileExistsError):
             os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         close(handle)
         os.unlink(unfinished, dir_fd=folder)
-
-
-def _allocate(handle: int, size: int, mode: int) -> None:
-    if size:
-        os.posix_fallocate(handle, 0, size)
-    os.fchmod(handle, mode)
-
-
-def _write_new(folder: int, name: str, content: bytes, *, mode: int) -> None:
-    handle = os.open(name, _NEW, mode=0o600, dir_fd=folder)
-    try:
-        os.write(handle, content)
-        os.fchmod(handle, mode)
-    finally:
-        close(handle)

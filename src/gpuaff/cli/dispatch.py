@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any, NoReturn, TextIO
 
 from gpuaff._version import __version__
 from gpuaff.cli.output import print_stderr
@@ -19,13 +21,6 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 from gpuaff.formatting import one_line, printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any, NoReturn, TextIO
-
-    from _typeshed import SupportsWrite
 
 _COMMANDS = {
     "topo": "show the CPUs, NUMA nodes and GPUs of a machine",
@@ -69,7 +64,7 @@ class Parser(argparse.ArgumentParser):
             self.exit(2, f"gpuaff: error: {printable(message)}; see {self.help_of} --help\n")
         super().error(printable(message))
 
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         """Up to Python 3.11 argparse fails where standard error is closed; the code counts."""
         try:
             super()._print_message(message, file)

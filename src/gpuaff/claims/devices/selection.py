@@ -1,33 +1,26 @@
 """Which of the free GPUs a claim takes: the best connected ones that leave the rest most useful.
 
-Of all sets of the requested size the best one is taken. The first rule by which two sets differ
-decides:
+Of all sets of the requested size the best is taken, by the first rule that distinguishes two sets
+(docs/claims.md has the reasons):
 
-1. The worst pair of a set counts first: a ring all-reduce is as fast as its slowest hop. So the
-   set with fewer pairs of the farthest kind is better; then of the second farthest kind, and so on.
-2. What is left for the next claim: more pairs of the nearest kind are better, then of the second
-   nearest, and so on. This takes single GPUs from islands that are broken already.
-3. Then the best four GPUs that are left, by rule 1, and then the best eight: claims are mostly for
-   1, 2, 4 or 8. Pairs alone don't show which of two sets breaks a group of four.
-4. Rules 2 and 3 once more, for what is left when the GPUs that are busy now have been given back.
-5. The lowest indices, compared from the first.
+1. fewer pairs of the farthest kind, then of the second farthest, and so on;
+2. what is left has more pairs of the nearest kind, then of the second nearest, and so on;
+3. the best four GPUs that are left, by rule 1, then the best eight;
+4. rules 2 and 3 once more, for what is left when the busy GPUs have been given back;
+5. the lowest indices, compared from the first.
 
 This is exact for up to ``MOST_SETS`` sets, and so for any claim on 16 GPUs. Beyond that sets are
 built step by step, by rules 1 and 2, and the best of these is taken.
-
-Other allocators give points to each pair and add them up (NVIDIA's go-gpuallocator, "best
-effort"). Sums let a good pair outweigh a bad one, which a ring does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 from math import comb
 
 from gpuaff._system.kernel import Tree
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +33,9 @@ if TYPE_CHECKING:
     Chosen: TypeAlias = tuple[int, ...]  # rows of the table, ascending
     Price: TypeAlias = Callable[[Chosen], int]
 
-MOST_SETS = 20_000
-"""As many sets are compared one by one: 8 of 16 GPUs have 12,870."""
-
-_STARTS = 8
-"""How many sets are built with foresight."""
-
-_LATER_CLAIMS = (4, 8)
-"""The sizes of later claims that rule 3 considers."""
+MOST_SETS = 20_000  # 8 of 16 GPUs have 12,870
+_STARTS = 8  # the most sets that are built
+_LATER_CLAIMS = (4, 8)  # rule 3
 
 
 def choose(
@@ -58,16 +46,14 @@ def choose(
     idle: Collection[int] | None = None,
     usable: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """Choose GPUs that are well connected and leave the rest useful, by the module's rules.
+    """Choose GPUs by the module's rules.
 
     Args:
         count: how many.
         free: the GPUs to choose from, by physical index: free ones that meet all requirements.
         topology: how they are connected. Unknown GPUs are alike.
-        idle: all free GPUs, also those that don't meet this claim's requirements: the next claim
-            may want them. Those of ``free`` count as well.
+        idle: all free GPUs, whether or not they meet this claim's requirements; None: ``free``.
         usable: all GPUs that a later claim may use, busy ones too; None: all of the topology.
-            Those of ``free`` and ``idle`` count as well.
 
     Returns:
         Their physical indices, ascending; the same for the same arguments in any order.
@@ -85,23 +71,9 @@ def choose(
         return tuple(pool[:count])
     row = {index: at for at, index in enumerate(indices)}
     prices = _Prices(table, [row[index] for index in sorted(now)])
-    free_rows = [row[index] for index in pool]
-    if comb(len(pool), count) > MOST_SETS:
-        chosen = prices.built(count, free_rows)
-    else:
-        chosen = _best(combinations(free_rows, count), prices.rules(count))
-    return tuple(indices[at] for at in chosen)
-
-
-def _best(found: Iterator[Chosen], rules: Iterator[Price]) -> Chosen:
-    sets = list(found)
-    for price in rules:
-        told = [price(chosen) for chosen in sets]
-        least = min(told)
-        sets = [chosen for chosen, one in zip(sets, told, strict=True) if one == least]
-        if len(sets) == 1:
-            break
-    return sets[0]
+    rows = [row[index] for index in pool]
+    best = prices.built if comb(len(pool), count) > MOST_SETS else prices.best
+    return tuple(indices[at] for at in best(count, rows))
 
 
 class _Prices:
@@ -114,67 +86,48 @@ class _Prices:
         """Of a table of :func:`ranks`, and the rows of the GPUs that are free now."""
         self._idle, self._everyone = idle, range(len(table))
         kinds = max(map(max, table))
-        self._digit = comb(len(table), 2).bit_length()
-        costs = [0, *(1 << self._digit * kind for kind in range(kinds))]
-        worths = [*(1 << self._digit * (kinds - 1 - kind) for kind in range(kinds)), 0]
+        digit = comb(len(table), 2).bit_length()
+        costs = [0, *(1 << digit * kind for kind in range(kinds))]
+        worths = [*(1 << digit * (kinds - 1 - kind) for kind in range(kinds)), 0]
         self._costs = [[costs[rank] for rank in row] for row in table]
         self._worths = [
             [0 if i == j else worths[rank] for j, rank in enumerate(row)]
             for i, row in enumerate(table)
         ]
 
-    def rules(self, count: int) -> Iterator[Price]:
-        """Rules 1 to 4 as prices of a set; of the best ones by each, the next decides."""
+    def best(self, count: int, pool: Sequence[int]) -> Chosen:
+        """The best of all sets: of those that are alike by one rule, the next decides."""
+        sets = list(combinations(pool, count))
+        for price in self._rules(count):
+            prices = [price(chosen) for chosen in sets]
+            least = min(prices)
+            sets = [chosen for chosen, one in zip(sets, prices, strict=True) if one == least]
+            if len(sets) == 1:
+                break
+        return sets[0]
+
+    def _rules(self, count: int) -> Iterator[Price]:
+        """Rules 1 to 4 as prices of a set."""
         yield self._cost
         for members in [self._idle, self._everyone][: 1 + (len(self._idle) < len(self._everyone))]:
-            yield self._lost(members)
+            yield self._loss(members)
             for size in _LATER_CLAIMS:
                 if len(members) - count >= size and comb(len(members), size) <= MOST_SETS:
                     yield self._best_left(size, members)
 
-    def built(self, count: int, pool: Sequence[int]) -> Chosen:
-        """A good set of many: built up from each GPU by adding what is cheapest next.
-
-        From the best GPUs it is done again with foresight, so that the cheapest that could follow
-        count as well: else broken islands would come before whole ones.
-        """
-        lost = self._nearness(self._idle)
-        shift = (count * max(lost)).bit_length()  # so that rule 2 decides where rule 1 does not
-        costs = [[cost << shift for cost in row] for row in self._costs]
-
-        def grown(first: int, *, foresight: bool) -> tuple[int, Chosen]:
-            chosen, price = [first], lost[first]
-            joins = {i: lost[i] + costs[first][i] for i in pool if i != first}
-            while joins and len(chosen) < count:
-                followers = count - len(chosen) - 1 if foresight else 0
-                last = min(
-                    joins, key=lambda i: joins[i] + _following(joins, i, costs[i], followers)
-                )
-                price += joins.pop(last)
-                chosen.append(last)
-                for i in joins:
-                    joins[i] += costs[last][i]
-            return price, tuple(sorted(chosen))
-
-        tried = sorted((*grown(first, foresight=False), first) for first in pool)
-        again = [grown(first, foresight=True) for _, _, first in tried[:_STARTS]]
-        best: tuple[int, Chosen] = min(tried[0][:2], *again)
-        return best[1]
-
-    def _cost(self, chosen: Chosen) -> int:
-        """Rule 1."""
+    def _cost(self, chosen: Chosen) -> int:  # rule 1
         costs = self._costs
         return sum([costs[i][j] for i, j in combinations(chosen, 2)])
 
-    def _lost(self, members: Sequence[int]) -> Price:
+    def _loss(self, members: Sequence[int]) -> Price:
         """Rule 2: the pairs with any of these GPUs that the rest loses.
 
-        Pairs within the set are counted twice, but sets that are alike by rule 1 have the same.
+        Pairs within the set count twice, but sets that are alike by rule 1 have the same.
         """
-        lost = self._nearness(members)
+        lost = self._lost(members)
         return lambda chosen: sum(lost[i] for i in chosen)
 
-    def _nearness(self, members: Sequence[int]) -> list[int]:
+    def _lost(self, members: Sequence[int]) -> list[int]:
         return [sum(row[j] for j in members) for row in self._worths]
 
     def _best_left(self, size: int, members: Sequence[int]) -> Price:
@@ -187,12 +140,34 @@ class _Prices:
 
         return price
 
+    def built(self, count: int, pool: Sequence[int]) -> Chosen:
+        """A good set of many: built up from unlike GPUs by adding what is cheapest next.
 
-def _following(joins: Mapping[int, int], i: int, costs: Sequence[int], followers: int) -> int:
-    """What the cheapest followers of one GPU would cost."""
-    if not followers:
-        return 0
-    return sum(sorted(join + costs[j] for j, join in joins.items() if j != i)[:followers])
+        The cheapest that could follow count as well: else broken islands would come before whole
+        ones.
+        """
+        lost = self._lost(self._idle)
+        shift = (count * max(lost)).bit_length()  # so that rule 2 decides where rule 1 does not
+        costs = [[cost << shift for cost in row] for row in self._costs]
+
+        def grown(first: int) -> tuple[int, Chosen]:
+            chosen, price = [first], lost[first]
+            joins = {i: lost[i] + costs[first][i] for i in pool if i != first}
+
+            def with_followers(i: int) -> int:
+                later = sorted(join + costs[i][j] for j, join in joins.items() if j != i)
+                return joins[i] + sum(later[: count - len(chosen) - 1])
+
+            while len(chosen) < count:
+                last = min(joins, key=with_followers)
+                price += joins.pop(last)
+                chosen.append(last)
+                for i in joins:
+                    joins[i] += costs[last][i]
+            return price, tuple(sorted(chosen))
+
+        unlike = {(lost[i], *sorted(costs[i][j] for j in pool)): i for i in reversed(pool)}
+        return min(grown(unlike[kind]) for kind in sorted(unlike)[:_STARTS])[1]
 
 
 def _bits(chosen: Chosen) -> int:
@@ -204,33 +179,28 @@ def _bits(chosen: Chosen) -> int:
 # switch like PIX, C2C is NVIDIA's link between chips.
 
 _PATHS = {"C2C": 0, "PIX": 1, "PSB": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
-_NOWHERE: Place = (None, None, None)
 
 
 def ranks(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
-    """How far apart each two of these GPUs are.
+    """How far apart each two of these GPUs are, from 0 for the nearest kind of pair among them.
 
     The link counts first (the more NVLinks the nearer, any of them before PCI, and there
     PIX < PXB < PHB < NODE < SYS), then whether they share a NUMA node, or at least a package. Where
     the two cells of a pair differ, the farther counts. An unknown pair (``N/A``, no table) is taken
     for PHB on one PCI bus, for NODE on one NUMA node, else for SYS.
-
-    Args:
-        topology: the machine; a GPU that it lacks is far from all.
-        indices: physical indices.
-
-    Returns:
-        A number for positions ``i`` and ``j`` of ``indices``: 0 for the nearest kind of pair that
-        there is among them, 1 for the next, and so on without gaps; 0 where ``i`` is ``j``.
     """
-    row_of = {gpu.index: row for row, gpu in enumerate(topology.gpus)}
-    places = [_place(topology, topology.gpu_by_index.get(index)) for index in indices]
-    kinds = {
-        (i, j): _kind(
-            _link(topology, row_of.get(indices[i]), row_of.get(indices[j])), places[i], places[j]
-        )
-        for i, j in combinations(range(len(indices)), 2)
+    distances = {
+        (topology.gpus[i].index, topology.gpus[j].index): distance
+        for i, row in enumerate((topology.links or ())[: len(topology.gpus)])
+        for j, word in enumerate(row[: len(topology.gpus)])
+        if (distance := _distance(word)) is not None
     }
+    places = [_place(topology, topology.gpu_by_index.get(index)) for index in indices]
+    kinds: dict[tuple[int, int], tuple[int, int]] = {}
+    for i, j in combinations(range(len(indices)), 2):
+        cells = (indices[i], indices[j]), (indices[j], indices[i])
+        link = max((distances[cell] for cell in cells if cell in distances), default=None)
+        kinds[i, j] = _kind(link, places[i], places[j])
     rank_of = {kind: rank for rank, kind in enumerate(sorted(set(kinds.values())))}
     table = [[0] * len(indices) for _ in indices]
     for (i, j), kind in kinds.items():
@@ -238,19 +208,7 @@ def ranks(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
     return table
 
 
-def _link(topology: Topology, one: int | None, other: int | None) -> int | None:
-    """How far apart two rows of the topology's table are by their link; None when unknown."""
-    if one is None or other is None:
-        return None
-    cells = _cell(topology, one, other), _cell(topology, other, one)
-    return max((far for far in cells if far is not None), default=None)
-
-
-def _cell(topology: Topology, row: int, column: int) -> int | None:
-    rows = topology.links or ()
-    if row >= len(rows) or column >= len(rows[row]):
-        return None
-    word = rows[row][column]
+def _distance(word: str) -> int | None:
     if word.startswith("NV") and word[2:].isdecimal() and len(word) < 6:
         return -int(word[2:])
     return _PATHS.get(word)
@@ -267,8 +225,9 @@ def _kind(link: int | None, one: Place, other: Place) -> tuple[int, int]:
 def _place(topology: Topology, gpu: Gpu | None) -> Place:
     """A GPU's PCI bus, its NUMA node and its package, each by something that identifies it."""
     if gpu is None:
-        return _NOWHERE
-    near = gpu.local_cpus or gpu.node_cpus or _node_cpus(topology, gpu.numa_node)
+        return None, None, None
+    of_node = (node.cpus for node in topology.numa_nodes or () if node.id == gpu.numa_node)
+    near = gpu.local_cpus or gpu.node_cpus or next(of_node, None) or None
     bus = gpu.pci_bus_id.rpartition(":")[0] if gpu.pci_bus_id else None
     node = near if gpu.numa_node is None else gpu.numa_node
     if topology.packages is None or near is None:
@@ -277,34 +236,17 @@ def _place(topology: Topology, gpu: Gpu | None) -> Place:
     return bus, node, at or None
 
 
-def _node_cpus(topology: Topology, number: int | None) -> CpuSet | None:
-    found = (node.cpus for node in topology.numa_nodes or () if node.id == number)
-    return next(found, None) or None
-
-
-# How the GPUs of this machine are connected: as much of a topology as a choice needs.
-#
-# The CPUs and masks that planning needs are not read: that would take longer than the claim.
-
-
 def observe_connections(session: Session) -> Topology:
-    """The GPUs, their NUMA nodes by sysfs, and the links between them by the driver."""
+    """How the GPUs of this machine are connected, by the driver; their NUMA nodes by sysfs.
+
+    The CPUs and masks that planning needs are not read: that would take longer than the claim.
+    """
     indices, links = session.links()
     addresses = {device.index: device.pci_bus_id for device in session.devices()}
-    tree = Tree()
-    return Topology(
-        gpus=tuple(
-            Gpu(
-                index=index,
-                pci_bus_id=addresses[index],
-                numa_node=_numa_node(tree, addresses[index]),
-            )
-            for index in indices
-        ),
-        links=links,
-    )
-
-
-def _numa_node(tree: Tree, address: str | None) -> int | None:
-    text = tree.read(f"{DEVICES}/{address}/numa_node") if address else None
-    return int(text) if text is not None and text.isdecimal() else None  # -1: unknown
+    gpus = []
+    for index in indices:
+        address = addresses[index]
+        text = Tree().read(f"sys/bus/pci/devices/{address}/numa_node") if address else None
+        node = int(text) if text is not None and text.isdecimal() else None  # -1: unknown
+        gpus.append(Gpu(index=index, pci_bus_id=address, numa_node=node))
+    return Topology(gpus=tuple(gpus), links=links)

@@ -16,38 +16,21 @@ from contextlib import contextmanager, suppress
 
 from filelock import lock_descriptor, unlock_descriptor
 
-from gpuaff._system import descriptors, kernel, locks
+from gpuaff._system import descriptors, locks
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.locking import lockdir
+from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 
 NAME = "guard"
 
-LIMIT = 20.0
-"""Seconds to wait for it: leasing takes milliseconds, and the driver is not asked meanwhile."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01
-"""Seconds between two tries: a blocking ``flock`` has no time limit."""
-
-_open: set[int] = set()
-"""The descriptors by which this process holds the guard or waits for it."""
-
-
-def _close_in_child() -> None:
-    """A forked child does not keep its parent's guard locked."""
-    descriptors.close(*_open)
-    _open.clear()
-
-
-kernel.in_forked_child(_close_in_child)
+# In seconds.
+LIMIT = 20.0  # leasing takes milliseconds, and the driver is not asked meanwhile
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01  # between two tries: a blocking flock has no time limit
 
 
 @contextmanager
 def guarded(*, limit: float = LIMIT) -> Iterator[None]:
     """Hold the guard.
-
-    Args:
-        limit: how long to wait for it, in seconds.
 
     Raises:
         LockDirectoryError: its file is unusable, or another process holds it for too long.
@@ -55,7 +38,7 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
     end = time.monotonic() + limit
     handle = _opened()
     try:
-        while not _lock(handle, end, limit):  # another file has been put in its place
+        while not _lock(handle, end, limit):
             _close(handle)
             handle = _opened()
         yield
@@ -64,41 +47,37 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
 
 
 def _opened() -> int:
-    handle = lockdir.open_file(NAME)
-    _open.add(handle)
+    handle = directory.open_file(NAME)
+    descriptors.private.add(handle)
     return handle
 
 
 def _close(handle: int) -> None:
-    if handle in _open:  # a forked child has closed its copy
-        _open.discard(handle)
+    if handle in descriptors.private:  # a forked child has closed its copy
         with suppress(OSError):  # a file system without locks
             unlock_descriptor(handle)  # a child that is being forked may have a copy
         descriptors.close(handle)
 
 
 def _lock(handle: int, end: float, limit: float) -> bool:
-    """Lock the file; False if by then its name is another file's."""
+    """Lock the file; False if another file has been put in its place meanwhile."""
     pause = _FIRST_PAUSE
-    with lockdir.using(f"{lockdir.path()}/{NAME}"):
+    with directory.using(f"{directory.path()}/{NAME}"):
         while not lock_descriptor(handle, blocking=False):
             if time.monotonic() >= end:
-                raise _stuck(handle, limit)
+                raise _held_too_long(handle, limit)
             with interruptible():
                 time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
-    return lockdir.still_has(NAME, handle)
+    return directory.still_has(NAME, handle)
 
 
-def _stuck(handle: int, limit: float) -> LockDirectoryError:
+def _held_too_long(handle: int, limit: float) -> LockDirectoryError:
     file = locks.locked_name(handle)
     pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]
-    pid = next((pid for pid in pids if pid > 0), None)
-    holder = "a process that is not visible here"
-    if pid is not None:
-        holder = f"process {pid} ({kernel.name_of(pid) or 'unknown'})"
+    holder = directory.holder_in_words(max(pids, default=None))
     return LockDirectoryError(
-        f"{lockdir.path()}/{NAME}",
+        f"{directory.path()}/{NAME}",
         f"{holder} has locked it for more than {limit:.0f} s, while leasing GPUs takes "
         "milliseconds: see whether it is stopped, and continue or end it",
     )

@@ -10,52 +10,46 @@ which keeps others from leasing the whole GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpuaff._system import descriptors, locks
-from gpuaff.claims.locking import lockdir
+from gpuaff.claims.locking import directory
 from gpuaff.claims.model import Device
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lock:
-    """One lock of a device.
+    Lock: TypeAlias = tuple[str, bool]  # what is locked, and whether other leases may hold it, too
 
-    Attributes:
-        path: what is locked.
-        name: its name in the lock directory; None for a directory in sysfs.
-        shared: whether other leases may hold it too (the GPU of a MIG instance).
+_SYSFS = "/sys/bus/pci/devices/"
+
+
+def locks_of(device: Device) -> list[Lock]:
+    """The locks that a lease of this device takes, in their order: each path, and if it is shared.
+
+    Only the lock of the GPU of a MIG instance is.
     """
-
-    path: str
-    name: str | None
-    shared: bool = False
-
-
-def locks_of(device: Device) -> tuple[Lock, ...]:
-    """The locks that a lease of this device takes, in their order."""
-    found = list(_locks(device.uuid, None if device.is_mig else device.pci_bus_id))
-    if device.parent is not None:
-        whole = _locks(device.parent, device.pci_bus_id)
-        found = [Lock(path=one.path, name=one.name, shared=True) for one in whole] + found
-    return tuple(found)
+    own = _paths(device.uuid, None if device.is_mig else device.pci_bus_id)
+    whole = [] if device.parent is None else _paths(device.parent, device.pci_bus_id)
+    return [*((path, True) for path in whole), *((path, False) for path in own)]
 
 
-def _locks(uuid: str, address: str | None) -> Iterable[Lock]:
-    directory = f"/sys/bus/pci/devices/{address}"
-    in_sysfs = address is not None and locks.identity(directory) is not None
-    if in_sysfs:
-        yield Lock(path=directory, name=None)
-    if not in_sysfs or lockdir.is_shared():
-        name = f"gpu-{uuid.replace('/', '_')}"  # drivers before R470: MIG-GPU-…/7/0
-        yield Lock(path=f"{lockdir.path()}/{name}", name=name)
+def _paths(uuid: str, address: str | None) -> list[str]:
+    found = []
+    if address is not None and locks.identity(f"{_SYSFS}{address}") is not None:
+        found.append(f"{_SYSFS}{address}")
+    if not found or directory.is_shared():
+        name = uuid.replace("/", "_")  # drivers before R470: MIG-GPU-…/7/0
+        found.append(f"{directory.path()}/gpu-{name}")
+    return found
 
 
-def files_of(device: Device) -> tuple[str, ...]:
+def files_of(device: Device) -> list[str]:
     """The kernel's names of the files that hold a lease of this device alone."""
-    return tuple(locks.real_name(lock.path) for lock in locks_of(device) if not lock.shared)
+    return [locks.real_name(path) for path, is_shared in locks_of(device) if not is_shared]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +57,8 @@ class Holder:
     """A process that holds a lock of a device.
 
     Attributes:
-        pid: the process that has taken it; children may share it, and may have outlived that
-            process. None when it is not visible here.
+        pid: the process that has taken it; None when it is not visible here. Children may share
+            the lock, and may have outlived that process.
         shared: whether it is shared: the GPU has leased MIG instances.
     """
 
@@ -75,63 +69,48 @@ class Holder:
 def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
     """The holders that keep others from leasing each device, by UUID, from /proc/locks.
 
-    Looking takes no lock. The holders of a whole GPU include those that share its lock, as the
-    holders of its instances do.
-
-    A process in a PID namespace of its own does not see the locks of those outside.
+    Looking takes no lock. A process in a PID namespace of its own does not see those outside. The
+    holders of a whole GPU include those that share its lock, as the holders of its instances do.
     """
-    held: dict[tuple[int, int], list[Holder]] = {}
+    held: dict[tuple[int, int] | None, list[Holder]] = {}
     for lock in locks.held_locks():
         if lock.kind == "FLOCK" and not lock.is_waiting:
             pid = lock.pid if lock.pid > 0 else None
             held.setdefault(lock.file, []).append(Holder(pid=pid, shared=not lock.is_write))
-    return {device.uuid: tuple(_holders_of(device, held)) for device in devices}
-
-
-def _holders_of(
-    device: Device, held: Mapping[tuple[int, int], Sequence[Holder]]
-) -> Iterable[Holder]:
-    from gpuaff._system.locks import (
-        locked_name_of,  # only descriptions of holders need it
-    )
-
-    found: list[Holder] = []
-    for lock in locks_of(device):
-        # sysfs is no btrfs, and its directories are many.
-        file = locks.identity(lock.path) if lock.name is None else locked_name_of(lock.path)
-        for holder in () if file is None else held.get(file, ()):
-            if not (lock.shared and holder.shared) and holder not in found:
-                found.append(holder)
+    found: dict[str, tuple[Holder, ...]] = {}
+    for device in devices:
+        of_device: dict[Holder, None] = {}
+        for path, is_shared in locks_of(device):
+            # sysfs is no btrfs, and its directories are many.
+            named = locks.identity if path.startswith(_SYSFS) else locks.locked_name
+            for holder in held.get(named(path), ()):
+                if not (is_shared and holder.shared):
+                    of_device[holder] = None
+        found[device.uuid] = tuple(of_device)
     return found
 
 
-@dataclass()
 class Lease:
-    """The locks that a process holds.
+    """The locks that a process holds; none at first."""
 
-    Attributes:
-        handles: their descriptors, and what distinguishes each from a later one of its number.
-    """
-
-    handles: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        """Nothing is leased yet."""
+        self._marks: dict[int, tuple[int, int, int]] = {}  # by descriptor
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that hold it."""
-        return tuple(self.handles)
+        return tuple(self._marks)
 
     def take(self, devices: Sequence[Device]) -> Device | None:
         """Take the locks of all devices, or of none.
 
         Returns:
             None; or a device that another process has leased.
-
-        Raises:
-            LockDirectoryError: a lock file, or a directory in sysfs, cannot be used.
         """
         try:
             for device in devices:
-                if not all(map(self._take, locks_of(device))):
+                if not all(self._take(path, is_shared) for path, is_shared in locks_of(device)):
                     self.release()
                     return device
         except BaseException:
@@ -139,45 +118,36 @@ class Lease:
             raise
         return None
 
-    def _take(self, lock: Lock) -> bool:
+    def _take(self, path: str, is_shared: bool) -> bool:
+        name = path.rpartition("/")[2]
         while True:
-            with lockdir.using(lock.path):
-                handle = _open(lock)
-                self.handles[handle] = locks.mark_of(handle)
-                is_taken = locks.try_flock(handle, shared=lock.shared)
-            if is_taken and (lock.name is None or lockdir.still_has(lock.name, handle)):
+            with directory.using(path):
+                in_sysfs = path.startswith(_SYSFS)
+                handle = locks.open_directory(path) if in_sysfs else directory.open_file(name)
+                self._marks[handle] = descriptors.mark_of(handle)
+                is_taken = locks.try_flock(handle, shared=is_shared)
+            if is_taken and (in_sysfs or directory.still_has(name, handle)):
                 return True
-            self.handles.pop(handle)
+            self._marks.pop(handle)
             descriptors.close(handle)
             if not is_taken:
                 return False
             # Its file was removed or replaced: everyone uses the new one.
 
     def release(self) -> None:
-        """Give all locks back, for children that share them, too.
-
-        A descriptor that the process has closed meanwhile may be another file's by now.
-        """
-        while self.handles:
-            handle, mark = self.handles.popitem()
-            with suppress(OSError):
-                if locks.mark_of(handle) == mark:
-                    locks.unlock(handle)
-                    descriptors.close(handle)
+        """Give all locks back, for children that share them, too."""
+        self._close(unlock=True)
 
     def abandon(self) -> None:
-        """In a forked child: close the copies, and leave the locks to the parent.
+        """In a forked child: close the copies, and leave the locks to the parent."""
+        self._close(unlock=False)
 
-        A daemon has closed them already, and may have leased under the same numbers since.
-        """
-        while self.handles:
-            handle, mark = self.handles.popitem()
+    def _close(self, *, unlock: bool) -> None:
+        while self._marks:
+            handle, mark = self._marks.popitem()
+            # A daemon may have closed it, and the number may be another file's by now.
             with suppress(OSError):
-                if locks.mark_of(handle) == mark:
+                if descriptors.mark_of(handle) == mark:
+                    if unlock:
+                        locks.unlock(handle)
                     descriptors.close(handle)
-
-
-def _open(lock: Lock) -> int:
-    if lock.name is None:
-        return locks.open_directory(lock.path)
-    return lockdir.open_file(lock.name)

@@ -20,40 +20,28 @@ from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import MOST, Entry, Slot, stopped
+from gpuaff.formatting import process_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-BEAT = 2.0
-"""How often a waiter beats, in seconds, if it is awake so often."""
-
-TOO_LONG = 10.0
-"""A waiter that has not beaten for so many seconds is stuck."""
-
-NEAR = 8
-"""As many waiters, behind the first, poll fast: they are next when eight GPUs are freed at once."""
-
-_FIRST_POLLS, _NEAR_POLLS, _FAR_POLLS = 0.1, 0.2, 4.0
-"""Seconds between two polls: of a waiter with no other in its way; with up to ``NEAR``; and at most
-of one further back, which takes 0.1 s for each in its way."""
-
-_SOON = 0.01
-"""Seconds between two polls of a near waiter for ``_NEAR_POLLS`` after a change: when several GPUs
-are freed at once, each waiter is served just after the one before."""
-
-_NEAR_CHECKS, _FAR_CHECKS = 0.8, 10.0
-"""How often a waiter checks whether one in its way is stopped or stuck, in seconds."""
-
-_NEAR_LOOKS, _FAR_LOOKS = 10.0, 120.0
-"""How often it reads the whole registry, in seconds, though nothing has changed in its way."""
-
-_LOOKS = 1.0
-"""How often the first looks at what no lock shows, in seconds: other programs' processes."""
-
+# All in seconds, but for NEAR and _SLOWER.
+BEAT = 2.0  # a waiter beats so often, if it is awake so often
+TOO_LONG = 10.0  # a waiter that has not beaten for so long is stuck
+NEAR = 8  # so many waiters, behind the first, poll fast: eight GPUs may be freed at once
+_FIRST_POLLS = 0.1  # between two polls of a waiter with no other in its way
+_NEAR_POLLS = 0.2  # of one with up to NEAR in its way
+_FAR_POLLS = 4.0  # at most, of one further back, which takes 0.1 s for each in its way
+_SOON = (
+    0.01  # of a near one, for _NEAR_POLLS after a change: it is served just after the one before
+)
+_NEAR_CHECKS, _FAR_CHECKS = 0.8, 10.0  # between two checks if one in the way is stopped or stuck
+_NEAR_LOOKS, _FAR_LOOKS = 10.0, 120.0  # between two reads of the whole registry without a change
+_LOOKS = 1.0  # between two looks of the first at what no lock shows: other programs' processes
+# After a change the first looks again so soon, then after four times as long, until _LOOKS: memory
+# of a process that has ended may be freed a little later.
 _AGAIN, _SLOWER = 0.03, 4
-"""After a change the first looks again after so many seconds, then after four times as many, until
-``_LOOKS``: memory of a process that has ended may be freed a little later."""
 
 
 def ahead(
@@ -78,7 +66,7 @@ def ahead(
         for entry in entries
         if entry.waits
         and (ticket is None or entry.ticket < ticket)
-        and (not (gpus := entry.gpus) or not wants.isdisjoint(gpus))
+        and not (entry.gpus and wants.isdisjoint(entry.gpus))
         and entry.slot not in stopped
         and is_well(entry, now)
     ]
@@ -86,23 +74,12 @@ def ahead(
 
 
 def kept_for(ahead: Iterable[Entry], gpu: str) -> Entry | None:
-    """The first waiter that may choose a GPU, and so keeps it from those behind.
-
-    Args:
-        ahead: the waiters that come first, in order.
-        gpu: the GPU's key in the registry.
-    """
+    """The first of the waiters ahead that may choose a GPU, and so keeps it from those behind."""
     return next((entry for entry in ahead if not entry.gpus or gpu in entry.gpus), None)
 
 
 def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> tuple[Entry, ...]:
-    """The waiters that must leave, in order, before enough GPUs are left to choose from.
-
-    Args:
-        ahead: the waiters that come first, in order.
-        wants: the keys of the GPUs that are wanted.
-        count: how many of them.
-    """
+    """Those of the waiters ahead that must leave, in order, before enough wanted GPUs are left."""
     left = set(wants)
     for place in reversed(range(len(ahead))):
         left = left.difference(ahead[place].gpus) if ahead[place].gpus else set()
@@ -113,7 +90,7 @@ def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> 
 
 def is_well(entry: Entry, now: float) -> bool:
     """Whether a waiter has written its record, and has beaten lately."""
-    return bool(entry.record) and _is_fresh(entry.beat, now)
+    return entry.is_written and _is_fresh(entry.beat, now)
 
 
 def _is_fresh(beat: float, now: float) -> bool:
@@ -128,43 +105,31 @@ def next_ticket(entries: Iterable[Entry]) -> int:
 
 def who(entry: Entry) -> str:
     """The process of an entry, in words."""
-    from gpuaff.formatting import printable  # any user may have written it
-
-    name = printable(entry.text("name")[:40]) or "an unknown program"
-    return f"{name} (pid {entry.pid})" if entry.pid is not None else name
+    return process_in_words(entry.name or "an unknown program", entry.pid)
 
 
 class Place:
-    """This process's place in the queue; its slot becomes its claim's."""
+    """This process's place in the queue; :func:`join` makes them. Its slot becomes its claim's."""
 
     def __init__(self, slot: Slot, record: Mapping[str, Any], ticket: int) -> None:
-        """Only :func:`join` makes them."""
         self.slot, self.ticket = slot, ticket
         self._record = record
         self._beaten = time.monotonic()
         self._pause, self._quick_until = _LOOKS, 0.0
-        self._tickets = b""
+        self._tickets: list[int] = []
 
     def entries(self) -> tuple[Entry, ...]:
         """The claims and the earlier waiters; :meth:`wait_behind` waits until these change."""
-        self._tickets = registry.tickets(self.slot.handle)
+        self._tickets, _ = registry.tables(self.slot.handle)
         return registry.read(self.slot.handle, before=self.ticket)
 
     def write(self) -> None:
-        """Write ticket, beat and record into the slot.
-
-        Raises:
-            LockDirectoryError: the registry is unusable.
-        """
+        """Write ticket, beat and record into the slot."""
         self.slot.beat(ticket=self.ticket)
         self.slot.write(self._record)
 
     def beat(self) -> None:
-        """Write that this process is well; move to the new registry if the file was removed.
-
-        Raises:
-            LockDirectoryError: the registry is unusable.
-        """
+        """Write that this process is well; move to the new registry if the file was removed."""
         self._beaten = time.monotonic()
         if self.slot.is_current:
             self.slot.beat()
@@ -174,12 +139,7 @@ class Place:
         self.write()
 
     def wait_behind(self, others: Sequence[Entry], seconds: float = math.inf) -> None:
-        """Sleep until a waiter in the way leaves or is passed over, or a full read is due.
-
-        Args:
-            others: the waiters that are :func:`in_the_way`.
-            seconds: how long at most.
-        """
+        """Sleep until one that is in the way leaves or is passed over, or a full read is due."""
         self.beat()
         handle, now = self.slot.handle, time.monotonic()
         is_near = len(others) <= NEAR
@@ -191,14 +151,16 @@ class Place:
         while now < end:
             self._sleep(_SOON if now < self._quick_until else poll, end)
             now = time.monotonic()
-            if (is_near and registry.tickets(handle) != self._tickets) or not all(
+            tickets, beats = registry.tables(handle)
+            if (is_near and tickets != self._tickets) or not all(
                 registry.still_waits(handle, other) for other in others
             ):
                 self._quick_until = now + _NEAR_POLLS
                 return
             if now >= check:
                 check = now + checks
-                if not self.slot.is_current or self._passes(others):
+                fresh = (_is_fresh(beats[other.slot], kernel.uptime()) for other in others)
+                if not (self.slot.is_current and all(fresh)) or stopped(others):
                     return
 
     def wait_for_gpus(
@@ -229,27 +191,15 @@ class Place:
             self.slot.beat()
             self._beaten = now
 
-    def _passes(self, others: Sequence[Entry]) -> bool:
-        """Whether one of them is stopped or stuck by now."""
-        handle, now = self.slot.handle, kernel.uptime()
-        beats = [registry.beat_of(handle, other.slot) for other in others]
-        return not all(_is_fresh(beat, now) for beat in beats) or bool(stopped(others))
-
 
 def _exists(pid: int) -> bool:
     return kernel.Tree().exists(f"proc/{pid}")
 
 
 def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
-    """Join the queue behind all its waiters. The guard must be held.
+    """Join the queue behind all its waiters, for some of the GPUs of these keys.
 
-    Args:
-        record: this process's record in the registry.
-        wanted: how many GPUs are wanted.
-        gpus: of which, by their keys.
-
-    Raises:
-        LockDirectoryError: the registry is unusable, or full.
+    The guard must be held.
     """
     slot = registry.take()
     try:

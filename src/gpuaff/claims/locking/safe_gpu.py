@@ -11,88 +11,53 @@ safe_gpu users follow each other, the claim waits in the kernel's queue.
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gpuaff._system import descriptors, env, kernel, locks
+from gpuaff._system import descriptors, env, locks
 from gpuaff._system.interrupts import interruptible
+from gpuaff.claims.locking.directory import holder_in_words
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
 from gpuaff.formatting import printable
 from gpuaff.notices import Notice
 
-DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108 - safe_gpu's
-"""The path that is built into safe_gpu."""
+# It is built into safe_gpu.
+DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108
 
+# In seconds: so long does a claim wait at least for safe_gpu users to choose, even one that does
+# not wait for GPUs: it is not known yet which they take. They import torch meanwhile, 4 s each on
+# a real machine, one after another.
 LIMIT = 60.0
-"""How long a claim waits at least for safe_gpu users to choose, in seconds. They import torch
-meanwhile, 4 s each on a real machine, one after another."""
-
+# So long does a claim let waiting safe_gpu users go first. Claims that hold the lock meanwhile need
+# a second, or the time that importing torch takes; one that holds it for longer is stopped, and
+# standing back does not help then.
 STAND_BACK = 20.0
-"""How long a claim lets waiting safe_gpu users go first, in seconds. Claims that hold the lock
-meanwhile need a second, or the time that importing torch takes; one that holds it for longer is
-stopped, and standing back does not help then."""
+_STEP = 0.005  # between two looks at the waiters, or at what another process is about to make
+_MAKING = 0.1  # so long is the file looked for again, while safe_gpu may be making it
+_LOG_AFTER = 1.0  # so long a wait is logged, with the process that the claim waits for
 
-_STEP = 0.005
-"""Seconds between two looks at the waiters."""
-
-_TELL = 1.0
-"""Seconds of waiting after which the log names the process that the claim waits for."""
-
-_PATIENCE = 20
-"""How often the file is looked for again, 5 ms apart, while safe_gpu may be making it."""
-
-_open: set[int] = set()
-"""The descriptors by which this process holds, or waits for, the lock."""
-
-_said: set[str] = set()
-
-
-def _forget_in_child() -> None:
-    """A forked child must not keep its parent's lock alive, so it closes its copy."""
-    descriptors.close(*_open)
-    _open.clear()
-
-
-kernel.in_forked_child(_forget_in_child)
+_logged: set[str] = set()
 
 
 def path() -> str | None:
-    """The lock file's path; None when ``GPUAFF_SAFE_GPU`` is off.
-
-    Raises:
-        InvalidOptionError: the variable is neither ``off`` nor a path.
-    """
-    said = env.option("safe_gpu") or "on"
-    if said.lower() in ("off", "no", "0", "false"):
+    """The lock file's path; None when ``GPUAFF_SAFE_GPU`` is off."""
+    value = env.option("safe_gpu") or "on"
+    if value.lower() in ("off", "no", "0", "false"):
         return None
-    if said.lower() in ("on", "yes", "1", "true"):
+    if value.lower() in ("on", "yes", "1", "true"):
         return DEFAULT
     # A relative path would be another file in each folder; a mistyped word is such a path.
-    if not said.startswith("/") or said.endswith("/"):
+    if not value.startswith("/") or value.endswith("/"):
         expected = "off, or the absolute path of the lock file that safe_gpu uses here"
-        raise InvalidOptionError("GPUAFF_SAFE_GPU", said, expected)
-    return said
-
-
-def patience(wait: float | None) -> float | None:
-    """How long a claim waits for safe_gpu users that are choosing, in seconds.
-
-    Args:
-        wait: how long it waits for GPUs. Even one that does not wait lets them choose: they are
-            about to take GPUs, and it is not known yet which.
-    """
-    return None if wait is None else max(LIMIT, wait)
+        raise InvalidOptionError("GPUAFF_SAFE_GPU", value, expected)
+    return value
 
 
 @contextmanager
 def holding(
-    wanted: int = 1,
-    *,
-    limit: float | None = LIMIT,
-    where: str | None = None,
+    wanted: int = 1, *, limit: float | None = LIMIT, where: str | None = None
 ) -> Iterator[tuple[Notice, ...]]:
     """Keep safe_gpu's users from choosing GPUs.
 
@@ -115,10 +80,10 @@ def holding(
     handle = -1
     warnings: tuple[Notice, ...] = ()
     try:
-        handle = _lock_current(where, wanted, limit)
+        handle = _locked(where, wanted, limit)
     except ClaimTimeoutError:  # which is an OSError, too
         raise
-    except (OSError, locks.UnusableError) as error:
+    except OSError as error:
         warnings = (_unlocked(where, error),)
     try:
         yield warnings
@@ -126,7 +91,7 @@ def holding(
         _close(handle)
 
 
-def _lock_current(where: str, wanted: int, limit: float | None) -> int:
+def _locked(where: str, wanted: int, limit: float | None) -> int:
     """Open and lock the file; once more where it has been replaced meanwhile.
 
     Whatever cleans /tmp may remove it, and the next safe_gpu user makes another one.
@@ -135,8 +100,10 @@ def _lock_current(where: str, wanted: int, limit: float | None) -> int:
     while True:
         handle = _opened(where)
         try:
-            _lock(handle, where, wanted, started, limit)
-            if locks.identity(where) == locks.identity_of(handle):
+            _let_waiters_go_first(handle, where, limit)
+            if not locks.try_range(handle, 0, length=locks.WHOLE, shared=True):
+                _wait(handle, where, wanted, started, limit)
+            if locks.identity(where) == locks.identity(handle):
                 return handle
         except BaseException:
             _close(handle)
@@ -145,10 +112,14 @@ def _lock_current(where: str, wanted: int, limit: float | None) -> int:
 
 
 def _close(handle: int) -> None:
-    if handle in _open:  # not in a forked child, and not what a thread waits for
-        _open.discard(handle)
+    if handle in descriptors.private:  # not in a forked child, and not what a thread waits for
         _unlock(handle)
         descriptors.close(handle)
+
+
+def _unlock(handle: int) -> None:
+    with suppress(OSError):  # closing is not enough: a child that is being forked may have a copy
+        locks.free_range(handle, 0, length=locks.WHOLE)
 
 
 def _opened(where: str) -> int:
@@ -158,194 +129,118 @@ def _opened(where: str) -> int:
     so where there is a folder and no file, the file may appear in a moment.
     """
     folder, _, name = where.rpartition("/")
-    for turn in range(_PATIENCE):
-        if turn:
-            time.sleep(_STEP)
+    end = time.monotonic() + _MAKING
+    while True:
         try:
-            handle = _open_or_make(folder or "/", name)
+            # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse
+            # the O_CREAT by which safe_gpu opens files that are another user's.
+            opened = locks.open_folder(folder or "/", mode=0o777, name=name)
+            try:
+                handle = locks.open_lock_file(opened, name)
+            finally:
+                descriptors.close(opened)
         except (FileNotFoundError, PermissionError) as error:
-            problem: OSError = error
             # Not found though it exists: the folder was a new one of safe_gpu's, still empty, and
             # another one was put in its place meanwhile.
-            there = locks.identity(where) is not None and isinstance(error, PermissionError)
-            if there or locks.identity(folder) is None:
+            is_refused = isinstance(error, PermissionError) and locks.identity(where) is not None
+            if is_refused or locks.identity(folder) is None or time.monotonic() >= end:
                 raise
+            time.sleep(_STEP)
             continue
-        _open.add(handle)
+        descriptors.private.add(handle)
         return handle
-    raise problem
 
 
-def _open_or_make(folder: str, name: str) -> int:
-    # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
-    # O_CREAT by which safe_gpu opens files that are another user's.
-    locks.make_folder(folder, mode=0o777, name=name)
-    opened = locks.open_folder(folder)
-    try:
-        return locks.open_lock_file(opened, name)
-    finally:
-        descriptors.close(opened)
-
-
-def _lock(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:
-    _stand_back(handle, where, STAND_BACK if limit is None else min(STAND_BACK, limit))
-    if locks.try_shared(handle):
-        return
-    line = _Line(handle)
-    try:
-        while not line.is_over:
-            waited = time.monotonic() - started
-            if limit is not None and waited >= limit:
-                raise _too_late(handle, where, wanted, waited)
-            if waited >= _TELL:
-                _tell(where, _who(locks.exclusive_holder(handle)))
-            with interruptible():
-                line.sleep(_TELL if limit is None else min(_TELL, limit - waited))
-    finally:
-        line.leave()
-    line.check()
-
-
-def _stand_back(handle: int, where: str, limit: float) -> None:
+def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
     """Let earlier waiters have their turn, but not those that come after us.
 
     It has come when one of them holds the lock: then we queue behind it. A waiter that is just
     being woken is in neither list, so it counts as done only when it is missing twice.
     """
-    if _open - {handle}:  # they wait for this process
-        return
+    file = locks.identity(handle)
+    if any(locks.identity(other) == file for other in descriptors.private - {handle}):
+        return  # they wait for this process
     ahead = locks.exclusive_waiters(handle)
     started = time.monotonic()
     missing = 0
     while ahead and missing < 2 and locks.exclusive_holder(handle) is None:
         waited = time.monotonic() - started
-        if waited >= limit:
+        if waited >= (STAND_BACK if limit is None else min(STAND_BACK, limit)):
             return
-        if waited >= _TELL:
-            _tell(where, f"{_who(min(ahead))}, which waits for other claims,")
+        if waited >= _LOG_AFTER:
+            _log_wait(where, f"{holder_in_words(min(ahead))}, which waits for other claims,")
         with interruptible():
             time.sleep(_STEP)
         missing = 0 if ahead & locks.exclusive_waiters(handle) else missing + 1
 
 
-class _Line:
-    """A place in the kernel's queue for the lock.
+def _wait(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:
+    """Sleep in the kernel's queue for the lock.
 
-    Such a wait cannot be interrupted, so another thread sleeps. When this one gives up, that one
-    stays asleep, and unlocks as soon as it gets the lock.
+    Such a wait cannot be interrupted, so a thread sleeps there. When we give up, it stays asleep,
+    and unlocks as soon as it gets the lock.
     """
+    problems: list[OSError] = []
+    decided = threading.Lock()  # whoever takes it first decides: we give up, or have the lock
 
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-        self._mutex = threading.Lock()
-        self._done = False
-        self._left = False
-        self._problem: OSError | None = None
-        self._thread = threading.Thread(target=self._stand, name="gpuaff-safe-gpu", daemon=True)
+    def sleep() -> None:
         try:
-            self._thread.start()
-            self._stands = True
-        except RuntimeError:  # no more threads can be started: then we poll
-            self._stands = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether we have the lock, or never will."""
-        return self._done
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep until then, at most for so long."""
-        if self._stands:
-            self._thread.join(seconds)
-        elif locks.try_shared(self._handle):
-            self._done = True
-        else:
-            time.sleep(_STEP)
-
-    def leave(self) -> None:
-        """Give up, unless we have the lock."""
-        if not self._stands:
-            return
-        with self._mutex:
-            self._left = not self._done
-            if self._left:
-                _open.discard(self._handle)
-        if not self._left:
-            self._thread.join()  # no fork may happen while it runs
-
-    def check(self) -> None:
-        """Raise the problem, if such a lock is impossible here.
-
-        Raises:
-            OSError: the kernel's reason.
-        """
-        if self._problem is not None:
-            raise self._problem
-
-    def _stand(self) -> None:
-        try:
-            locks.wait_for_shared(self._handle)
+            locks.wait_for_shared(handle)
         except OSError as error:
-            self._problem = error
-        with self._mutex:
-            self._done = True
-            if self._left:
-                _unlock(self._handle)
-                descriptors.close(self._handle)
+            problems.append(error)
+        if not decided.acquire(blocking=False):
+            _unlock(handle)
+            descriptors.close(handle)
+
+    thread = threading.Thread(target=sleep, name="gpuaff-safe-gpu", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            waited = time.monotonic() - started
+            if limit is not None and waited >= limit:
+                raise _timed_out(handle, where, wanted, waited)
+            if waited >= _LOG_AFTER:
+                _log_wait(where, holder_in_words(locks.exclusive_holder(handle)))
+            with interruptible():
+                thread.join(_LOG_AFTER if limit is None else min(_LOG_AFTER, limit - waited))
+    finally:
+        if decided.acquire(blocking=False):
+            descriptors.private.discard(handle)  # the thread closes it
+        else:
+            thread.join()  # no fork may happen while it runs
+    if problems:
+        raise problems[0]
 
 
-def _unlock(handle: int) -> None:
-    with suppress(OSError):
-        locks.free_shared(handle)  # closing is not enough: a forked child may have a copy
-
-
-def _too_late(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:
-    holder = _who(locks.exclusive_holder(handle))
+def _timed_out(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:
+    holder = holder_in_words(locks.exclusive_holder(handle))
     why = (
         f"{holder} is choosing GPUs with safe_gpu, and holds its lock {where}: see whether it is "
-        "stopped or hangs, or set GPUAFF_SAFE_GPU=off where nobody uses safe_gpu"
+        "stopped or hangs, or set GPUAFF_SAFE_GPU=off if safe_gpu is not used on this machine"
     )
     return ClaimTimeoutError(waited, GpusBusyError(wanted, 0, (why,)))
 
 
-def _unlocked(where: str, error: Exception) -> Notice:
-    why = _why(error) if isinstance(error, OSError) else str(error)
+def _unlocked(where: str, error: OSError) -> Notice:
     notice = Notice(
         "safe-gpu-unlocked",
-        f"safe_gpu's lock {where} cannot be had: {why}. A script that uses safe_gpu and chooses at "
-        "the same moment may take the same GPU. Remove what is there, or ask its owner to; "
-        "GPUAFF_SAFE_GPU names another file, or is off where nobody uses safe_gpu",
+        f"safe_gpu's lock {where} is unusable: {locks.problem_of(error)}. A script that uses "
+        "safe_gpu and chooses at the same moment may take the same GPU. Remove what is there, or "
+        "ask its owner to; GPUAFF_SAFE_GPU names another file, or is off if safe_gpu is not used",
     )
     _log("warning", f"gpuaff: {notice.message} [{notice.code}]")
     return notice
 
 
-_REASONS = {
-    errno.ENOENT: "there is none, and nowhere to make it",
-    errno.EINVAL: "this kernel has no open file description locks (Linux 3.15 has them)",
-}
-
-
-def _why(error: OSError) -> str:
-    told = locks.in_the_way(error) or _REASONS.get(error.errno or 0)
-    return told or error.strerror or str(error)
-
-
-def _tell(where: str, whom: str) -> None:
-    _log("info", f"gpuaff: waiting for {whom} to choose GPUs with safe_gpu ({where})")
+def _log_wait(where: str, process: str) -> None:
+    _log("info", f"gpuaff: waiting for {process} to choose GPUs with safe_gpu ({where})")
 
 
 def _log(level: str, message: str) -> None:
     """Log it, once in a process."""
-    if message in _said:
+    if message in _logged:
         return
-    _said.add(message)
+    _logged.add(message)
     import logging  # only a claim that waits, or warns, pays for it
 
     getattr(logging.getLogger("gpuaff"), level)(printable(message))
-
-
-def _who(pid: int | None) -> str:
-    if pid is None or pid <= 0:
-        return "a process that cannot be seen from here"
-    return f"process {pid} ({kernel.name_of(pid) or 'unknown'})"

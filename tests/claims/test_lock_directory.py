@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import locks
-from gpuaff.claims.locking import lockdir
+from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 
 import powers
@@ -45,7 +45,7 @@ def test_what_is_made_is_for_everyone_whatever_the_umask(lock_folder: Path, umas
     before = os.umask(umask)
     try:
         for name, size in ("guard", 0), ("registry", 4096), ("gpu-1", 0):
-            os.close(lockdir.open_file(name, size=size))
+            os.close(directory.open_file(name, size=size))
     finally:
         os.umask(before)
     assert stat.S_IMODE(lock_folder.stat().st_mode) == 0o1777
@@ -57,7 +57,7 @@ def test_what_is_made_is_for_everyone_whatever_the_umask(lock_folder: Path, umas
 @pytest.mark.case("E9")
 @pytest.mark.needs("systemd-tmpfiles")
 def test_what_cleans_tmp_leaves_it_alone(lock_folder: Path, tmp_path: Path) -> None:
-    os.close(lockdir.open_file("registry", size=4096))
+    os.close(directory.open_file("registry", size=4096))
     (lock_folder / "somebodys").touch()
     for path in lock_folder.iterdir():
         os.utime(path, (0, 0))
@@ -72,27 +72,27 @@ def test_a_path_that_hangs_on_the_working_directory_is_refused(
 ) -> None:
     monkeypatch.setenv("GPUAFF_LOCK_DIR", "locks")
     with pytest.raises(LockDirectoryError, match="a whole path"):
-        lockdir.open_file("guard")
+        directory.open_file("guard")
 
 
 def test_a_slash_at_the_end_is_none(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUAFF_LOCK_DIR", f" {lock_folder}// ")
-    os.close(lockdir.open_file("guard"))
-    assert lockdir.path() == str(lock_folder)
+    os.close(directory.open_file("guard"))
+    assert directory.path() == str(lock_folder)
 
 
 def test_the_folder_above_must_be_there(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUAFF_LOCK_DIR", f"{lock_folder}/a/b")
     with pytest.raises(LockDirectoryError, match="the folder above it is missing") as refused:
-        lockdir.open_file("guard")
+        directory.open_file("guard")
     assert "remove it" not in str(refused.value)
 
 
-def test_without_files_that_have_no_name_it_is_made_by_name(lock_folder: Path) -> None:
-    os.close(lockdir.open_file("guard"))
-    folder = locks.open_folder(str(lock_folder))
-    for _ in range(2):  # where somebody else is first, theirs stays
-        locks._make_by_name(folder, "registry", 4096, mode=0o666)
+def test_where_another_maker_is_first_its_file_stays(lock_folder: Path) -> None:
+    os.close(directory.open_file("guard"))
+    folder = os.open(lock_folder, os.O_RDONLY)
+    for size in 4096, 8192:
+        locks._make(folder, "registry", mode=0o666, size=size)
     os.close(folder)
     assert (lock_folder / "registry").stat().st_size == 4096
     assert sorted(path.name for path in lock_folder.iterdir()) == ["README", "guard", "registry"]
@@ -134,13 +134,13 @@ def other_is_first(event, _):
         if child == 0:
             os.seteuid(0)
             os.setuid({ANOTHER})
-            os.close(lockdir.open_file("guard"))
+            os.close(directory.open_file("guard"))
             os._exit(0)
         os.waitpid(child, 0)
 os.setgroups([])
 sys.addaudithook(other_is_first)
 os.seteuid({A_USER})
-print(refused(lambda: os.close(lockdir.open_file("guard"))), been)
+print(refused(lambda: os.close(directory.open_file("guard"))), been)
 """
     assert said(script) == "not refused [1]"
     assert lock_folder.stat().st_uid == ANOTHER
@@ -320,7 +320,7 @@ def test_a_disk_that_takes_no_more(lock_folder: Path, options: str, words: str) 
 def test_a_disk_that_is_full_before_the_boards_own_room_is_written(lock_folder: Path) -> None:
     """A board that somebody has made without room, as ``touch`` does."""
     script = f"""
-        lockdir.open_file("guard")
+        directory.open_file("guard")
         Path(registry.path()).touch()
         Path(registry.path()).chmod(0o666)
         try:
@@ -347,7 +347,7 @@ def test_a_file_system_without_locks_is_never_taken_for_unlocked(
 
 
 def test_too_many_open_files_are_told_as_that(lock_folder: Path) -> None:
-    os.close(lockdir.open_file("guard"))
+    os.close(directory.open_file("guard"))
     script = """
         resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
         kept = []
@@ -366,18 +366,12 @@ def test_too_many_open_files_are_told_as_that(lock_folder: Path) -> None:
 
 @two_users
 @pytest.mark.case("E7")
-@pytest.mark.parametrize("nameless", [True, False])
-def test_whoever_is_killed_while_making_it_leaves_nothing_in_others_way(
-    lock_folder: Path, nameless: bool
-) -> None:
+def test_whoever_is_killed_while_making_it_leaves_nothing_in_others_way(lock_folder: Path) -> None:
     """A maker is killed before and after each call that it makes; then another user comes."""
     script = f"""
-if not {nameless}:  # a file system without O_TMPFILE
-    locks._nameless = lambda folder: None
-
 def make():
-    os.close(lockdir.open_file("registry", size=4096))
-    os.close(lockdir.open_file("guard"))
+    os.close(directory.open_file("registry", size=4096))
+    os.close(directory.open_file("guard"))
 
 def maker(deadly):
     os.setuid({A_USER})

@@ -1,0 +1,117 @@
+"""The lock directory: one path for everyone on this machine.
+
+``GPUAFF_LOCK_DIR``, else ``/tmp/gpuaff``. It holds the guard, the registry (holders and waiters)
+and lock files for devices that have none in sysfs. Where the variable is set, for containers that
+mount one directory, each claim takes a lock file there as well (case E5). It must be local: no
+network file system (case E9).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuaff._system import descriptors, env, kernel, locks
+from gpuaff.errors import LockDirectoryError
+from gpuaff.formatting import process_in_words
+
+# Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
+# second when a user logs out.
+DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
+
+# Writable for all, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
+# specification); else it would remove a registry that jobs of weeks still use (case E9).
+_KEPT = 0o1666
+
+_README = b"""Here gpuaff coordinates which process holds or waits for which GPU.
+docs/lease-protocol.md in its sources says what the files are. Do not remove them.
+"""
+
+_REMEDY = "remove it, ask its owner to, or set GPUAFF_LOCK_DIR to another folder for everyone"
+_OTHER_REMEDIES = {
+    errno.EMFILE: "close some, or raise the limit (ulimit -n)",
+    errno.ENFILE: "close some, or raise the limit (ulimit -n)",
+    errno.ENOENT: "make that one, or set GPUAFF_LOCK_DIR to another folder for everyone",
+}
+
+
+def path() -> str:
+    """The lock directory's path.
+
+    Raises:
+        LockDirectoryError: the path is relative, so it would differ in each working directory.
+    """
+    found = env.option("lock_dir") or DEFAULT
+    if not found.startswith("/"):
+        raise LockDirectoryError(
+            found, "GPUAFF_LOCK_DIR must be a whole path, the same for everyone: /scratch/gpuaff"
+        )
+    return found.rstrip("/") or "/"
+
+
+def is_shared() -> bool:
+    """Whether GPUAFF_LOCK_DIR is set, so that each claim takes a lock there as well."""
+    return env.option("lock_dir") is not None
+
+
+def open_file(name: str, *, size: int = 0) -> int:
+    """Open a file of the lock directory; both are made if missing.
+
+    Args:
+        name: its name there.
+        size: how many bytes are set aside when it is made; 0 opens it for reading only.
+
+    Returns:
+        Its descriptor, which programs do not inherit.
+
+    Raises:
+        LockDirectoryError: something else is in its place, it may not be written, or the disk is
+            full.
+    """
+    where = path()
+    with using(where):
+        folder = locks.open_folder(
+            where, mode=0o1777, name="README", content=_README, file_mode=_KEPT
+        )
+    try:
+        with using(f"{where}/{name}"):
+            return locks.open_lock_file(folder, name, size=size, mode=_KEPT)
+    finally:
+        descriptors.close(folder)
+
+
+@contextmanager
+def using(file: str) -> Iterator[None]:
+    """Raise what the kernel refuses to do with a file as a LockDirectoryError with a remedy."""
+    try:
+        yield
+    except LockDirectoryError:
+        raise
+    except OSError as error:
+        remedy = _OTHER_REMEDIES.get(error.errno or 0, _REMEDY)
+        problem = f"{locks.problem_of(error)}: {remedy}"
+        raise LockDirectoryError(file, problem, error.errno) from None
+
+
+def has(name: str) -> bool:
+    """Whether the lock directory has such a file."""
+    return locks.identity(f"{path()}/{name}") is not None
+
+
+def check() -> None:
+    """Raise a LockDirectoryError where the lock directory neither is nor can be made."""
+    with using(path()):
+        locks.check_folder(path())
+
+
+def still_has(name: str, handle: int) -> bool:
+    """Whether an open file is still the one of that name."""
+    return locks.identity(f"{path()}/{name}") == locks.identity(handle)
+
+
+def holder_in_words(pid: int | None) -> str:
+    """The process that holds a lock, as the kernel knows it."""
+    if pid is None or pid <= 0:
+        return "a process that is not visible here"
+    return process_in_words(kernel.name_of(pid) or "a process", pid)
