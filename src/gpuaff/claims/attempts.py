@@ -18,7 +18,7 @@ from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place
 from gpuaff.claims.locking.registry import Entry, Slot, stopped
-from gpuaff.claims.model import Busy, Demand, Device, Usage, Waiting
+from gpuaff.claims.model import Demand, Device, Usage, Waiting
 from gpuaff.claims.sources import SubLease, usages_inside
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
@@ -270,20 +270,14 @@ class Attempts:
         # A waiter sees when their locks go; those of a parent claim go with the registry's entry.
         is_needed = self._parent is None and self._place is None
         holders = leases.holders(hidden) if is_needed else {}
-        found = []
-        for usage in usages:
-            device = usage.device
+
+        def leased(device: Device) -> Usage:
             pids = [holder.pid for holder in holders.get(device.uuid, ())]
             exiting = bool(pids) and all(pid and kernel.is_exiting(pid) for pid in pids)
-            lease = Usage(
-                device=device,
-                busy=Busy.LEASED,
-                message=f"{device}: leased by a process that is not visible here",
-                leaving=exiting,
-                exiting=exiting,
-            )
-            found.append(lease if device in hidden else usage)
-        return tuple(found)
+            why = "leased by a process that is not visible here"
+            return Usage.leased(device, why, exiting=exiting)
+
+        return tuple(leased(one.device) if one.device in hidden else one for one in usages)
 
     def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
         if self._topology is None:

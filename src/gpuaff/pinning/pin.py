@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
@@ -75,7 +74,7 @@ def pin(
     claim, unreadable = inherited.parent_claim()
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
-        options = replace(options, partition=Partition.MACHINE)
+        options = options._replace(partition=Partition.MACHINE)
     no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
     if claim is not None and claim.pid == kernel.process_id():
         remarks = _without_no_rank(remarks)  # it is alone on its GPUs
