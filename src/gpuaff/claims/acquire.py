@@ -43,10 +43,6 @@ from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
 from gpuaff.options import flag
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpuaff.pinning.grant import Grant
-
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
@@ -168,7 +164,12 @@ class _Acquisition:
             )
             for ordinal, device in zip(ordinals, obtained.devices, strict=True)
         )
-        grant = _take_grant(gpus, undo) if pin else None  # first: CUDA allocates memory there
+        grant = None
+        if pin:  # first: CUDA allocates memory there
+            from gpuaff.pinning.grant import take_grant
+
+            grant = take_grant([gpu.index for gpu in gpus])
+            undo.callback(grant.give_back)
         undo.callback(_bind_cuda, gpus)
         placeholders = self._occupy(gpus, kind, second_look, undo)
         lost = [str(one) for one in left_out if not one.cut]  # in MIG mode it is no fault
@@ -286,14 +287,6 @@ def _bind_cuda(gpus: tuple[ClaimedGpu, ...]) -> None:
     """If CUDA was started under a claim, it shows the GPUs of that claim for good."""
     if cuda.is_initialized():
         state.cuda_bound_gpus = gpus
-
-
-def _take_grant(gpus: Sequence[ClaimedGpu], undo: Undo) -> Grant:
-    from gpuaff.pinning.grant import take_grant
-
-    grant = take_grant([gpu.index for gpu in gpus])
-    undo.callback(grant.give_back)
-    return grant
 
 
 def _lost(gpus: Sequence[str]) -> tuple[Notice, ...]:

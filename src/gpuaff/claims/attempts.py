@@ -393,7 +393,7 @@ class Attempts:
             held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
             for device in self._devices:
                 if (entry := held.get(self._key(device))) is not None:
-                    holder = describe(entry.pid, entry, since=entry.since)
+                    holder = describe(entry.pid, entry, with_age=True)
                     reasons[device] = f"{device}: leased by {holder}"
         waiters = {entry.slot: describe(entry.pid, entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():

@@ -5,9 +5,10 @@ Pure: their use is looked at elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -83,14 +84,6 @@ def parse_request(n: object, **arguments: object) -> Request:
     return Request(count=len(gpus) if gpus else count, **checked)
 
 
-def _bytes(option: str, value: object) -> int:
-    return options.count(option, value, least=0, most=2**63, expected="a number of bytes")
-
-
-def _percent(option: str, value: object) -> int:
-    return options.count(option, value, least=0, most=100, expected="percent, from 0 to 100")
-
-
 def _seconds(option: str, value: object) -> float | None:
     seconds = value if isinstance(value, float) else whole(value)
     if seconds is None or not seconds >= 0:
@@ -124,11 +117,11 @@ def _names(option: str, value: object) -> tuple[Name, ...]:
     return tuple(name for name in names if name is not None)
 
 
-_READERS = {
+_READERS: Mapping[str, Callable[[str, object], object]] = {
     "gpus": _names,
     "candidates": _names,
-    "min_free_memory": _bytes,
-    "max_utilization": _percent,
+    "min_free_memory": partial(options.count, least=0, most=2**63, expected="a number of bytes"),
+    "max_utilization": partial(options.count, least=0, most=100, expected="percent, from 0 to 100"),
     "wait": _seconds,
     "visible": _visible_as,
 }
