@@ -133,18 +133,14 @@ class _Acquisition:
             return
         codes = {note.code for note in resolve_visible(self._devices, self._limits).notes}
         if "visible-lost" in codes:
-            lost = "; ".join(map(str, self._limits.left_out))
-            expected = (
-                "index or uuid: before CUDA is started it is not known how it numbers the GPUs "
-                f"beside a lost one ({lost}); or name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
-            )
-            raise InvalidOptionError("visible", None, expected)
-        if "visible-order" in codes:
-            expected = (
-                "index or uuid: the GPUs here differ, and before CUDA is started it is not known "
-                "how it numbers them; or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-            )
-            raise InvalidOptionError("visible", None, expected)
+            which = f"the GPUs beside a lost one ({'; '.join(map(str, self._limits.left_out))})"
+            remedy = "name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
+        elif "visible-order" in codes:
+            which, remedy = "GPUs that differ, as these do", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        else:
+            return
+        unknown = f"before CUDA is started it is not known how it numbers {which}"
+        raise InvalidOptionError("visible", None, f"index or uuid: {unknown}; or {remedy}")
 
     def claim(self, obtained: Obtained, kind: Kind, undo: Undo, *, pin: bool) -> Claim:
         """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
