@@ -347,6 +347,17 @@ def in_a_thread(work):
 """What a script may begin with that has threads of its own."""
 
 
+_COMMAND = "import runpy; runpy.run_module('gpuaff', run_name='__main__', alter_sys=True)"
+
+
+def command_line(
+    *words: str, env: Mapping[str, str], given: bytes = b"", folder: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``gpuaff`` in a fork that has exactly these variables."""
+    forks = nursery(env.get("LD_LIBRARY_PATH", ""))
+    return forks.run(_COMMAND, *words, env=env, given=given, folder=folder)
+
+
 @contextmanager
 def stopped(
     script: str,

@@ -20,7 +20,7 @@ from gpuaff._system import execute
 
 import environments
 from fakedriver.driver import FakeDriver
-from processes import CPUS, environment, unmeasured
+from processes import CPUS, command_line, environment, unmeasured
 
 RUN = (sys.executable, "-m", "gpuaff", "run")
 ONLY = (*RUN, "--no-claim", "--no-pin", "--")
@@ -41,6 +41,10 @@ def started(
     cwd: Path | None = None,
 ) -> Done:
     """Run a command to its end in a clean environment, or in just this one."""
+    becomes_another = before is not None or tuple(command[: len(ONLY)]) == ONLY
+    if tuple(command[: len(RUN)]) == RUN and not becomes_another:
+        words = [str(word) for word in command[3:]]
+        return command_line(*words, env=env or environment(), given=given, folder=cwd)
     return subprocess.run(
         command,
         input=given,

@@ -307,8 +307,8 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
             count,
             f"{count} {'was' if count == 1 else 'were'} granted to the {ranks.local_size} ranks of "
             "this node, and each needs its own\n  start fewer ranks; or claim once for all of them "
-            "(gpuaff run -n auto -- torchrun ...), and claim nothing in the ranks\n  if each rank "
-            "was granted GPUs of its own, say how many: claim_gpus(n)",
+            "(gpuaff run -n auto -- torchrun ...), and nothing in the ranks; or say how many each "
+            "rank was granted for itself: claim_gpus(n)",
         )
     each, more = divmod(count, ranks.local_size)
     first = ranks.local_rank * each + min(ranks.local_rank, more)
@@ -316,10 +316,7 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
 
 
 def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
-    """The devices that claims cannot identify by their UUIDs, and why; usually none.
-
-    GPUs that are passed through to a virtual machine wrongly may share one, or have invalid ones.
-    """
+    """The devices whose UUIDs identify none, as in a badly configured VM, and why."""
     by_uuid: dict[str, list[Device]] = {}
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)
@@ -425,6 +422,5 @@ def _fitting(name: Name, devices: Sequence[Device]) -> list[Device]:
 
 def _counted(devices: Collection[Device]) -> str:
     instances = sum(device.is_mig for device in devices)
-    gpus = len(devices) - instances
-    words = [counted(gpus, "GPU")] if gpus else [] if instances else ["no GPUs"]
-    return " and ".join([*words, counted(instances, "MIG instance")] if instances else words)
+    kinds = (len(devices) - instances, "GPU"), (instances, "MIG instance")
+    return " and ".join(counted(number, noun) for number, noun in kinds if number) or "no GPUs"

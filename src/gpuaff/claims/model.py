@@ -44,8 +44,7 @@ class Busy(str, Enum):
         return str(self.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(NamedTuple):
     """Whether a device is free, and else why, by which processes.
 
     Attributes:

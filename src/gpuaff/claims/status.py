@@ -236,7 +236,7 @@ def _devices(
             notices += [Notice("unclaimable", why) for why in dict.fromkeys(bad.values())]
             probe.evaluated(entries)
             usages = tuple(
-                replace(usage, busy=Busy.UNREADABLE, message=bad[usage.device])
+                usage._replace(busy=Busy.UNREADABLE, message=bad[usage.device])
                 if usage.busy is None and usage.device in bad
                 else usage
                 for usage in probe.described(entries)

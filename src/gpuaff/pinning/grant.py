@@ -196,8 +196,7 @@ def _give_back(process: Process, grant: Grant) -> list[Notice]:
     for tid, (then, now) in grant.cut.items():
         if now != then:
             move_if(process, tid, now.__eq__, then)
-    moved = rewind(process, masks, before)
-    return [*moved.notices(), *put_extras_back(process, before)]
+    return rewind(process, masks, before) + put_extras_back(process, before)
 
 
 def _unpinned(why: str, allowed: CpuSet) -> Notice:

@@ -223,10 +223,10 @@ def _undo_in_child(
 def _rewind_share(process: Process, share: CpuSet | None, before: State) -> list[Notice]:
     masks = {mask for mask in (share, process.state.share) if mask is not None}
     masks = threads.masks_now(process, masks or {process.state.original})
-    return rewind(process, masks, before).notices()
+    return rewind(process, masks, before)
 
 
-def rewind(process: Process, masks: Collection[CpuSet], before: State) -> threads.Moved:
+def rewind(process: Process, masks: Collection[CpuSet], before: State) -> list[Notice]:
     """Move the threads that have one of these masks to where they were before."""
     bound = {tid: mask for tid, mask in process.state.bound.items() if tid not in before.bound}
     for tid, mask in bound.items():
@@ -234,13 +234,13 @@ def rewind(process: Process, masks: Collection[CpuSet], before: State) -> thread
     for tid in before.bound.keys() - process.state.bound.keys():  # it was taken back meanwhile
         move_if(process, tid, before.bound[tid].__eq__, before.mask)
     # The main thread also goes from a part of the share: a runtime has cut it.
-    if process.state.pid not in bound:
-        pid, to = process.state.pid, before.mask
+    pid, to = process.state.pid, before.mask
+    if pid not in bound:
         move_if(process, pid, lambda mask: any(mask < whole for whole in masks), to)
-    moved = threads.move_all(before.mask, ours=masks.__contains__, spare=bound, moved=process.moved)
+    moved = threads.move_all(to, ours=masks.__contains__, spare=bound, moved=process.moved)
     if moved.arrived or not moved.refused:
         process.recall(before)
-    return moved
+    return moved.notices()
 
 
 def move_if(process: Process, tid: int, ours: Callable[[CpuSet], bool], to: CpuSet) -> None:

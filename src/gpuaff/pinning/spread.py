@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuaff import options
 from gpuaff._system import kernel
 from gpuaff.allocator.cores import allowed_cores, workers_parts
@@ -102,29 +104,23 @@ def _own() -> CpuSet:
 
 
 def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[Notice]:
-    part = workers_parts(_cores(_effective(process, cpus)), workers)[worker]
+    caller, granted = kernel.get_affinity(), cpus
+    if caller != cpus:
+        got = threads.request(process, cpus, caller)
+        # put_threads looks first where each thread is: a bound one goes back there at the end.
+        threads.put_again(kernel.thread_id(), caller, {caller})
+        granted = got & cpus or got
+    part = workers_parts(_cores(granted), workers)[worker]
     notices = put_threads(process, part, frozenset())
     process.update(whole=cpus)
     return notices
 
 
-def _effective(process: Process, cpus: CpuSet) -> CpuSet:
-    """What the kernel grants of these CPUs by now."""
-    caller = kernel.get_affinity()
-    if caller == cpus:
-        return cpus
-    got = threads.request(process, cpus, caller)
-    # put_threads looks first where each thread is: a bound one goes back there at the end.
-    threads.put_again(kernel.thread_id(), caller, {caller})
-    return got & cpus or got
-
-
 def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
     machine = read_cpus(kernel.machine_tree())
-    cores = machine.cores if machine.cpus & cpus else None  # else a container shows other files
-    slow = machine.efficiency_cpus if cores is not None else frozenset[int]()
-    here = Topology(cpus=machine.cpus | cpus, cores=cores, efficiency_cpus=slow)
-    return allowed_cores(here, cpus).cpus
+    if machine.cpus.isdisjoint(cpus):  # a container shows other files
+        machine = Topology()
+    return allowed_cores(replace(machine, cpus=machine.cpus | cpus), cpus).cpus
 
 
 def _refused(error: OSError) -> Notice:
