@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src"
@@ -75,7 +76,10 @@ def unmeasured(env: Mapping[str, str]) -> dict[str, str]:
 
 _NURSERY = Path(__file__).parent / "programs/nursery.py"
 _COUNTS_AT_START = ("LD_PRELOAD", "MALLOC_", "PYTHON")
-"""The beginnings of variables that count when a process starts: a fork would be without them."""
+"""The beginnings of variables that count when a process starts: a fork would be without them. Only
+the folders of PYTHONPATH it has, for what is not imported yet."""
+usual_libraries: set[str] = set()
+"""Each LD_LIBRARY_PATH for which a nursery pays: that of complete fake drivers."""
 
 
 class _Pipes:
@@ -253,24 +257,16 @@ class Nursery:
         self._process.wait(20)
 
 
-_nurseries: dict[str, Nursery] = {}
-_AT_ONCE = 3
-
-
+@cache
 def nursery(libraries: str) -> Nursery:
-    """This process's nursery for programs with this LD_LIBRARY_PATH; the oldest one gives way."""
-    found = _nurseries.pop(libraries, None) or Nursery(libraries)
-    if len(_nurseries) == _AT_ONCE:
-        _nurseries.pop(next(iter(_nurseries))).close()
-    _nurseries[libraries] = found
-    return found
+    """This process's nursery for programs with this LD_LIBRARY_PATH."""
+    return Nursery(libraries)
 
 
 def is_forkable(env: Mapping[str, str]) -> bool:
     """Whether a fork can have these variables: some count when a process starts."""
-    counts = any(name.startswith(_COUNTS_AT_START) for name in env)
-    has_own_libraries = "LD_LIBRARY_PATH" in env and "GPUAFF_FAKE_STATE" not in env
-    return not counts and not has_own_libraries
+    counts = any(name.startswith(_COUNTS_AT_START) for name in env.keys() - {"PYTHONPATH"})
+    return not counts and env.get("LD_LIBRARY_PATH") in (None, *usual_libraries)
 
 
 def as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
