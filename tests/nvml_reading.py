@@ -141,4 +141,4 @@ def one_gpu(**about: Any) -> Topology:
 def without(gpu: GpuReading, *fields: str) -> GpuReading:
     """A reading that lacks some fields; its problems are looked at apart."""
     lost: dict[str, Any] = dict.fromkeys(fields)
-    return replace(gpu, problems=(), **lost)
+    return gpu._replace(problems=(), **lost)

@@ -28,7 +28,7 @@ for line in sys.stdin:
     try:
         print(gpuaff.claim_gpus(1).gpus[0].index)
     except GpusBusyError as error:
-        print(error)
+        print(repr(str(error)))
 """
 
 
@@ -94,7 +94,8 @@ def test_two_containers_that_share_nothing_but_sysfs(host: Host) -> None:
     one, other = (host.claimer(locks=Path("/tmp/own"), prefix=prefix) for _ in range(2))
     assert said(one) == "0"
     told = said(other)
-    assert told.startswith("requested 1 GPU; none is free; GPU 0: leased by"), told
+    assert told.startswith("'requested 1 GPU; none is free\\n  to queue: "), told
+    assert "\\n  GPU 0: leased by" in told, told
     assert not Path("/tmp/own").exists()
 
 

@@ -587,7 +587,7 @@ before = set(sys.modules)  # coverage has imported some
 {OURS}
 import threading
 with holding(): pass
-heavy = {{"logging", "typing", "pathlib", "subprocess"}} & set(sys.modules) - before
+heavy = {{"logging", "pathlib", "subprocess"}} & set(sys.modules) - before
 print(sorted(heavy), threading.active_count())
 """
     assert printed(script, env={"GPUAFF_SAFE_GPU": str(lock)}, fresh=True) == "[] 1"

@@ -42,7 +42,7 @@ def claim(*arguments, **options):
     try:
         made = gpuaff.claim_gpus(*arguments, **options)
     except ClaimError as error:
-        return f"{{type(error).__name__}}: {{error}}"
+        return f"{{type(error).__name__}}: {{error}}".replace("\\n  ", " | ")
     return " ".join(str(gpu.index) for gpu in made.gpus)
 
 def release():

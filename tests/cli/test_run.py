@@ -391,7 +391,7 @@ class TestCosts:
         modules = set(re.findall(rb"\| +([\w.]+)$", done.stderr, re.MULTILINE))
         assert b"gpuaff.launch.ranks" in modules
         others = {b"gpuaff.cli." + name for name in (b"topo", b"plan", b"check", b"source")}
-        heavy = {b"typing", b"json", b"rich", b"psutil", b"pynvml", b"logging"}
+        heavy = {b"json", b"rich", b"psutil", b"pynvml", b"logging"}
         assert modules & (others | heavy | {b"gpuaff.pinning", b"gpuaff.cli.views"}) == set()
 
     def test_needs_no_rich(self, tmp_path: Path) -> None:

@@ -378,7 +378,7 @@ def test_an_age_is_the_lease_s_wherever_it_is_shown(machine: Machine) -> None:
         who = f"leased by sh -c echo; read x (pid {one.pid}) of {ME}, for"
         assert held["message"] == f"{who} 2 h"
         assert f"{who} 2 h\n" in shown
-        assert f"GPU 0: {who} 2 h;" in machine.refused("--gpus", "0")
+        assert f"GPU 0: {who} 2 h\n" in machine.refused("--gpus", "0")
         machine.since(one.pid, time.time() - 10810)
         assert machine.status()["gpus"][0]["message"] == f"{who} 3 h"
 
@@ -439,13 +439,14 @@ def test_a_lost_gpu(machine: Machine) -> None:
 
 
 def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
-    """Each is judged by its own processes, and it is said that no claim takes them."""
+    """Each is judged by its own processes, and none is free, as no claim takes them."""
     machine.driver.state.gpus[1].uuid = machine.driver.state.gpus[0].uuid
     with subprocess.Popen(["sleep", "60"]) as stranger:
         machine.driver.use(0, stranger.pid)
         found = json.loads(machine.told("--json").stdout)
         stranger.kill()
-    assert [gpu["free"] for gpu in found["gpus"]] == [False, True]
+    assert [gpu["busy"] for gpu in found["gpus"]] == ["processes", "unreadable"]
+    assert found["gpus"][1]["message"].endswith("so it cannot be claimed")
     (warning,) = found["warnings"]
     assert warning["code"] == "unclaimable"
     assert warning["message"].startswith("GPU 0 and GPU 1 have the same UUID, ")
@@ -457,6 +458,13 @@ def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
     done = machine.told()
     assert done.returncode == 0
     assert done.stdout.count("free") == 2
+    assert "[board-unread]" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["/dev/null", "/dev/null/x", "/nonexistent/x"])
+def test_a_lock_directory_that_cannot_be_made(machine: Machine, where: str) -> None:
+    done = machine.told(GPUAFF_LOCK_DIR=where)
+    assert done.returncode == 0
     assert "[board-unread]" in done.stderr
 
 

@@ -120,7 +120,7 @@ class TestNames:
             import sys
             before = set(sys.modules)
             from gpuaff.compat import gpu_affinity
-            slow = {"pynvml", "ctypes", "logging", "pathlib", "typing"}
+            slow = {"pynvml", "ctypes", "logging", "pathlib"}
             print(sorted(slow & (set(sys.modules) - before)))
         """
         assert printed(script, fresh=True) == "[]"

@@ -62,7 +62,7 @@ def test_slurm(name: str, expected: list[tuple[int | None, tuple[int, ...] | Non
     for rank, (count, _) in zip(ranks, expected, strict=True):
         shown = {**rank.environ, "CUDA_VISIBLE_DEVICES": "0"}
         found = of(shown)
-        assert (found.count, found.indices, found.visible) == (count, None, True)
+        assert (found.count, found.indices) == (count, None)
 
 
 JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_GPUS": "8-11", "SLURM_GPUS_ON_NODE": "4"}
@@ -213,7 +213,7 @@ def test_nobody_tells() -> None:
 @pytest.mark.parametrize("text", ["", "0", "GPU-1,GPU-2", "NoDevFiles"])
 def test_the_visible_ones(text: str) -> None:
     found = of({"CUDA_VISIBLE_DEVICES": text})
-    assert (found.count, found.indices, found.visible) == (None, None, True)
+    assert (found.count, found.indices) == (None, None)
     assert found.source == "CUDA_VISIBLE_DEVICES"
 
 
@@ -224,7 +224,7 @@ def test_lsf() -> None:
     assert (found.count, found.indices) == (None, None)
     assert found.source.startswith("LSF gives its GPUs by CUDA_VISIBLE_DEVICES")
     shown = of({**job, "CUDA_VISIBLE_DEVICES": "2,3"})
-    assert (shown.visible, shown.source) == (True, "CUDA_VISIBLE_DEVICES")
+    assert shown.source == "CUDA_VISIBLE_DEVICES"
     assert told({**job, "SLURM_GPUS_ON_NODE": "2"}) == (2, None)
 
 
@@ -270,7 +270,7 @@ NAMES = (
 def test_any_environment(variables: dict[str, str], gpu_file: str | None) -> None:
     found = of(variables, gpu_file=gpu_file)
     assert found.source
-    assert found.visible == ("CUDA_VISIBLE_DEVICES" in variables)
+    assert found.indices is None or "CUDA_VISIBLE_DEVICES" not in variables
     if found.indices is not None:
         assert found.count is not None
         assert list(found.indices) == sorted(set(found.indices))
@@ -347,7 +347,7 @@ ASK = """
     from gpuaff.launch import allocation
     allocation.SECONDS = {seconds}
     found = allocation.granted()
-    print(json.dumps([found.count, found.indices, found.source, found.visible]))
+    print(json.dumps([found.count, found.indices, found.source]))
 """
 
 
@@ -373,9 +373,9 @@ def test_qstat_is_asked(tmp_path: Path) -> None:
     report = tmp_path / "report"
     report.write_text(REPORT.format(requests="gpu=2,h_rt=3600"))
     folder = qstat(tmp_path, f'test "$*" = "-j 4711" && cat {report}')
-    assert asked(folder) == [2, None, "qstat -j 4711: gpu=2", False]
+    assert asked(folder) == [2, None, "qstat -j 4711: gpu=2"]
     shown = asked(folder, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
-    assert shown == [2, None, "qstat -j 4711: gpu=2", True]
+    assert shown == [2, None, "qstat -j 4711: gpu=2"]
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_qstat_is_not_asked(tmp_path: Path, env: dict[str, str]) -> None:
     ],
 )
 def test_a_qstat_that_fails(tmp_path: Path, script: str, why: str) -> None:
-    count, indices, source, _ = asked(qstat(tmp_path, script))
+    count, indices, source = asked(qstat(tmp_path, script))
     assert (count, indices) == (None, None)
     assert source.endswith(why)
     assert "qstat -j 4711" in source

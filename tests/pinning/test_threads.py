@@ -28,7 +28,7 @@ STORM = """
     everything = frozenset(os.sched_getaffinity(0))
     target = frozenset({min(everything)})
     move_caller(target)
-    moved = move_all(target, ours={everything})
+    moved = move_all(target, ours={everything}.__contains__)
     print(moved.settled, len(moved.refused))
     sys.stdin.readline()
 """
@@ -64,7 +64,7 @@ CHAINS = """
             threading.Thread(target=link).start()
         time.sleep(0.002)
         move_caller(target)
-        moved = move_all(target, ours={everything})
+        moved = move_all(target, ours={everything}.__contains__)
         masks = []
         for tid in os.listdir("/proc/self/task"):
             try:
@@ -99,7 +99,7 @@ def test_a_thread_bound_on_purpose_stays() -> None:
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
         move_caller(frozenset({first}))
-        moved = move_all(frozenset({first}), ours={everything})
+        moved = move_all(frozenset({first}), ours={everything}.__contains__)
         print(os.sched_getaffinity(thread.native_id) == {second}, moved.settled)
     """
     assert printed(script) == "True True"

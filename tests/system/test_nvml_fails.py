@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 import pytest
 
 from gpuaff._system.nvml_records import GpuReading
@@ -142,14 +140,9 @@ class TestHalfWay:
         reading = read(driver, links=True)
         assert len(reading.gpus) == 3
         for gpu in reading.gpus:
-            told = {
-                name: getattr(gpu, name)
-                for name in [field.name for field in fields(GpuReading)]
-                if name != "problems"
-            }
+            told = {name: getattr(gpu, name) for name in GpuReading._fields if name != "problems"}
             lost = [name for name, value in told.items() if value is None]
-            good = replace(
-                full(gpu.index),
+            good = full(gpu.index)._replace(
                 mig=gpu.mig if gpu.mig == SLICES[:1] else full(gpu.index).mig,
                 lost=gpu.index >= served - 1,  # the count, and then the handles
             )

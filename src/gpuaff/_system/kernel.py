@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuaff._system import env
@@ -38,8 +37,7 @@ process_id, user_id, wall_clock = os.getpid, os.geteuid, time.time
 thread_id = threading.get_native_id
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(NamedTuple):
     """The files of a machine below a root: ``/``, or a copy of another machine's.
 
     Paths have no leading slash (``sys/devices/…``).
@@ -210,14 +208,14 @@ def parent_of(pid: int) -> int | None:
     return int(fields[1]) or None if len(fields) > 1 else None
 
 
-def ancestors() -> Iterator[int]:
-    """The processes above this one, the nearest first."""
-    pid = os.getppid()  # 0: outside of this container
+def ancestors(pid: int | None = None) -> Iterator[int]:
+    """The processes above one (None: this one), the nearest first."""
+    parent = os.getppid() if pid is None else parent_of(pid)
     for _ in range(_MOST_ANCESTORS):  # a chain that changes meanwhile may not end
-        if not pid:
+        if not parent:  # outside of this container, or not visible
             return
-        yield pid
-        pid = parent_of(pid) or 0
+        yield parent
+        parent = parent_of(parent)
 
 
 def name_of(pid: int | None) -> str | None:

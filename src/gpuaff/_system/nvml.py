@@ -11,7 +11,6 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import IntEnum
 from itertools import combinations
 
@@ -265,7 +264,7 @@ class _Gpu:
             yield whole, self.handle
         for one, handle in self._instances or ():
             gpu_instance = one.gpu_instance
-            part = replace(whole, uuid=one.uuid, parent=whole.uuid, gpu_instance=gpu_instance)
+            part = whole._replace(uuid=one.uuid, parent=whole.uuid, gpu_instance=gpu_instance)
             yield part, handle
 
     def notes(self) -> list[str]:

@@ -35,8 +35,7 @@ class MigInstance:
     compute_instance: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
+class GpuReading(NamedTuple):
     """Where a GPU is.
 
     Attributes:
@@ -52,7 +51,7 @@ class GpuReading:
         problems: what failed, in words.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     uuid: str | None = None
     name: str | None = None
     pci_bus_id: str | None = None
@@ -66,8 +65,7 @@ class GpuReading:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(NamedTuple):
     """What can be claimed: a whole GPU, or one MIG instance of a GPU.
 
     Attributes:
@@ -79,7 +77,7 @@ class Device:
             instances of one GPU instance share its memory.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     uuid: str
     pci_bus_id: str | None = None
     name: str | None = None
@@ -95,8 +93,7 @@ class Device:
         return f"MIG instance {self.uuid}" if self.is_mig else f"GPU {self.index}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A GPU that NVML counts and that cannot be claimed, though this process may use it.
 
     Attributes:
@@ -105,7 +102,7 @@ class LeftOut:
         cut: whether it is in MIG mode and has no instance; otherwise it does not respond.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     why: str
     cut: bool = False
 

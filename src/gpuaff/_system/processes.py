@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pwd
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff.errors import GpuaffError
@@ -35,8 +35,7 @@ def caller_and_descendants() -> list[int]:
     return sorted(process.pid for process in family - own)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(NamedTuple):
     """A process, as it describes itself: its starter has chosen the command.
 
     Attributes:

@@ -10,7 +10,7 @@ from functools import partial
 from gpuaff._system import env, kernel, nvml
 from gpuaff._system.processes import caller_and_descendants
 from gpuaff.allocator.model import Scope
-from gpuaff.allocator.proximity import Neighbourhood
+from gpuaff.allocator.placement import Neighbourhood
 from gpuaff.cli import output
 from gpuaff.cli.dispatch import add_option
 from gpuaff.cpuset import CpuSet

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
-from gpuaff._system.subprocess import ProgramError, output_of
 from gpuaff.cpuset import format_cpulist
 from gpuaff.formatting import one_line
 from gpuaff.launch import slurm
@@ -44,15 +43,14 @@ class Granted:
     Attributes:
         count: how many GPUs; None when unknown.
         indices: the GPUs that they are among, ascending, in the order of the machine's PCI
-            addresses; there may be more than ``count``. None when unknown, or ``visible``.
+            addresses; there may be more than ``count``. None when unknown, or where
+            CUDA_VISIBLE_DEVICES is set: then at most ``count`` of its GPUs are meant.
         source: where that comes from, or why it is unknown, in words.
-        visible: whether CUDA_VISIBLE_DEVICES is set: then at most ``count`` of its GPUs are meant.
     """
 
     count: int | None
     indices: tuple[int, ...] | None
     source: str
-    visible: bool = False
 
 
 def granted(*, may_ask: bool = True) -> Granted:
@@ -97,7 +95,7 @@ def classify_grant(
     if get("CUDA_VISIBLE_DEVICES") is None:
         return found
     source = "CUDA_VISIBLE_DEVICES" if found.count is None else found.source
-    return replace(found, indices=None, source=source, visible=True)
+    return replace(found, indices=None, source=source)
 
 
 def _grant(source: str, count: int | None = None, indices: Iterable[int] | None = None) -> Granted:
@@ -225,6 +223,8 @@ def _grid_engine_job(get: Get) -> str | None:
 
 def _ask_qstat(job: str) -> tuple[int | None, str]:
     """How many GPUs a job requested, and so was granted; and the source, or why it is unknown."""
+    from gpuaff._system.subprocess import ProgramError, output_of  # hardly any claim needs it
+
     command = f"qstat -j {job}"
     try:
         text = output_of("qstat", "-j", job, seconds=SECONDS)

@@ -378,7 +378,20 @@ _ASSUMED = "rank 0 of 1 is assumed"
 
 
 def _no_rank(get: Get, alone: Ranks, stale: Notice | None) -> Notice:
-    why = _why_no_rank(get, alone, stale)
+    tasks = number(get("SLURM_NTASKS")) or 1
+    if alone.rank is not None and alone.size != 1:
+        given = f"{alone.sources['rank']}={alone.rank}"
+        why = f"{given} is the rank in the whole job; that on this node is not set"
+    elif stale is not None:
+        why = "srun's variables are ignored, and no other launcher's are set"
+    elif get("SLURM_JOB_ID"):
+        of_many = f", and none of the job's {tasks} tasks" if tasks > 1 else ""
+        why = f"a batch script or a shell of Slurm is no task of srun{of_many}"
+    else:
+        why = (
+            "no launcher has set the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "
+            "SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK and others are unset)"
+        )
     return Notice("no-rank", f"{why}: {_ASSUMED}; start under torchrun, srun or mpirun, or {_CALL}")
 
 
@@ -386,22 +399,6 @@ def narrows_nothing(no_rank: Notice, visible: int) -> Notice:
     """The warning ``no-rank`` where ``visible`` GPUs are visible, more than one."""
     instead = f"{visible} GPUs are visible, so the mask stays"
     return replace(no_rank, message=no_rank.message.replace(_ASSUMED, instead))
-
-
-def _why_no_rank(get: Get, alone: Ranks, stale: Notice | None) -> str:
-    if alone.rank is not None and alone.size != 1:
-        variable = alone.sources["rank"]
-        return f"{variable}={alone.rank} is the rank in the whole job; that on this node is not set"
-    if stale is not None:
-        return "srun's variables are ignored, and no other launcher's are set"
-    if get("SLURM_JOB_ID"):
-        tasks = number(get("SLURM_NTASKS")) or 1
-        of_many = f", and none of the job's {tasks} tasks" if tasks > 1 else ""
-        return f"a batch script or a shell of Slurm is no task of srun{of_many}"
-    return (
-        "no launcher has set the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "
-        "SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK and others are unset)"
-    )
 
 
 # The launcher of given ranks.

@@ -31,10 +31,6 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     Outside of the first PID namespace the driver's numbers may be the host's, and happen to be
     those of other processes here (case E15). So they count there only if each of them exists here,
     and only a process that has CUDA's device file open counts as own, or is named.
-
-    Args:
-        readings: what the driver lists.
-        own_is_free: whether to ignore own processes.
     """
     pids = listed(readings)
     first = kernel.in_first_pid_namespace()
@@ -44,8 +40,8 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
     me = kernel.process_id()
-    above = {me, *_ancestors(me)}
-    own = {pid for pid in pids if own_is_free and (pid in above or me in _ancestors(pid))}
+    above = {me, *kernel.ancestors()}
+    own = {pid for pid in pids if own_is_free and (pid in above or me in kernel.ancestors(pid))}
     return ListedProcesses(
         own=own if first else set(filter(_computes, own)),
         ended=ended,
@@ -60,16 +56,6 @@ def _computes(pid: int) -> bool:
     return _CUDA_OPENS in kernel.open_files(pid)
 
 
-def _ancestors(pid: int) -> set[int]:
-    """A process's parent, its parent and so on, as far as they are visible."""
-    found: set[int] = set()
-    parent = kernel.parent_of(pid)
-    while parent is not None and parent not in found:
-        found.add(parent)
-        parent = kernel.parent_of(parent)
-    return found
-
-
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
     """Descriptions of listed processes, for messages; those that cannot be looked up are missing.
 
@@ -78,68 +64,36 @@ def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
     if processes.me is None:
         return {}
     sure = [pid for pid in pids if processes.first_namespace or _computes(pid)]
-    return {pid: name for pid in sure if (name := describe(pid)) is not None}
+    return {pid: name for pid in sure if (name := describe(pid, own_age=True)) is not None}
 
 
-def describe(pid: int) -> str | None:
-    """``train.py (pid 42) of alice, for 3 h``, with the process's age.
+def describe(
+    pid: int | None,
+    entry: Entry | None = None,
+    *,
+    since: float | None = None,
+    own_age: bool = False,
+) -> str | None:
+    """``train.py (pid 42) of alice, for 3 h``: a process by /proc, else by its registry entry.
 
-    Returns:
-        None when there is no such process, or it is hidden. What this user may not see of it is
-        left out.
+    The age is the process's own, or counts from ``since``. None when nothing is known.
     """
-    found = look_up(pid)
-    if found is None:
-        return None
-    return process_in_words(found.command, pid, user=found.user, since=found.started)
-
-
-def describe_lease(pid: int | None, entry: Entry | None) -> str:
-    """The process that holds a lease: by the kernel, with the lease's age by the registry.
-
-    Args:
-        pid: the process; None when it is not visible here.
-        entry: the registry's entry of the lease; None when there is none.
-
-    Returns:
-        Empty when nothing is known.
-    """
-    found = None if pid is None else look_up(pid)
+    is_gone = entry is not None and entry.pid == pid and not living([entry])
+    found = None if pid is None or is_gone else look_up(pid)
     if found is not None:
-        since = None if entry is None else entry.since
-        return process_in_words(found.command, pid, user=found.user, since=since)
-    if entry is None:
-        return "" if pid is None else f"pid {pid}"
-    return who(entry) if pid is None else f"{who(entry)}, which has ended; children hold it"
-
-
-def describe_writer(entry: Entry, *, since: float | None = None) -> str:
-    """The process of a registry entry: by /proc, else by what it has written.
-
-    Args:
-        entry: what it has written.
-        since: its age is since then, in seconds since 1970; None shows none.
-    """
-    found = look_up(entry.pid) if living([entry]) and entry.pid is not None else None
-    command, user = (found.command, found.user) if found else (entry.name, None)
-    if user is None and entry.uid is not None:
+        command, user = found.command, found.user
+        since = found.started if own_age else since
+    elif entry is not None:
+        pid, command, user = entry.pid, entry.name or "an unknown program", None
+    else:
+        return None
+    if user is None and entry is not None and entry.uid is not None:
         user = user_name(entry.uid)
-    return process_in_words(command or "an unknown program", entry.pid, user=user, since=since)
-
-
-def describe_waiter(entry: Entry) -> str:
-    """A waiter, and how many GPUs it requests."""
-    wanted = "some" if entry.wanted is None else entry.wanted
-    return f"{describe_writer(entry)}, who waits for {wanted} of them"
+    return process_in_words(command, pid, user=user, since=since)
 
 
 class Probe:
-    """Finds out how devices are used, as often as needed.
-
-    Attributes:
-        readings: the last answer of the driver, for all devices of the machine.
-        processes: the processes in it.
-    """
+    """Finds out how devices are used, as often as needed; keeps the driver's last answer."""
 
     def __init__(
         self,
@@ -150,15 +104,7 @@ class Probe:
         own_is_free: bool = True,
         utilization: bool = False,
     ) -> None:
-        """Nothing is known yet.
-
-        Args:
-            session: asks the driver.
-            devices: those that are evaluated, in their order.
-            demand: the requirements that each must meet.
-            own_is_free: whether this process, its descendants and its ancestors are ignored.
-            utilization: whether it is needed without a requirement.
-        """
+        """Of these devices, which must meet the demand; utilization also if none is demanded."""
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
         needed = demand is not None and demand.max_utilization is not None
@@ -254,6 +200,15 @@ def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> d
         # The locks of a MIG GPU's instances are shared.
         pids = [one.pid for one in found if not (uuid in wholes and one.shared)]
         if pids:
-            pid = max((pid for pid in pids if pid is not None), default=None)
-            described[uuid] = describe_lease(pid, written.get(uuid))
+            pid = next((pid for pid in pids if pid is not None), None)
+            described[uuid] = _described_lease(pid, written.get(uuid))
     return described
+
+
+def _described_lease(pid: int | None, entry: Entry | None) -> str:
+    """The process that holds a lease, by the kernel; its age is known to the registry only."""
+    if entry is None:
+        return describe(pid) or ("" if pid is None else f"pid {pid}")
+    name = describe(entry.pid if pid is None else pid, entry, since=entry.since)
+    is_gone = pid is not None and pid == entry.pid and not living([entry])
+    return f"{name}, which has ended; children hold it" if is_gone else str(name)
