@@ -203,11 +203,11 @@ class Program:
 class Nursery:
     """The process of which programs are forked: see programs/nursery.py."""
 
-    def __init__(self, libraries: str) -> None:
-        """Start it, with this LD_LIBRARY_PATH."""
+    def __init__(self, libraries: str, prefix: Sequence[str] = ()) -> None:
+        """Start it, with this LD_LIBRARY_PATH, and these words before the command."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, str(_NURSERY), str(theirs.fileno())],
+            [*prefix, sys.executable, str(_NURSERY), str(theirs.fileno())],
             env=environment({"LD_LIBRARY_PATH": libraries}),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -258,9 +258,9 @@ class Nursery:
 
 
 @cache
-def nursery(libraries: str) -> Nursery:
-    """This process's nursery for programs with this LD_LIBRARY_PATH."""
-    return Nursery(libraries)
+def nursery(libraries: str, inside: tuple[str, ...] = ()) -> Nursery:
+    """This process's nursery for programs with this LD_LIBRARY_PATH, inside of a namespace."""
+    return Nursery(libraries, inside)
 
 
 def is_forkable(env: Mapping[str, str]) -> bool:
@@ -280,21 +280,23 @@ def run(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    inside: tuple[str, ...] = (),
     timeout: float = 50,
     fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script to its end; the caller looks at what it printed.
 
     It is a fork of a process that has imported everything and called nothing; one that starts
-    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start.
+    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start. A prefix
+    ``inside``, of several scripts, is their nursery's: a namespace that others have not.
     """
     script = textwrap.dedent(script)
     variables = environment(env)
     if is_forkable(env or {}) and not (fresh or prefix):
-        forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
+        forks = nursery(variables.get("LD_LIBRARY_PATH", ""), inside)
         return as_text(forks.run(script, *arguments, env=variables, timeout=timeout))
     return subprocess.run(
-        [*prefix, sys.executable, "-c", script, *arguments],
+        [*prefix, *inside, sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
