@@ -14,15 +14,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from json import dumps, loads
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuaff._system import descriptors, kernel, locks
 from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 NAME, VERSION = "registry", 2
 SLOTS, SLOT_SIZE = 512, 4096
