@@ -297,7 +297,7 @@ class TestText:
 
     def test_whose_processes_are_exiting(self) -> None:
         """Once beside the lease, and for each process on the GPU."""
-        dying = [process(pid)._replace(exiting=True) for pid in (101, 7)]
+        dying = [replace(process(pid), exiting=True) for pid in (101, 7)]
         seen = sight(
             *dying,
             process(8),

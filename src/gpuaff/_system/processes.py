@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+from dataclasses import dataclass
 
 from gpuaff._system import kernel
 from gpuaff.errors import GpuaffError

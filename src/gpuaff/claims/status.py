@@ -318,7 +318,7 @@ def _lease(snapshot: Snapshot, uuid: str) -> LeaseStatus | None:
         return None
     pid = next(iter(holders), None)
     if entry is None:
-        claimer = _process(snapshot, pid)._replace(since=None)  # the lease's age is not known
+        claimer = replace(_process(snapshot, pid), since=None)  # the lease's age is not known
         gone = None if pid is None else pid not in snapshot.processes
         inside = []
     else:

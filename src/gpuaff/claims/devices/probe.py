@@ -83,7 +83,7 @@ def writer_of(entry: Entry, found: ProcessInfo | None, user: str | None) -> Proc
     """The process of an entry: itself where it was found, else by what it has written. Pure."""
     found = found or ProcessInfo(pid=entry.pid)
     command = found.command or entry.name or None
-    return found._replace(command=command, user=found.user or user, since=entry.since)
+    return replace(found, command=command, user=found.user or user, since=entry.since)
 
 
 class Probe:
