@@ -158,7 +158,7 @@ class Probe:
         known = {uuid: name for uuid, name in by_kernel.items() if name}
         names = names_of(listed(self.readings), self.processes)
         holders = {**by_kernel, **self._holders, **known}
-        return self._evaluate(holders, replace(self.processes, names=names))
+        return self._evaluate(holders, self.processes._replace(names=names))
 
     def _read(self, entries: Sequence[Entry]) -> None:
         """A rank inside a claim holds its GPUs also when the process of that claim has died."""
