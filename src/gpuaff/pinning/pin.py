@@ -62,7 +62,7 @@ def pin(
 ) -> Affinity:
     """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
 
-    ``driver_may_rest`` is called when the driver will not be asked any more.
+    ``driver_may_rest`` is called when the driver is not needed any more.
     """
     strict = flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
