@@ -7,9 +7,10 @@ gpuaff.set_affinity(local_rank, nproc)
 
 from __future__ import annotations
 
+__version__ = "0.1.0"
+
 TYPE_CHECKING = False  # importing typing would double what the import costs
 if TYPE_CHECKING:
-    from gpuaff._version import __version__
     from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
     from gpuaff.allocator.plan import plan
     from gpuaff.claims import claim_gpus
@@ -35,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 _NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` costs nothing
-    "_version": "__version__", "allocator.model": "Mode Multithreading Partition Plan Scope Share",
+    "allocator.model": "Mode Multithreading Partition Plan Scope Share",
     "allocator.plan": "plan", "claims": "claim_gpus",
     "claims.claim": "Claim current_claim", "claims.model": "ClaimedGpu Waiting",
     "launch.ranks": "Ranks ranks", "launch.launchers": "Launcher", "notices": "Notice",

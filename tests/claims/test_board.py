@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -273,7 +272,7 @@ def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> N
         assert registry.stopped([entry]) == frozenset()
         os.kill(one.pid, signal.SIGSTOP)
         until(lambda: registry.stopped([entry]) == {entry.slot})
-        forged = replace(entry, start=1)
+        forged = entry._replace(start=1)
         assert registry.stopped([forged]) == frozenset()
 
 

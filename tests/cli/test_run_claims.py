@@ -18,7 +18,7 @@ from gpuaff.cpuset import format_cpulist
 import environments
 import pci_devices
 from fakedriver.driver import FakeDriver
-from processes import CPUS, environment
+from processes import CPUS, as_text, command_line, environment
 
 pytestmark = pytest.mark.fake_driver
 
@@ -42,12 +42,15 @@ class Machine:
         self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
+        variables = environment({**self.variables, **(env or {})})
+        if not prefix:
+            return as_text(command_line("run", *words, env=variables))
         return subprocess.run(
             [*prefix, *RUN, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env=environment({**self.variables, **(env or {})}),
+            env=variables,
             check=False,
         )
 

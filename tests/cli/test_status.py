@@ -26,7 +26,7 @@ from gpuaff.topology.model import MigInstance
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from fakedriver.state import NVML
-from processes import environment, printed, stopped, unmeasured
+from processes import as_text, command_line, environment, printed, stopped, unmeasured
 
 pytestmark = pytest.mark.fake_driver
 
@@ -50,9 +50,7 @@ class Machine:
 
     def told(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env = environment({**self.driver.env(), **self.env, **variables})
-        return subprocess.run(
-            [*STATUS, *words], capture_output=True, text=True, env=env, check=False
-        )
+        return as_text(command_line("status", *words, env=env))
 
     def status(self) -> Any:
         done = self.told("--json")
@@ -88,8 +86,7 @@ class Machine:
     def refused(self, *words: str) -> str:
         """What ``gpuaff run`` says that ends at once; nothing when it has its GPUs."""
         env = environment({**self.driver.env(), **self.env})
-        command = [*RUN, *words, "--", "true"]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        done = as_text(command_line("run", "--no-pin", *words, "--", "true", env=env))
         assert done.returncode == (75 if done.stderr else 0)
         return done.stderr
 

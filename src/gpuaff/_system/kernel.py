@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuaff._system import env
@@ -38,8 +37,7 @@ process_id, user_id, wall_clock = os.getpid, os.geteuid, time.time
 thread_id = threading.get_native_id
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(NamedTuple):
     """The files of a machine below a root: ``/``, or a copy of another machine's.
 
     Paths have no leading slash (``sys/devices/…``).

@@ -19,7 +19,7 @@ import stat
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system.descriptors import close, moved_up
 from gpuaff._system.kernel import Tree
@@ -151,8 +151,7 @@ def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple
 # ---- /proc/locks -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileLock:
+class FileLock(NamedTuple):
     """A line of /proc/locks.
 
     Attributes:

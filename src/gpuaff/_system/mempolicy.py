@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff.cpuset import format_cpulist, from_bits
 
@@ -56,8 +56,7 @@ _NUMBERS = {
 machine's name. A 32-bit process on a 64-bit kernel has other ones, so they are unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """A memory policy: the kernel's number of its mode, with flags, and the NUMA nodes named."""
 
     mode: int

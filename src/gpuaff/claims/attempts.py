@@ -18,7 +18,7 @@ from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place
 from gpuaff.claims.locking.registry import Entry, Slot, stopped
-from gpuaff.claims.model import Busy, Demand, Device, Usage, Waiting
+from gpuaff.claims.model import Demand, Device, Usage, Waiting
 from gpuaff.claims.sources import SubLease, usages_inside
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
@@ -131,9 +131,7 @@ class _Refused(NamedTuple):
 class Attempts:
     """Tries to lease some of the candidates, until it succeeds or its time is up.
 
-    Attributes:
-        probe: asks the driver about them, unless they are part of a parent claim.
-        warnings: what went wrong without preventing the claim.
+    The driver is asked about them by ``probe``, unless they are part of a parent claim.
     """
 
     def __init__(
@@ -146,16 +144,7 @@ class Attempts:
         own_is_free: bool = True,
         until_occupied: ExitStack,
     ) -> None:
-        """Nothing is leased yet.
-
-        Args:
-            session: asks the driver.
-            request: what each device must meet, and how long to wait.
-            candidates: the devices to choose from, and how many are requested.
-            parent: the claim that they are part of.
-            own_is_free: whether a device is free that only own processes use.
-            until_occupied: gets safe_gpu's lock when devices are leased.
-        """
+        """Nothing is leased yet; ``until_occupied`` gets safe_gpu's lock when devices are."""
         self._devices, self._count = candidates.devices, candidates.wanted
         self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
         demand = Demand(
@@ -183,7 +172,6 @@ class Attempts:
             NotEnoughGpusError: too many of the devices can never be used by this process.
             GpusBusyError: they are not free, and no wait was requested.
             ClaimTimeoutError: they did not become free in time.
-            LockDirectoryError: the lock directory cannot be used.
         """
         settling, wait = Settling(), self._wait
         while isinstance(got := self._attempt(), _Refused):
@@ -270,20 +258,14 @@ class Attempts:
         # A waiter sees when their locks go; those of a parent claim go with the registry's entry.
         is_needed = self._parent is None and self._place is None
         holders = leases.holders(hidden) if is_needed else {}
-        found = []
-        for usage in usages:
-            device = usage.device
+
+        def leased(device: Device) -> Usage:
             pids = [holder.pid for holder in holders.get(device.uuid, ())]
             exiting = bool(pids) and all(pid and kernel.is_exiting(pid) for pid in pids)
-            lease = Usage(
-                device=device,
-                busy=Busy.LEASED,
-                message=f"{device}: leased by a process that is not visible here",
-                leaving=exiting,
-                exiting=exiting,
-            )
-            found.append(lease if device in hidden else usage)
-        return tuple(found)
+            why = "leased by a process that is not visible here"
+            return Usage.leased(device, why, exiting=exiting)
+
+        return tuple(leased(one.device) if one.device in hidden else one for one in usages)
 
     def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
         if self._topology is None:
@@ -399,7 +381,7 @@ class Attempts:
             held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
             for device in self._devices:
                 if (entry := held.get(self._key(device))) is not None:
-                    holder = describe(entry.pid, entry, since=entry.since)
+                    holder = describe(entry.pid, entry, with_age=True)
                     reasons[device] = f"{device}: leased by {holder}"
         waiters = {entry.slot: describe(entry.pid, entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():

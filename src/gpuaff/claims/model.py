@@ -44,8 +44,7 @@ class Busy(str, Enum):
         return str(self.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(NamedTuple):
     """Whether a device is free, and else why, by which processes.
 
     Attributes:
@@ -64,6 +63,14 @@ class Usage:
     leaving: bool = False
     exiting: bool = False
     lasting: bool = False
+
+    @classmethod
+    def leased(cls, device: Device, why: str, *, exiting: bool) -> Usage:
+        """Of a device whose lease another process holds."""
+        message = f"{device}: {why}{', which is exiting' if exiting else ''}"
+        return cls(
+            device=device, busy=Busy.LEASED, message=message, leaving=exiting, exiting=exiting
+        )
 
 
 class Demand(NamedTuple):

@@ -6,13 +6,13 @@ parent claim's GPUs, and the rank that has locked it holds the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from gpuaff._system import descriptors, locks
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import PART_COUNT, PARTS, Entry, Slot, ending
-from gpuaff.claims.model import Busy, Device, Usage
+from gpuaff.claims.model import Device, Usage
 from gpuaff.errors import ClaimError
 from gpuaff.launch import inherited
 from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim
@@ -96,20 +96,13 @@ def usages_inside(
     for uuid in _locked(parent):  # its holder may be about to write its record
         holders.setdefault(uuid, "a process of this claim")
     exiting = ending(held.values())
-    return tuple(_usage(device, holders.get(device.uuid), exiting) for device in devices)
-
-
-def _usage(device: Device, holder: str | None, exiting: Collection[str]) -> Usage:
-    if holder is None:
-        return Usage(device=device)
-    leaving = device.uuid in exiting
-    message = f"{device}: claimed inside this claim by {holder}"
-    return Usage(
-        device=device,
-        busy=Busy.LEASED,
-        message=f"{message}, which is exiting" if leaving else message,
-        leaving=leaving,
-        exiting=leaving,
+    return tuple(
+        Usage(device=device)
+        if (holder := holders.get(device.uuid)) is None
+        else Usage.leased(
+            device, f"claimed inside this claim by {holder}", exiting=device.uuid in exiting
+        )
+        for device in devices
     )
 
 

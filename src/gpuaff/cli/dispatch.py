@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
-from gpuaff._version import __version__
+from gpuaff import __version__
 from gpuaff.cli.output import print_stderr
 from gpuaff.errors import (
     ClaimTimeoutError,
@@ -105,10 +105,8 @@ def add_option(
 def build_parser(wanted: str | None) -> Parser:
     """The parser; what it returns has ``run``, which takes it and returns the exit code.
 
-    Args:
-        wanted: the first argument. If it is a command, only its module is imported and only it is
-            known: ``gpuaff run`` delays the user's program by what is imported. Else the parser
-            knows the names of all, for the help and for errors.
+    If ``wanted``, the first argument, is a command, only its module is imported and only it is
+    known. Else the parser knows the names of all, for the help and for errors.
     """
     parser = Parser(
         prog="gpuaff",

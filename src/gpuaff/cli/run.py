@@ -90,11 +90,7 @@ wait_time = partial(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Claim, pin, and become the command; returns only after ``--dry-run``.
-
-    Raises:
-        GpuaffError: a step failed; those before it are undone.
-    """
+    """Claim, pin, and become the command, or undo it all; returns only after ``--dry-run``."""
     if args.stray or not args.words:
         expected = f"-- before it, {_EXAMPLE}" if args.stray else f"a command after --, {_EXAMPLE}"
         raise InvalidOptionError("COMMAND", args.stray[0] if args.stray else "", expected)
@@ -186,10 +182,7 @@ def settle(args: argparse.Namespace, here: Ranks | None) -> Job:
 
     Outside of a launcher (``here`` is None) GPUs are claimed. Inside one, every rank runs this
     command, and each would claim as many GPUs: a rank claims with ``--per-rank`` only, and is
-    pinned otherwise.
-
-    Raises:
-        InvalidOptionError: options contradict each other, or the launcher.
+    pinned otherwise. Options that contradict each other, or the launcher, are errors.
     """
     claims = not args.no_claim and (here is None or args.per_rank)
     for option, value in _about_claims(args) if not claims else ():

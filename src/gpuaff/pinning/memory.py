@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import kernel, mempolicy
 from gpuaff._system.mempolicy import Policy
@@ -42,8 +42,7 @@ _GPU = "gpu"
 """The word for the memory of the rank's own GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOption:
+class MemoryOption(NamedTuple):
     """A memory policy as its user spelled it.
 
     Attributes:

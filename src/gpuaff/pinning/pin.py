@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
@@ -32,7 +31,7 @@ from gpuaff.pinning.state import (
     transaction,
     try_twice,
 )
-from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
+from gpuaff.settings import flag, pinning_is_off, value_of, with_environment
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpuset_of
@@ -66,7 +65,7 @@ def pin(
     """
     strict = flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
-    options = plan_options((ranks or ALONE).local_size, arguments)
+    options = Options.of((ranks or ALONE).local_size, **with_environment(arguments))
     memory_option, openmp = _memory_option(memory), flag("openmp", openmp)
     why = unsupported_reason()
     if ranks is None or why is not None:
@@ -75,7 +74,7 @@ def pin(
     claim, unreadable = inherited.parent_claim()
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
-        options = replace(options, partition=Partition.MACHINE)
+        options = options._replace(partition=Partition.MACHINE)
     no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
     if claim is not None and claim.pid == kernel.process_id():
         remarks = _without_no_rank(remarks)  # it is alone on its GPUs

@@ -72,7 +72,7 @@ def plan_inside_share(
     """
     cpus = options.cpus and (options.cpus & topology.allowed or options.cpus)
     reserve = 0 if share.reserved else options.reserve
-    inside = replace(options, partition=Partition.JOB, cpus=cpus, reserve=reserve)
+    inside = options._replace(partition=Partition.JOB, cpus=cpus, reserve=reserve)
     plan = _alone(topology, inside, ranks, gpus)
     if not share.reserved:
         return plan
@@ -98,7 +98,7 @@ def inputs_of_all(
             "cpuset): name CPUs that it may use"
         )
     cut = (*sets[:rank], own, *sets[rank + 1 :])
-    return topology.with_allowed(frozenset().union(*cut)), replace(options, rank_allowed=cut)
+    return topology.with_allowed(frozenset().union(*cut)), options._replace(rank_allowed=cut)
 
 
 def _for_all(topology: Topology, options: Options, ranks: Ranks) -> Plan:
@@ -162,7 +162,7 @@ def _by_own_gpu(
     if found is None:
         return _gpus_unknown(_alone(topology, options, ranks, gpus), ranks, gpus)
     machine, place = found
-    plan = plan_with(machine, replace(options, nproc=len(machine.visible)))
+    plan = plan_with(machine, options._replace(nproc=len(machine.visible)))
     plan = _share_at(plan, place, ranks.local_rank, gpu=topology.visible[0])
     if not gpus.shared and ranks.local_size <= len(machine.visible):
         return plan
@@ -216,7 +216,7 @@ def _alone(topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | N
     """The plan for this rank as if there were no other, near its GPU and inside its mask."""
     place = ranks.local_rank % len(topology.visible) if gpus is None else 0
     gpu = topology.visible[place]
-    mine = replace(options, nproc=1, rank_allowed=None)
+    mine = options._replace(nproc=1, rank_allowed=None)
     plan = plan_with(replace(topology, visible=(gpu,)), mine, numbers=(ranks.local_rank,))
     return _share_at(plan, 0, ranks.local_rank, gpu=gpu)
 
@@ -234,11 +234,11 @@ def _inside_domain(
         return _alone(topology, options, ranks, gpus)
     count = len(topology.visible) if gpus is None else gpus.on_node or len(gpus.named or ())
     if gpus is not None and (gpus.shared or ranks.local_size > count):
-        return _alone(topology, replace(options, partition=Partition.JOB), ranks, gpus)
+        return _alone(topology, options._replace(partition=Partition.JOB), ranks, gpus)
     turn, place = divmod(ranks.local_rank, count)
     gpu = topology.visible[place if gpus is None else 0]
     numbers = range(place, ranks.local_size, count)
-    there = replace(options, nproc=len(numbers))
+    there = options._replace(nproc=len(numbers))
     plan = plan_with(replace(topology, visible=(gpu,)), there, numbers=numbers)
     return _share_at(plan, turn, ranks.local_rank, gpu=gpu)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import descriptors, locks
 from gpuaff.claims.locking import directory
@@ -52,8 +52,7 @@ def files_of(device: Device) -> list[str]:
     return [locks.real_name(path) for path, is_shared in locks_of(device) if not is_shared]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(NamedTuple):
     """A process that holds a lock of a device.
 
     Attributes:

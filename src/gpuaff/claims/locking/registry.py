@@ -12,9 +12,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from json import dumps, loads
+from typing import NamedTuple
 
 from gpuaff._system import descriptors, kernel, locks
 from gpuaff.claims.locking import directory
@@ -41,8 +41,7 @@ MOST = (1 << 53) - 1  # the largest number that counts: others are not exact in 
 _READS = 3  # of an unreadable record: a write may be half done
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """A slot whose writer lives. Values of its record that are invalid count as missing.
 
     Attributes:

@@ -7,8 +7,8 @@ whatever is released, except for pycuda's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
+from typing import NamedTuple
 
 from gpuaff.errors import PlaceholderError
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
-class Occupant:
+class Occupant(NamedTuple):
     """How a framework occupies GPUs.
 
     Attributes:

@@ -131,7 +131,6 @@ class _Machine:
         )
 
     def note_cpus(self) -> None:
-        """Note what is missing about the CPUs."""
         count, found = self._printed.numbers.get(CPUS), len(self.cpus)
         hint = f" (lscpu counts {count})" if count else ""
         if not found:
@@ -145,7 +144,6 @@ class _Machine:
             self._note("contradiction", message)
 
     def note_nodes(self) -> None:
-        """Note what is missing about the NUMA nodes."""
         count, found = self._printed.numbers.get(NODES, 0), len(self.nodes)
         if not found:
             message = "the NUMA nodes are unknown: add the output of `lscpu` or `numactl -H`"
