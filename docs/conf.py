@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuaff._version import __version__
+from gpuaff import __version__
 
 project = "gpuaff"
 author = "The gpuaff developers"

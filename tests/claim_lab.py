@@ -82,7 +82,7 @@ def refused(*arguments, **options):
     return caught
 
 def told(error):
-    say(type(error).__name__, str(error))
+    say(type(error).__name__, str(error).replace(chr(10) + "  ", " | "))
 
 def occupant_that_waits():
     # it makes its context, and then lets others act

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src"
@@ -75,24 +76,57 @@ def unmeasured(env: Mapping[str, str]) -> dict[str, str]:
 
 _NURSERY = Path(__file__).parent / "programs/nursery.py"
 _COUNTS_AT_START = ("LD_PRELOAD", "MALLOC_", "PYTHON")
-"""The beginnings of variables that count when a process starts: a fork would be without them."""
+"""The beginnings of variables that count when a process starts: a fork would be without them. Only
+the folders of PYTHONPATH it has, for what is not imported yet."""
+usual_libraries: set[str] = set()
+"""Each LD_LIBRARY_PATH for which a nursery pays: that of complete fake drivers."""
+
+
+class _Pipes:
+    """The pipes of a program: the first one is what it reads."""
+
+    def __init__(self, count: int) -> None:
+        pipes = [os.pipe() for _ in range(count)]
+        self.theirs = [pipes[0][0], *(pipe[1] for pipe in pipes[1:])]
+        self.ours = [pipes[0][1], *(pipe[0] for pipe in pipes[1:])]
+
+    def started(self) -> None:
+        """The program has its ends by now."""
+        for handle in self.theirs:
+            os.close(handle)
+
+
+class _Status:
+    """The exit status of a fork, which the nursery writes."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._found: int | None = None
+
+    def wait(self, timeout: float) -> int:
+        if self._found is None:
+            assert select.select([self._handle], [], [], timeout)[0], "it goes on"
+            self._found = int(os.read(self._handle, 10))
+            os.close(self._handle)
+        return self._found
 
 
 class Program:
-    """A fork of the nursery: it talks by lines on its standard streams."""
+    """A program that runs: it talks by lines on its standard streams."""
 
-    def __init__(self, pid: int, watch: int, streams: Sequence[int], status: int) -> None:
+    def __init__(
+        self, pid: int, watch: int, streams: Sequence[int], wait: Callable[[float], int]
+    ) -> None:
         self.pid = pid
+        self.out = os.fdopen(streams[1])
         self._watch = watch
         self._in = os.fdopen(streams[0], "w")
-        self._out = os.fdopen(streams[1])
         self._err = os.fdopen(streams[2])
-        self._status = status
-        self._returncode: int | None = None
+        self._wait = wait
 
     def heard(self) -> str:
         """The next line that it prints."""
-        line = self._out.readline()
+        line = self.out.readline()
         assert line, f"it has ended: {self._err.read()}"
         return line.strip()
 
@@ -107,28 +141,34 @@ class Program:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send it a signal; after SIGKILL it is gone."""
-        signal.pidfd_send_signal(self._watch, number)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._watch, number)
         if number == signal.SIGKILL:
             self.wait()
 
     def wait(self, timeout: float = 50) -> int:
         """Until it has ended: its exit status, negative when a signal ended it."""
-        if self._returncode is None:
-            assert select.select([self._status], [], [], timeout)[0], "it goes on"
-            self._returncode = int(os.read(self._status, 10))
-        return self._returncode
+        return self._wait(timeout)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return not select.select([self._watch], [], [], 0)[0]
+
+    def errors(self) -> str:
+        """What it wrote to its standard error; until its end."""
+        return self._err.read()
 
     def end(self) -> str:
         """Let it come to its end, which must be a good one; what else it printed."""
         self._in.close()
-        printed = self._out.read()
+        printed = self.out.read()
         assert self.wait() == 0, f"{printed}\n{self._err.read()}"
         return printed
 
     def talk(self, given: bytes, timeout: float) -> tuple[int, bytes, bytes]:
         """Give it all that it reads; its exit status, and what it printed."""
         end = time.monotonic() + timeout
-        texts = {self._out.fileno(): b"", self._err.fileno(): b""}
+        texts = {self.out.fileno(): b"", self._err.fileno(): b""}
         reading, writing = list(texts), [self._in.fileno()]
         os.set_blocking(writing[0], False)
         while reading:
@@ -148,28 +188,26 @@ class Program:
         out, err = texts.values()
         return self.wait(max(0, end - time.monotonic())), out, err
 
-    def _stop(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._watch, signal.SIGKILL)
-
     def close(self) -> None:
         """Kill it, if it lives."""
-        self._stop()
-        for stream in (self._in, self._out, self._err):
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._watch, signal.SIGKILL)
+        for stream in (self._in, self.out, self._err):
             with suppress(BrokenPipeError):
                 stream.close()
         os.close(self._watch)
-        os.close(self._status)
+        with suppress(AssertionError):
+            self._wait(5)
 
 
 class Nursery:
     """The process of which programs are forked: see programs/nursery.py."""
 
-    def __init__(self, libraries: str) -> None:
-        """Start it, with this LD_LIBRARY_PATH."""
+    def __init__(self, libraries: str, prefix: Sequence[str] = ()) -> None:
+        """Start it, with this LD_LIBRARY_PATH, and these words before the command."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, str(_NURSERY), str(theirs.fileno())],
+            [*prefix, sys.executable, str(_NURSERY), str(theirs.fileno())],
             env=environment({"LD_LIBRARY_PATH": libraries}),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -189,14 +227,11 @@ class Nursery:
         about = {"env": dict(env), "folder": str(folder or Path.cwd()), "by_lines": by_lines}
         about["cpus"] = sorted(os.sched_getaffinity(0))
         message = json.dumps({"code": code, "arguments": arguments, **about}).encode()
-        pipes = [os.pipe() for _ in range(4)]
-        theirs = [pipes[0][0], *(pipe[1] for pipe in pipes[1:])]
-        ours = [pipes[0][1], *(pipe[0] for pipe in pipes[1:])]
-        socket.send_fds(self._socket, [message], theirs)
-        for handle in theirs:
-            os.close(handle)
+        pipes = _Pipes(4)
+        socket.send_fds(self._socket, [message], pipes.theirs)
+        pipes.started()
         pid, watches, _, _ = socket.recv_fds(self._socket, 100, 1)
-        return Program(int(pid), watches[0], ours[:3], ours[3])
+        return Program(int(pid), watches[0], pipes.ours, _Status(pipes.ours[3]).wait)
 
     def run(
         self,
@@ -222,24 +257,16 @@ class Nursery:
         self._process.wait(20)
 
 
-_nurseries: dict[str, Nursery] = {}
-_AT_ONCE = 3
-
-
-def nursery(libraries: str) -> Nursery:
-    """This process's nursery for programs with this LD_LIBRARY_PATH; the oldest one gives way."""
-    found = _nurseries.pop(libraries, None) or Nursery(libraries)
-    if len(_nurseries) == _AT_ONCE:
-        _nurseries.pop(next(iter(_nurseries))).close()
-    _nurseries[libraries] = found
-    return found
+@cache
+def nursery(libraries: str, inside: tuple[str, ...] = ()) -> Nursery:
+    """This process's nursery for programs with this LD_LIBRARY_PATH, inside of a namespace."""
+    return Nursery(libraries, inside)
 
 
 def is_forkable(env: Mapping[str, str]) -> bool:
     """Whether a fork can have these variables: some count when a process starts."""
-    counts = any(name.startswith(_COUNTS_AT_START) for name in env)
-    has_own_libraries = "LD_LIBRARY_PATH" in env and "GPUAFF_FAKE_STATE" not in env
-    return not counts and not has_own_libraries
+    counts = any(name.startswith(_COUNTS_AT_START) for name in env.keys() - {"PYTHONPATH"})
+    return not counts and env.get("LD_LIBRARY_PATH") in (None, *usual_libraries)
 
 
 def as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
@@ -253,21 +280,23 @@ def run(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    inside: tuple[str, ...] = (),
     timeout: float = 50,
     fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script to its end; the caller looks at what it printed.
 
     It is a fork of a process that has imported everything and called nothing; one that starts
-    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start.
+    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start. A prefix
+    ``inside``, of several scripts, is their nursery's: a namespace that others have not.
     """
     script = textwrap.dedent(script)
     variables = environment(env)
     if is_forkable(env or {}) and not (fresh or prefix):
-        forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
+        forks = nursery(variables.get("LD_LIBRARY_PATH", ""), inside)
         return as_text(forks.run(script, *arguments, env=variables, timeout=timeout))
     return subprocess.run(
-        [*prefix, sys.executable, "-c", script, *arguments],
+        [*prefix, *inside, sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -316,44 +345,45 @@ def in_a_thread(work):
 """What a script may begin with that has threads of its own."""
 
 
-class Stopped:
-    """A script that waits for a line on its standard input each time it has printed one."""
+_COMMAND = "import runpy; runpy.run_module('gpuaff', run_name='__main__', alter_sys=True)"
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.pid = process.pid
 
-    def heard(self) -> str:
-        """The next line that it printed."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            assert self.process.stderr is not None
-            raise AssertionError(f"the script ended: {self.process.stderr.read()}")
-        return line.strip()
-
-    def go_on(self, line: str = "") -> None:
-        """Let it go on."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
+def command_line(
+    *words: str, env: Mapping[str, str], given: bytes = b"", folder: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``gpuaff`` in a fork that has exactly these variables."""
+    forks = nursery(env.get("LD_LIBRARY_PATH", ""))
+    return forks.run(_COMMAND, *words, env=env, given=given, folder=folder)
 
 
 @contextmanager
 def stopped(
-    script: str, *, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
-) -> Iterator[Stopped]:
-    """Start a script that talks with the test line by line; it is killed at the end."""
-    command = [*prefix, sys.executable, "-u", "-c", textwrap.dedent(script)]
-    with subprocess.Popen(
+    script: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    fresh: bool = False,
+) -> Iterator[Program]:
+    """Start a script that talks with the test line by line, as :func:`run` does; it is killed."""
+    program = _started(textwrap.dedent(script), env or {}, prefix, fresh=fresh)
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def _started(script: str, env: Mapping[str, str], prefix: Sequence[str], *, fresh: bool) -> Program:
+    variables = environment(env)
+    if is_forkable(env) and not (fresh or prefix):
+        return nursery(variables.get("LD_LIBRARY_PATH", "")).start(script, env=variables)
+    pipes = _Pipes(3)
+    command = [*prefix, sys.executable, "-u", "-c", script]
+    process = subprocess.Popen(
         command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(env),
-    ) as process:
-        try:
-            yield Stopped(process)
-        finally:
-            process.kill()
+        stdin=pipes.theirs[0],
+        stdout=pipes.theirs[1],
+        stderr=pipes.theirs[2],
+        env=variables,
+    )
+    pipes.started()
+    return Program(process.pid, os.pidfd_open(process.pid), pipes.ours, process.wait)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from processes import Stopped, stopped
+from processes import Program, stopped
 
 THEIRS = """
 import fcntl, os, sys, time
@@ -54,7 +54,7 @@ from gpuaff.claims.locking.safe_gpu import holding
 
 
 @contextmanager
-def their_user(path: Path) -> Iterator[Stopped]:
+def their_user(path: Path) -> Iterator[Program]:
     """A safe_gpu user who waits for the lock when told to, has it, and gives it back when told."""
     script = f"""
 {THEIRS}
@@ -72,7 +72,7 @@ while True:
 
 
 @contextmanager
-def our_user(path: Path, *, call: str = "holding()") -> Iterator[Stopped]:
+def our_user(path: Path, *, call: str = "holding()") -> Iterator[Program]:
     """A claimer of ours, likewise."""
     script = f"""
 {OURS}
@@ -88,20 +88,20 @@ while True:
         yield user
 
 
-def begin(user: Stopped) -> Stopped:
+def begin(user: Program) -> Program:
     """Let a user wait for the lock."""
     user.go_on()
     assert user.heard() == "waits"
     return user
 
 
-def get(user: Stopped) -> Stopped:
+def get(user: Program) -> Program:
     """Let a user have the lock."""
     assert begin(user).heard() == "has it"
     return user
 
 
-def end(user: Stopped) -> None:
+def end(user: Program) -> None:
     """Let a user give it back."""
     user.go_on()
     assert user.heard() == "gave it back"

@@ -34,7 +34,7 @@ ERRORS: list[tuple[GpuaffError, str, dict[str, object]]] = [
     (NotEnoughGpusError(2, 1, "1 is here"), "requested 2 GPUs; 1 is here", {"found": 1}),
     (
         GpusBusyError(1, 0, ("GPU 0: leased",)),
-        "requested 1 GPU; none is free; GPU 0: leased",
+        "requested 1 GPU; none is free\n  GPU 0: leased",
         {"reasons": ("GPU 0: leased",)},
     ),
     (

@@ -36,7 +36,7 @@ def test_what_binds(variables: dict[str, str], binding: list[str]) -> None:
     assert binding_variables(variables.get) == binding
     accused = possible_causes({"libiomp5.so"}, variables)
     assert bool(accused) == bool(binding)
-    assert all(name in accused[0].reason for name in binding)
+    assert all(name in accused[0][0] for name in binding)
 
 
 def test_what_gnus_runtime_heeds() -> None:
@@ -66,4 +66,4 @@ def test_openblas(variables: dict[str, str], spared: bool) -> None:
 
 def test_other_libraries_of_like_names() -> None:
     files = {"libompi.so.40", "libompitrace.so.40", "libgompertz.so", "libiomp.so"}
-    assert [loaded(runtime.prefixes, files) for runtime in OPENMP] == [None, None, None]
+    assert [loaded(prefixes, files) for prefixes, _ in OPENMP.values()] == [None, None, None]

@@ -7,19 +7,21 @@ gpuaff.set_affinity(local_rank, nproc)
 
 from __future__ import annotations
 
+__version__ = "0.1.0"
+
 TYPE_CHECKING = False  # importing typing would double what the import costs
 if TYPE_CHECKING:
-    from gpuaff._version import __version__
     from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
     from gpuaff.allocator.plan import plan
-    from gpuaff.claims.claim import Claim
-    from gpuaff.claims.claiming import claim_gpus, current_claim
+    from gpuaff.claims import claim_gpus
+    from gpuaff.claims.claim import Claim, current_claim
     from gpuaff.claims.model import ClaimedGpu, Waiting
     from gpuaff.errors import *
     from gpuaff.launch.ranks import Launcher, Ranks, ranks
     from gpuaff.notices import Notice
-    from gpuaff.pinning.affinity import Affinity, set_affinity
+    from gpuaff.pinning.affinity import set_affinity
     from gpuaff.pinning.check import Check, ThreadCheck, check
+    from gpuaff.pinning.restore import Affinity
     from gpuaff.pinning.spread import spread
     from gpuaff.topology.model import Topology
 
@@ -34,12 +36,12 @@ __all__ = [
 ]  # fmt: skip
 
 _NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` costs nothing
-    "_version": "__version__", "allocator.model": "Mode Multithreading Partition Plan Scope Share",
-    "allocator.plan": "plan", "claims.claim": "Claim",
-    "claims.claiming": "claim_gpus current_claim", "claims.model": "ClaimedGpu Waiting",
+    "allocator.model": "Mode Multithreading Partition Plan Scope Share",
+    "allocator.plan": "plan", "claims": "claim_gpus",
+    "claims.claim": "Claim current_claim", "claims.model": "ClaimedGpu Waiting",
     "launch.ranks": "Ranks ranks", "launch.launchers": "Launcher", "notices": "Notice",
-    "pinning.affinity": "Affinity set_affinity", "pinning.check": "Check ThreadCheck check",
-    "pinning.spread": "spread", "topology.model": "Topology",
+    "pinning.affinity": "set_affinity", "pinning.check": "Check ThreadCheck check",
+    "pinning.restore": "Affinity", "pinning.spread": "spread", "topology.model": "Topology",
 }  # fmt: skip
 _HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}
 

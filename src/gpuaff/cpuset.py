@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
+from typing import TypeAlias
 
 CpuSet: TypeAlias = frozenset[int]
 """Logical CPUs by their OS ids."""

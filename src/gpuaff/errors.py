@@ -9,12 +9,9 @@ torchrun's error files) complete. Of their fields ``problem`` says what was foun
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gpuaff.formatting import counted, one_line
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import ClassVar
 
 _LONGEST = 80
 """The most characters that a message shows of a value."""
@@ -64,10 +61,7 @@ class NoDriverError(GpuaffError, RuntimeError):
 class InvalidOptionError(GpuaffError, ValueError):
     """An argument, an option or a variable has an invalid value.
 
-    Attributes:
-        option: its name, as the user wrote it.
-        value: what was given; a value that does not pickle arrives in another process as text.
-        expected: which values are valid.
+    A value that does not pickle arrives in another process as text.
     """
 
     option: str
@@ -114,7 +108,8 @@ class ClaimError(GpuaffError, RuntimeError):
 class NotEnoughGpusError(ClaimError):
     """More GPUs were requested than exist, or than may be used here; waiting does not help.
 
-    Of the ``wanted`` GPUs so many were ``found`` that match the request.
+    Of the ``wanted`` GPUs so many were ``found`` that match the request. Where single GPUs are the
+    ``reason``, each has its own line there.
     """
 
     wanted: int
@@ -127,13 +122,10 @@ class NotEnoughGpusError(ClaimError):
 
 @dataclass(eq=False, repr=False)
 class GpusBusyError(ClaimError):
-    """Too few GPUs are free now.
+    """Of the ``wanted`` GPUs only so many are ``free`` now, and not kept for an earlier waiter.
 
-    Attributes:
-        wanted: how many were requested.
-        free: how many that match are free, and not kept for an earlier waiter.
-        reasons: one line for each GPU that is busy or kept for an earlier waiter.
-        narrowed: why only some of the machine's GPUs were considered; empty when all were.
+    ``reasons`` has a line for each other GPU; ``narrowed`` says why only some of the machine's GPUs
+    were considered, and is empty when all were.
     """
 
     wanted: int
@@ -146,7 +138,8 @@ class GpusBusyError(ClaimError):
         free = f"only {self.free}" if self.free else "none"
         found = f"{free} {'is' if self.free < 2 else 'are'} free"
         request = f"requested {counted(self.wanted, 'GPU')}"
-        return "; ".join(filter(None, (request, found, *self.reasons, self.narrowed, self.remedy)))
+        first = "; ".join(filter(None, (request, found, self.narrowed)))
+        return "\n  ".join(filter(None, (first, self.remedy, *self.reasons)))
 
 
 @dataclass(eq=False, repr=False)
@@ -178,10 +171,8 @@ class ClaimLostError(_ProblemError):
 
     CUDA is usually initialized by then, so this process can claim no other GPUs: restart it.
 
-    Attributes:
-        gpus: the claimed GPUs that the foreign process uses.
-        pids: the foreign processes, as the driver numbers them; empty where it lists none.
-        cuda_started: whether CUDA is initialized in this process; if not, it may claim again.
+    It uses the ``gpus``; ``pids`` are the foreign processes, as far as the driver lists them. Where
+    CUDA was not ``cuda_started`` in this process, it may claim again.
     """
 
     pids: tuple[int, ...] = ()
@@ -199,11 +190,8 @@ class AlreadyClaimedError(_ProblemError):
 class PlaceholderError(ClaimError):
     """A claimed GPU could not be occupied.
 
-    Attributes:
-        placeholder: what was to occupy it (``context``, ``torch``); None for a function, and where
-            it does not matter.
-        gpus: the GPUs concerned; none, as when CUDA does not start.
-        code: CUDA's error (``CUresult``); None for other errors.
+    ``placeholder`` was to occupy it (``context``, ``torch``; None for a function, and where it does
+    not matter); ``code`` is CUDA's error (``CUresult``), None for other errors.
     """
 
     problem: str

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from gpuaff.cpuset import CpuSet, format_cpulist
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
 _LISTED = 3
 """The most items that an enumeration names; the others are counted."""
@@ -84,8 +80,7 @@ def process_in_words(
     return f"{one_line(' '.join(command.split()), _COMMAND)}{number}{owner}{age}"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A piece of text that is never broken."""
 
     text: str
@@ -116,8 +111,7 @@ def cpulist(cpus: CpuSet, style: str = "cpus") -> Line:
     return listed(format_cpulist(cpus).split(","), ",", style)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows of cells, each with as many; ``right``: the columns that are aligned to the right."""
 
     rows: Sequence[Sequence[Line | Span | str]]

@@ -10,16 +10,13 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable
+from enum import Enum
+from typing import TypeVar
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
 from gpuaff.errors import InvalidOptionError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from enum import Enum
-    from typing import TypeVar
-
-    _Word = TypeVar("_Word", bound=Enum)
+_Word = TypeVar("_Word", bound=Enum)
 
 MOST_GPUS = 1024
 """More GPUs than any machine has."""

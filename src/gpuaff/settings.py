@@ -11,7 +11,6 @@ from functools import partial
 from gpuaff import options
 from gpuaff._system import env
 from gpuaff.allocator import model
-from gpuaff.allocator.model import Options
 
 _NO_TEXTS = ("balanced", "min_physical_cores", "max_physical_cores", "reserve")
 """The options whose values are numbers or flags."""
@@ -23,13 +22,8 @@ READERS: Mapping[str, Callable[[str, str], object]] = {
 """The planner's options, and the reader of each one's text, from a variable or the command line."""
 
 
-def plan_options(nproc: int, arguments: Mapping[str, object]) -> Options:
-    """The options of a plan; ``arguments`` are None where a caller gave none."""
-    return Options.of(nproc, **with_environment(arguments))
-
-
 def with_environment(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The planner's options that were given: as an argument, else as ``GPUAFF_<OPTION>``."""
+    """The planner's options that were given: as an argument, not None, else as a variable."""
     given = {name: value for name, value in arguments.items() if value is not None}
     for name in READERS.keys() - given.keys():
         text = env.option(name)

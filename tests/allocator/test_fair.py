@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.fair import fair_shares, group_cores
-from gpuaff.allocator.filling import in_blocks, in_turn
+from gpuaff.allocator.cutting import fair_shares, group_cores, in_blocks, in_turn
 from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, Source, Topology
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpuaff.allocator.filling import Cutter, in_blocks, in_l3_domains
+from gpuaff.allocator.cutting import Cutter, in_blocks, in_l3_domains
 
 
 def cutter(slow_from: int, domains: tuple[int, ...] = ()) -> Cutter:

@@ -16,7 +16,7 @@ from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Device
 
-from processes import Stopped, run, stopped
+from processes import Program, run, stopped
 
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
@@ -95,7 +95,7 @@ def said(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> 
 
 
 @contextmanager
-def locker(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> Iterator[Stopped]:
+def locker(script: str, *, uid: int | None = None, prefix: Sequence[str] = ()) -> Iterator[Program]:
     """A script that talks with the test."""
     change = "" if uid is None else f"become({uid})\n"
     script = f"{LOCKER}\n{change}{textwrap.dedent(script)}"

@@ -7,7 +7,7 @@ from itertools import repeat
 
 import pytest
 
-from gpuaff.claims.request import Request, parse_request
+from gpuaff.claims.candidates import Request, parse_request
 from gpuaff.errors import InvalidOptionError
 
 from claim_lab import Lab

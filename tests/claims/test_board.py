@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuaff._system import kernel, locks
 from gpuaff.claims.devices import conflicts
-from gpuaff.claims.devices.probe import describe_waiter
+from gpuaff.claims.devices.probe import describe
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.registry import (
     BEATS,
@@ -75,8 +74,7 @@ def test_a_record_is_there_for_as_long_as_its_writer(
         assert entry.start == int(stat.rpartition(")")[2].split()[19])
         assert entry.name == Path(f"/proc/{one.pid}/comm").read_text().strip()
         if how == "killed":
-            one.process.kill()
-            one.process.wait()
+            one.kill()
         else:
             one.go_on()
             one.heard()
@@ -243,7 +241,7 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
         assert 1 <= ticket <= MOST
         found = queue.ahead([entry], wants=frozenset(["GPU-0"]), now=5.0, stopped=(), ticket=ticket)
         assert found in ((), (entry,))
-        assert describe_waiter(entry).isprintable()
+        assert str(describe(entry.pid, entry)).isprintable()
         for number in (entry.since, entry.ticket, entry.wanted, entry.uid):
             assert number is None or 0 <= number <= MOST
         registry.stopped([entry])
@@ -274,7 +272,7 @@ def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> N
         assert registry.stopped([entry]) == frozenset()
         os.kill(one.pid, signal.SIGSTOP)
         until(lambda: registry.stopped([entry]) == {entry.slot})
-        forged = replace(entry, start=1)
+        forged = entry._replace(start=1)
         assert registry.stopped([forged]) == frozenset()
 
 

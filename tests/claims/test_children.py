@@ -23,7 +23,7 @@ def is_free(lab: Lab, gpu: int) -> bool:
     try:
         say(gpuaff.claim_gpus(gpus=[{gpu}], placeholder=None) is None)
     except GpusBusyError as error:
-        say(error)
+        say(repr(error))
     """
     return lab.one(code) == "False"
 

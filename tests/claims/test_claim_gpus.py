@@ -75,14 +75,15 @@ class TestWhich:
             lab.driver.set_memory_total(gpu, size << 30)
         assert shown(lab, "2, min_free_memory=40 << 30")[1] == "(1, 0) (3, 1)"
         said = refused(lab, "3, min_free_memory=40 << 30")
-        assert said.startswith("NotEnoughGpusError requested 3 GPUs; 2 can be used: GPU 0: has")
+        assert said.startswith("NotEnoughGpusError requested 3 GPUs; 2 can be used | GPU 0: has")
 
     def test_not_too_busy(self, lab: Lab) -> None:
         for gpu, load in enumerate((90, 10, 90, 11)):
             lab.driver.set_utilization(gpu, load)
         assert shown(lab, "1, max_utilization=10")[1] == "(1, 0)"
         said = refused(lab, "2, max_utilization=10")
-        assert "GpusBusyError requested 2 GPUs; only 1 is free; GPU 0: its utilization, 90" in said
+        assert said.startswith("GpusBusyError requested 2 GPUs; only 1 is free | to queue: ")
+        assert " | GPU 0: its utilization, 90" in said
 
     def test_the_best_connected(self, make_lab: Callable[[Topology], Lab]) -> None:
         """In a DGX-1 two NVLinks join 1 and 5, one 4 and 5, none 1 and 4; as CUDA counts them."""
@@ -265,7 +266,8 @@ class TestMig:
             code = f"claim = gpuaff.claim_gpus({ask}); say(claim.gpus[0].uuid); go_on()"
             assert cut.start(code).heard() == uuid
         said = refused(cut, ask)
-        assert f"none is free; MIG instance {MIG.format(10)}: leased by " in said
+        assert "requested 1 GPU; none is free; " in said
+        assert f" | MIG instance {MIG.format(10)}: leased by " in said
         assert cut.driver.double_holdings() == []
 
 
@@ -279,15 +281,17 @@ class TestUuids:
         said = refused(lab, "3, wait=None")
         assert said.startswith(
             "NotEnoughGpusError requested 3 GPUs; this machine has 4 GPUs, of which 2 can be "
-            f"claimed: {same} (see nvidia-smi -L"
+            "claimed; see nvidia-smi -L"
         )
+        assert said.endswith(f" | {same}")
         said = refused(lab, "gpus=[2], wait=None")
         assert said.startswith(
-            "NotEnoughGpusError requested 1 GPU; gpus= names 1, of which none can be claimed: "
-            f"{same} ("
+            "NotEnoughGpusError requested 1 GPU; gpus= names 1, of which none can be claimed; see "
         )
+        assert said.endswith(f" | {same}")
         said = refused(lab, "2, candidates=[0, 3]")
-        assert f"2 GPUs; candidates= names 2, of which 1 can be claimed: {same} (" in said
+        assert "2 GPUs; candidates= names 2, of which 1 can be claimed; " in said
+        assert said.endswith(f" | {same}")
         assert shown(lab, "2") == ["1,3 PCI_BUS_ID", "(1, 0) (3, 1)"]
 
     @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
@@ -295,7 +299,8 @@ class TestUuids:
         """It would break GPUAFF_CLAIM, which has them between commas."""
         lab.driver.state.gpus[0].uuid = text.encode()
         said = refused(lab, "4, wait=None")
-        assert f"of which 3 can be claimed: GPU 0 reports an invalid UUID, {text!a} (" in said
+        assert "of which 3 can be claimed; " in said
+        assert said.endswith(f" | GPU 0 reports an invalid UUID, {text!a}")
         assert shown(lab, "")[1] == "(1, 0)"
 
 
@@ -309,40 +314,44 @@ class TestBusy:
         """Those who hold no context as well (case E1)."""
         holder = lab.holder("claim_gpus(gpus=[2], placeholder=None)")
         said = self.reasons(lab)
-        assert "only 3 are free; GPU 2: leased by " in said
+        assert "only 3 are free | to queue: " in said
+        assert " | GPU 2: leased by " in said
         assert f"pid {holder.pid}" in said
 
     @pytest.mark.parametrize(
         ("call", "env", "narrowed"),
         [
-            ("1, candidates=[0]", {}, "candidates= allows 1 GPU of the 4 here; "),
-            ("", {"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES='0' shows 1 GPU of the 4 h"),
+            ("1, candidates=[0]", {}, "; candidates= allows 1 GPU of the 4 here"),
+            (
+                "",
+                {"CUDA_VISIBLE_DEVICES": "0"},
+                "; CUDA_VISIBLE_DEVICES='0' shows 1 GPU of the 4 here",
+            ),
             (
                 "",
                 {"SLURM_STEP_GPUS": "0", "SLURM_JOB_ID": "1"},
-                "SLURM_STEP_GPUS=0 grants 1 GPU of",
+                "; SLURM_STEP_GPUS=0 grants 1 GPU of the 4 here",
             ),
-            ("gpus=0", {}, "to queue: wait=600 ("),
-            ("4", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "to queue: wait=600 ("),
+            ("gpus=0", {}, ""),
+            ("4", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ""),
         ],
     )
     def test_what_to_try(self, lab: Lab, call: str, env: dict[str, str], narrowed: str) -> None:
-        """Asked, found, who has it, what has narrowed the choice, and that one can wait."""
+        """Asked, found, what has narrowed the choice; that one can wait; then a line a GPU."""
         lab.holder("claim_gpus(gpus=0)")
         said = refused(lab, call, **env)
-        asked, found, rest = said.partition(" free; GPU 0: leased by ")
-        assert asked.startswith("GpusBusyError requested ")
-        assert found
-        assert f"; {narrowed}" in rest
-        assert said.endswith(
-            "; to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
-        )
+        found, remedy, gpu = said.split(" | ")
+        assert found.startswith("GpusBusyError requested ")
+        assert found.endswith(f" free{narrowed}")
+        assert remedy == "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
+        assert gpu.startswith("GPU 0: leased by ")
 
     def test_what_has_been_tried_is_not_advised(self, lab: Lab) -> None:
         lab.holder("claim_gpus(4)")
         said = refused(lab, "wait=0.01, candidates=[0, 1]")
         assert said.startswith("ClaimTimeoutError waited 0.")
-        assert said.endswith("; candidates= allows 2 GPUs of the 4 here")
+        assert "; candidates= allows 2 GPUs of the 4 here | GPU 0: leased by " in said
+        assert "to queue" not in said
 
     def test_it_crosses_processes_whole(self) -> None:
         busy = GpusBusyError(2, 1, ("GPU 0: leased",), "few are visible", "wait")
@@ -350,7 +359,7 @@ class TestBusy:
         assert (
             str(again)
             == str(busy)
-            == ("requested 2 GPUs; only 1 is free; GPU 0: leased; few are visible; wait")
+            == "requested 2 GPUs; only 1 is free; few are visible\n  wait\n  GPU 0: leased"
         )
         assert (again.narrowed, again.remedy) == ("few are visible", "wait")
 
@@ -376,7 +385,7 @@ class TestBusy:
         assert "GPU 0: in exclusive process mode and used by " in self.reasons(lab)
         lab.driver.set_compute_mode(1, 2)
         said = refused(lab, "4, wait=None")
-        assert said.startswith("NotEnoughGpusError requested 4 GPUs; 3 can be used: GPU 1: its")
+        assert said.startswith("NotEnoughGpusError requested 4 GPUs; 3 can be used | GPU 1: its")
 
     def test_a_single_gpu_with_a_display(self, make_lab: Callable[[Topology], Lab]) -> None:
         lab = make_lab(this_machine(1))

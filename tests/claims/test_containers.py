@@ -13,7 +13,7 @@ import pytest
 import pci_devices
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import SRC, Stopped, stopped
+from processes import SRC, Program, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -28,7 +28,7 @@ for line in sys.stdin:
     try:
         print(gpuaff.claim_gpus(1).gpus[0].index)
     except GpusBusyError as error:
-        print(error)
+        print(repr(str(error)))
 """
 
 
@@ -62,7 +62,7 @@ class Host:
         """A prefix that shows a command the GPU's directory, the same one for the same name."""
         return pci_devices.gpus(self.folder / name, 1)
 
-    def claimer(self, *, locks: Path, prefix: Sequence[str] = ()) -> Stopped:
+    def claimer(self, *, locks: Path, prefix: Sequence[str] = ()) -> Program:
         env = {**self.env, "GPUAFF_LOCK_DIR": str(locks)}
         return self._ends.enter_context(stopped(CLAIM, env=env, prefix=prefix))
 
@@ -74,7 +74,7 @@ class Host:
         return [*pythons, SRC, self.folder, library]
 
 
-def said(claimer: Stopped) -> str:
+def said(claimer: Program) -> str:
     claimer.go_on()
     return claimer.heard()
 
@@ -94,7 +94,8 @@ def test_two_containers_that_share_nothing_but_sysfs(host: Host) -> None:
     one, other = (host.claimer(locks=Path("/tmp/own"), prefix=prefix) for _ in range(2))
     assert said(one) == "0"
     told = said(other)
-    assert told.startswith("requested 1 GPU; none is free; GPU 0: leased by"), told
+    assert told.startswith("'requested 1 GPU; none is free\\n  to queue: "), told
+    assert "\\n  GPU 0: leased by" in told, told
     assert not Path("/tmp/own").exists()
 
 

@@ -118,7 +118,7 @@ class TestStopped:
         assert looks >= 2  # before and after
         driver.heal()
         driver.stop_at(last, after=looks - 2)
-        with stopped(CLAIM_ONE, env=env(driver)) as first:
+        with stopped(CLAIM_ONE, env=env(driver), fresh=True) as first:
             os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
             driver.heal()
             driver.linger(350)

@@ -62,7 +62,7 @@ class TestHowLong:
 
 class TestSeen:
     def test_by_the_kernel(self) -> None:
-        with stopped_process(f"{LARGE}\nprint(); input()") as process:
+        with stopped_process(f"{LARGE}\nprint(); input()", fresh=True) as process:
             process.heard()
             assert not kernel.is_exiting(process.pid)
             with exiting(process.pid) as exit_:

@@ -25,7 +25,7 @@ from gpuaff.topology.visible import resolve
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from fakedriver.state import CUDA, FOREIGN, NVML, Mode
-from processes import Stopped, stopped
+from processes import Program, stopped
 from visible_machines import MIGS, UUIDS, gpus, observed, with_mig
 
 pytestmark = pytest.mark.fake_driver
@@ -86,17 +86,17 @@ def say(driver: FakeDriver, program: str) -> list[str]:
 @contextmanager
 def holder(
     driver: FakeDriver, *, device: int = 0, code: int = 0, visible: str | None = None
-) -> Iterator[Stopped]:
+) -> Iterator[Program]:
     """A process that has asked for a context, and was answered this code."""
     env = {**driver.env(), "DEVICE": str(device)}
     if visible is not None:
         env["CUDA_VISIBLE_DEVICES"] = visible
-    with stopped(HOLD, env=env) as process:
+    with stopped(HOLD, env=env, fresh=True) as process:
         assert process.heard() == str(code)
         yield process
 
 
-def ended(process: Stopped, sent: int = signal.SIGKILL) -> None:
+def ended(process: Program, sent: int = signal.SIGKILL) -> None:
     """Kill a process and wait until it is a zombie: nobody has reaped it yet."""
     os.kill(process.pid, sent)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -630,11 +630,11 @@ print(time.monotonic() - begun)
         """For ever, and others go on meanwhile: no lock is held."""
         driver.hang(function, times=1)
         program = f"{CALLS}{NVML_CALLS}print(1)\nprint(cuda.cuInit(0), memory(0)[2])"
-        with stopped(program, env=driver.env()) as process:
+        with stopped(program, env=driver.env(), fresh=True) as process:
             assert process.heard() == "1"
             until(lambda: driver.calls(function) == 1)
             assert say(driver, program) == ["1", "0 3"]
-            assert process.process.poll() is None
+            assert process.is_running()
 
     def test_kills(self, driver: FakeDriver) -> None:
         driver.kill_at("cuDevicePrimaryCtxRetain", after=1)
@@ -645,7 +645,7 @@ print(time.monotonic() - begun)
 
     def test_stops(self, driver: FakeDriver) -> None:
         driver.stop_at("cuDevicePrimaryCtxRetain", gpu=0)
-        with stopped(HOLD, env=driver.env()) as process:
+        with stopped(HOLD, env=driver.env(), fresh=True) as process:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             with holder(driver):  # others go on
                 pass
@@ -744,6 +744,6 @@ os.setuid(65534)
 print(cuda.cuInit(0), retain(0), flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
-        with stopped(program, env=driver.env()) as process:
+        with stopped(program, env=driver.env(), fresh=True) as process:
             assert process.heard() == "0 0"
             assert driver.contexts(0) == {process.pid}

@@ -66,8 +66,7 @@ def test_one_that_was_removed_is_no_guard_any_more(lock_folder: Path) -> None:
             assert other.heard() == "has it"
             one.go_on()
             assert one.heard() == "over"
-            assert late.process.stdout is not None
-            assert not select.select([late.process.stdout], [], [], 0.2)[0]
+            assert not select.select([late.out], [], [], 0.2)[0]
             other.go_on()
             assert late.heard() == "has it"
 
@@ -76,8 +75,7 @@ def test_one_that_was_removed_is_no_guard_any_more(lock_folder: Path) -> None:
 def test_a_killed_holder_is_free_at_once(lock_folder: Path) -> None:
     with locker(HOLD) as one:
         one.heard()
-        one.process.kill()
-        one.process.wait()
+        one.kill()
         assert free()
 
 
@@ -99,8 +97,7 @@ def test_a_forked_child_does_not_keep_it(lock_folder: Path, how: str) -> None:
         try:
             assert not free()
             if how == "killed":
-                one.process.kill()
-                one.process.wait()
+                one.kill()
             else:
                 one.go_on()
                 one.heard()

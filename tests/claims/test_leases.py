@@ -79,8 +79,7 @@ def test_one_device_has_one_holder_until_it_is_released(lock_folder: Path) -> No
 def test_a_killed_holder_is_free_at_once(lock_folder: Path) -> None:
     with locker(hold("gpu(0)", "gpu(1)")) as one:
         one.heard()
-        one.process.kill()
-        one.process.wait()
+        one.kill()
         assert free(gpu(0))
         assert free(gpu(1))
 
@@ -180,8 +179,7 @@ def test_a_forked_child_keeps_it_and_releasing_ends_it_for_the_child(lock_folder
                     one.heard()
                     os.kill(child, 0)
                 else:
-                    one.process.kill()
-                    one.process.wait()
+                    one.kill()
                     assert not free(gpu(0))
                     os.kill(child, signal.SIGKILL)
                 until(lambda: free(gpu(0)))
@@ -218,8 +216,7 @@ def test_a_program_has_it_only_when_it_is_passed(lock_folder: Path, passed: bool
     with locker(script) as one:
         program, handle = map(int, one.heard().split())
         assert handle >= 200
-        one.process.kill()
-        one.process.wait()
+        one.kill()
         try:
             assert free(gpu(0)) == (not passed)
         finally:

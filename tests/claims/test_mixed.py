@@ -18,7 +18,7 @@ from safe_gpu_users import begin
 
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import SRC, Stopped, stopped
+from processes import SRC, Program, stopped
 
 HERE = Path(__file__).parent
 GPUS = 3
@@ -88,11 +88,11 @@ class Machine:
         self.env = env
         self._stack = stack
 
-    def start(self, kind: str, call: str) -> Stopped:
+    def start(self, kind: str, call: str) -> Program:
         """A script that takes GPUs when told to, prints which, and holds them."""
         return self.run(kind + TELLS.format(call=call))
 
-    def run(self, script: str) -> Stopped:
+    def run(self, script: str) -> Program:
         """Any script."""
         env = {**self.env, "PYTHONPATH": f"{SRC}:{self.env['PYTHONPATH']}"}
         return self._stack.enter_context(stopped(script, env=env))
@@ -159,12 +159,10 @@ def test_they_take_what_we_have_left(machine: Machine, ours: str) -> None:
 def test_what_one_gives_back_the_other_gets(machine: Machine, ours: str) -> None:
     first = machine.start(THEIRS, "take(3)")
     assert begin(first).heard() == "[0, 1, 2]"
-    first.process.kill()
-    first.process.wait()
+    first.kill()
     second = machine.start(ours, "take(3)")
     assert begin(second).heard() == "[0, 1, 2]"
-    second.process.kill()
-    second.process.wait()
+    second.kill()
     assert machine.taken(THEIRS, "take(3)") == "[0, 1, 2]"
 
 
@@ -198,10 +196,10 @@ def test_whoever_is_killed_while_choosing_is_in_nobodys_way(machine: Machine) ->
     theirs = begin(machine.start(THEIRS, "take(3, debug_sleep=60)"))
     machine.until_locked()
     one = begin(machine.start(OURS, "take(3, placeholder=slowly)"))
-    theirs.process.kill()
+    theirs.kill()
     machine.until_locked()
     time.sleep(0.1)
-    one.process.kill()
+    one.kill()
     assert machine.taken(THEIRS, "take(3)") == "[0, 1, 2]"
 
 

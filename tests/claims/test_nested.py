@@ -35,7 +35,8 @@ def test_each_rank_gets_another_one(lab: Lab) -> None:
     assert sorted(rank.heard() for rank in ranks) == ["1", "3"]
     assert lab.used() == [1, 3]
     said = lab.one("told(refused(1))", **env)
-    assert said.startswith("GpusBusyError requested 1 GPU; none is free; GPU 3: claimed")
+    assert said.startswith("GpusBusyError requested 1 GPU; none is free; the claim in which ")
+    assert " | GPU 3: claimed inside this claim by " in said
     assert f"pid {ranks[0].pid}" in said
     assert f"pid {ranks[1].pid}" in said
     assert lab.one("say(gpuaff.claim_gpus(2))") == "<Claim of GPU 0, GPU 2>"

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gpuaff._system import kernel
-from gpuaff.claims.devices.probe import describe_lease, describe_waiter, names_of, process_info
+from gpuaff.claims.devices.probe import describe, names_of, process_info
 from gpuaff.claims.locking.registry import Entry
 
 from claims.lockers import written
@@ -142,25 +142,25 @@ class TestOnBoard:
             facts = kernel.thread_facts(process.pid, process.pid)
             assert facts is not None
             record = {"pid": process.pid, "start": facts.started, "name": "x", "wanted": 4}
-            said = describe_waiter(written(record))
+            said = describe(process.pid, written(record))
+        assert said is not None
         assert said.startswith("python")
         me = pwd.getpwuid(os.geteuid()).pw_name
-        assert said.endswith(f"(pid {process.pid}) of {me}, who waits for 4 of them")
+        assert said.endswith(f"(pid {process.pid}) of {me}")
 
     def test_a_waiter_that_is_out_of_sight_is_named_as_it_has_written(self) -> None:
         record = {"pid": 7, "uid": os.geteuid(), "name": "train\x1b[2J", "wanted": 4}
         me = pwd.getpwuid(os.geteuid()).pw_name
-        assert describe_waiter(written(record)) == (
-            f"train\\x1b[2J (pid 7) of {me}, who waits for 4 of them"
-        )
-        unknown = written({"wanted": "x"})
-        assert describe_waiter(unknown) == "an unknown program, who waits for some of them"
+        assert describe(7, written(record)) == f"train\\x1b[2J (pid 7) of {me}"
+        assert describe(None, written({"wanted": "x"})) == "an unknown program"
 
     def test_the_age_of_a_lease_is_not_its_process_s(self) -> None:
-        since = time.time() - 7210
-        held = Entry(slot=1, waits=False, since=since)
         with stopped(WAIT) as process:
             process.heard()
-            known, unknown = describe_lease(process.pid, held), describe_lease(process.pid, None)
+            held = Entry(slot=1, waits=False, pid=0, since=time.time() - 7210)
+            known = describe(process.pid, held, with_age=True)
+            unknown = describe(process.pid)
+        assert known is not None
         assert known.endswith(", for 2 h")
+        assert unknown is not None
         assert " for " not in unknown.partition("(pid")[2]

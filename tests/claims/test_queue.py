@@ -179,7 +179,7 @@ def test_a_waiter_sees_that_the_one_before_has_gone(lock_folder: Path, how: str)
             time.sleep(0.1)
             then = time.clock_gettime(time.CLOCK_MONOTONIC)
             if how == "is killed":
-                one.process.kill()
+                one.kill()
             else:
                 one.go_on()
             still_waits, seen = other.heard().split()

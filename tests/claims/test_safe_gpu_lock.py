@@ -149,8 +149,7 @@ def test_whatever_is_raised_it_is_given_back(lock: Path) -> None:
 def test_it_ends_with_us_however_we_end(lock: Path) -> None:
     with our_user(lock) as ours:
         get(ours)
-        ours.process.kill()
-        ours.process.wait()
+        ours.kill()
         assert is_free(lock)
 
 
@@ -175,8 +174,7 @@ sys.stdin.readline()
         children = [int(pid) for pid in ours.heard().split()]
         assert not is_free(lock)
         if how == "killed":
-            ours.process.kill()
-            ours.process.wait()
+            ours.kill()
         else:
             ours.go_on()
             assert ours.heard() == "over"
@@ -572,7 +570,7 @@ sys.stdin.readline()
         get(theirs)
         with stopped(script, env={"GPUAFF_SAFE_GPU": str(lock)}) as ours:
             assert f"(pid {theirs.pid}) to choose GPUs" in ours.heard()
-            ours.process.send_signal(2)
+            ours.kill(2)
             assert ours.heard() == "interrupted"
             end(theirs)
             assert is_free(lock)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from gpuaff._system.processes import Process
-from gpuaff.claims.locking.leases import Holder
+from gpuaff._system.processes import ProcessInfo
+from gpuaff.claims.devices.probe import writer_of
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Busy, Usage
-from gpuaff.claims.status import Kind, ProcessInfo, Snapshot, Status, status_of
+from gpuaff.claims.status import (
+    FOREIGN_PIDS,
+    Kind,
+    Snapshot,
+    Status,
+    status_of,
+)
 from gpuaff.cli.status import blocks
 from gpuaff.formatting import plain
 from gpuaff.notices import Notice
@@ -25,27 +34,33 @@ def entry(slot: int, *gpus: str, waits: bool = False, ticket: int = 0, **record:
     return written({**told, **record}, slot=slot, waits=waits, ticket=ticket)
 
 
-def process(pid: int, command: str = "train.py", user: str = "ann") -> Process:
-    return Process(pid=pid, command=command, user=user, started=10.0)
+def process(pid: int, command: str = "train.py", user: str = "ann") -> ProcessInfo:
+    return ProcessInfo(pid=pid, command=command, user=user, since=10.0)
 
 
-def sight(*processes: Process, **seen: Any) -> Snapshot:
+def sight(*processes: ProcessInfo, entries: Sequence[Entry] = (), **seen: Any) -> Snapshot:
     """One idle GPU, ``GPU-0``, and what else is said."""
     readings = seen.pop("readings", (idle(),))
     usages = seen.pop("usages", tuple(Usage(device=reading.device) for reading in readings))
-    nothing: dict[str, Any] = {"locks": {}, "sharing": {}, "opened": {}}
-    known = {one.pid: one for one in processes}
+    known = {one.pid: one for one in processes if one.pid is not None}
+    living = seen.get("living", ())
+    found = {one.slot: known.get(one.pid or 0) if one.slot in living else None for one in entries}
     return Snapshot(
         readings=readings,
         usages=usages,
         processes=known,
-        users=NAMES,
-        **{**nothing, **seen},
+        entries=tuple(entries),
+        writers={
+            one.slot: writer_of(one, found[one.slot], NAMES.get(one.uid or 0)) for one in entries
+        },
+        **{"holders": {}, "opened": {}, **seen},
     )
 
 
-def locked(pid: int | None, *, shared: bool = False) -> dict[str, tuple[Holder, ...]]:
-    return {"GPU-0": (Holder(pid=pid, shared=shared),)}
+def process_of(found: ProcessInfo) -> ProcessInfo:
+    """The process alone, without what it has or does."""
+    names = [field.name for field in fields(ProcessInfo)]
+    return ProcessInfo(**{name: getattr(found, name) for name in names})
 
 
 def text(status: Status) -> list[str]:
@@ -58,22 +73,23 @@ class TestLease:
         assert (free.busy, free.message, free.lease, free.uses) == (None, "", None, ())
 
     def test_of_somebody_who_is_here(self) -> None:
-        seen = sight(process(101), entries=(entry(1, "GPU-0"),), living={1}, locks=locked(101))
+        seen = sight(
+            process(101), entries=(entry(1, "GPU-0"),), living={1}, holders={"GPU-0": (101,)}
+        )
         lease = status_of(seen).gpus[0].lease
         assert lease is not None
-        assert lease.claimer == ProcessInfo(pid=101, command="train.py", user="ann", since=50.0)
+        assert process_of(lease) == ProcessInfo(pid=101, command="train.py", user="ann", since=50.0)
         assert lease.gone is False
 
     def test_whose_claimer_has_ended(self) -> None:
         seen = sight(
             process(7, "loader.py"),
             entries=(entry(1, "GPU-0"),),
-            locks=locked(101),
-            sharing={"GPU-0": {7}},
+            holders={"GPU-0": (101, 7)},
         )
         lease = status_of(seen).gpus[0].lease
         assert lease is not None
-        assert lease.claimer == ProcessInfo(pid=101, command="python", user="ann", since=50.0)
+        assert process_of(lease) == ProcessInfo(pid=101, command="python", user="ann", since=50.0)
         assert lease.gone is True
         assert [person.command for person in lease.sharers] == ["loader.py"]
 
@@ -82,12 +98,11 @@ class TestLease:
         seen = sight(
             process(101, "innocent"),
             entries=(entry(1, "GPU-0"),),
-            locks=locked(101),
-            sharing={"GPU-0": {101, 102}},
+            holders={"GPU-0": (101, 101, 102)},
         )
         lease = status_of(seen).gpus[0].lease
         assert lease is not None
-        assert lease.claimer.command == "python"
+        assert lease.command == "python"
         assert lease.gone is True
         assert [person.pid for person in lease.sharers] == [101, 102], "it does hold the lease"
 
@@ -96,8 +111,7 @@ class TestLease:
             *map(process, (101, 102, 103)),
             entries=(entry(1, "GPU-0"),),
             living={1},
-            locks=locked(101),
-            sharing={"GPU-0": {103, 101, 102}},
+            holders={"GPU-0": (101, 103, 101, 102)},
         )
         lease = status_of(seen).gpus[0].lease
         assert lease is not None
@@ -106,16 +120,16 @@ class TestLease:
 
     def test_that_the_board_does_not_tell_of(self) -> None:
         """Another program that keeps the protocol, or the board was removed."""
-        lease = status_of(sight(process(9, "other"), locks=locked(9))).gpus[0].lease
+        lease = status_of(sight(process(9, "other"), holders={"GPU-0": (9,)})).gpus[0].lease
         assert lease is not None
-        assert (lease.claimer.command, lease.gone) == ("other", False)
-        assert lease.claimer.since is None, "the process's age is not the lease's"
-        lease = status_of(sight(locks=locked(9))).gpus[0].lease
+        assert (lease.command, lease.gone) == ("other", False)
+        assert lease.since is None, "the process's age is not the lease's"
+        lease = status_of(sight(holders={"GPU-0": (9,)})).gpus[0].lease
         assert lease is not None
-        assert (lease.claimer, lease.gone) == (ProcessInfo(pid=9), True)
-        lease = status_of(sight(locks=locked(None))).gpus[0].lease
+        assert (process_of(lease), lease.gone) == (ProcessInfo(pid=9), True)
+        lease = status_of(sight(holders={"GPU-0": (None,)})).gpus[0].lease
         assert lease is not None
-        assert (lease.claimer, lease.gone) == (ProcessInfo(), None)
+        assert (process_of(lease), lease.gone) == (ProcessInfo(), None)
 
     def test_of_another_container(self) -> None:
         """Its locks and its numbers are out of sight; the board, which is shared, tells."""
@@ -123,22 +137,24 @@ class TestLease:
         (found,) = status_of(seen).gpus
         assert found.busy is Busy.LEASED
         assert found.lease is not None
-        assert found.lease.claimer == ProcessInfo(pid=101, command="python", user="ann", since=50.0)
+        assert process_of(found.lease) == ProcessInfo(
+            pid=101, command="python", user="ann", since=50.0
+        )
         assert found.lease.gone is None
 
     def test_that_is_shared(self) -> None:
         """Nobody can lease a whole GPU of which somebody has so much as a shared lock."""
-        (found,) = status_of(sight(process(5), locks=locked(5, shared=True))).gpus
+        (found,) = status_of(sight(process(5), holders={"GPU-0": (5,)})).gpus
         assert found.busy is Busy.LEASED
         assert found.lease is not None
-        assert found.lease.claimer.pid == 5
+        assert found.lease.pid == 5
 
     def test_with_claims_inside(self) -> None:
         around = entry(1, "GPU-0", "GPU-1")
         inner = [entry(2, "1/GPU-0"), entry(3, "1/GPU-1"), entry(4, "9/GPU-0")]
         waits = entry(5, "1/GPU-0", waits=True)
         living = {1, 2, 3, 4, 5}
-        seen = sight(entries=(around, *inner, waits), living=living, locks=locked(101))
+        seen = sight(entries=(around, *inner, waits), living=living, holders={"GPU-0": (101,)})
         lease = status_of(seen).gpus[0].lease
         assert lease is not None
         assert [person.pid for person in lease.inside] == [102]
@@ -147,7 +163,7 @@ class TestLease:
         odd = written({"pid": "x", "uid": [], "gpus": ["GPU-0", 3]}, waits=False)
         lease = status_of(sight(entries=(odd,))).gpus[0].lease
         assert lease is not None
-        assert lease.claimer == ProcessInfo()
+        assert process_of(lease) == ProcessInfo()
 
 
 class TestProcesses:
@@ -155,7 +171,7 @@ class TestProcesses:
         reading = idle(compute={1: CONTEXT, 2: 5}, graphics={2: 7, 3: None})
         seen = sight(process(1), process(2, "both"), readings=(reading,), opened={0: {1, 4}})
         uses = status_of(seen).gpus[0].uses
-        told = [(use.process.pid, use.process.command, use.kind, use.memory) for use in uses]
+        told = [(use.pid, use.command, use.kind, use.memory) for use in uses]
         assert told == [
             (1, "train.py", Kind.COMPUTE, CONTEXT),
             (2, "both", Kind.GRAPHICS, 7),
@@ -170,9 +186,9 @@ class TestProcesses:
         assert [len(found.uses) for found in status_of(seen).gpus] == [1, 0]
 
     def test_numbers_that_are_not_ours(self) -> None:
-        seen = sight(process(1, "innocent"), readings=(used_by(1),), ours=False)
+        seen = sight(process(1, "innocent"), readings=(used_by(1),), notices=(FOREIGN_PIDS,))
         (use,) = status_of(seen).gpus[0].uses
-        assert use.process == ProcessInfo(pid=1)
+        assert process_of(use) == ProcessInfo(pid=1)
 
     def test_a_device_file_is_the_whole_gpus(self) -> None:
         seen = sight(readings=(idle(instance(1)),), opened={0: {4}})
@@ -186,15 +202,17 @@ class TestWaiting:
             entry(2, waits=True, ticket=3, wanted=1, uid=BOB),
             entry(3, "4/GPU-0", "4/MIG-GPU-1/2/0", waits=True, ticket=8, wanted=None),
         )
-        found = status_of(sight(process(101), entries=waiting, living={1}, slow={2})).waiting
-        told = [(one.process.pid, one.wanted, one.gpus, one.well) for one in found]
+        found = status_of(sight(process(101), entries=waiting, living={1}, stuck={2})).waiting
+        told = [(one.pid, one.wanted, one.gpus, one.well) for one in found]
         assert told == [
             (102, 1, (), False),
             (101, 2, ("GPU-0",), True),
             (103, None, ("GPU-0", "MIG-GPU-1/2/0"), True),
         ]
-        assert found[0].process == ProcessInfo(pid=102, command="python", user="bob", since=50.0)
-        assert found[1].process.command == "train.py"
+        assert process_of(found[0]) == ProcessInfo(
+            pid=102, command="python", user="bob", since=50.0
+        )
+        assert found[1].command == "train.py"
 
 
 class TestKept:
@@ -215,7 +233,7 @@ class TestKept:
         assert self.kept(entry(3, waits=True, ticket=1), one) == [103, 103], "it waits for any"
 
     def test_for_no_waiter_that_is_stopped_or_stuck_or_waits_inside_a_claim(self) -> None:
-        assert self.kept(entry(1, "GPU-0", waits=True), slow={1}) == [None, None]
+        assert self.kept(entry(1, "GPU-0", waits=True), stuck={1}) == [None, None]
         assert self.kept(entry(1, "4/GPU-0", waits=True)) == [None, None]
 
     def test_one_that_is_in_use_is_not_kept(self) -> None:
@@ -258,11 +276,10 @@ class TestText:
             readings=readings,
             usages=usages,
             entries=entries,
-            slow={3},
-            locks=locked(1),
-            sharing={"GPU-0": {5}},
+            stuck={3},
+            holders={"GPU-0": (1, 5)},
             opened={2: {8}},
-            ours=False,
+            notices=(FOREIGN_PIDS,),
         )
         assert text(status_of(seen)) == [
             "GPU  name  memory          load  state  who",
@@ -280,14 +297,14 @@ class TestText:
 
     def test_whose_processes_are_exiting(self) -> None:
         """Once beside the lease, and for each process on the GPU."""
-        dying = [process(pid)._replace(exiting=True) for pid in (101, 7)]
+        dying = [replace(process(pid), exiting=True) for pid in (101, 7)]
         seen = sight(
             *dying,
             process(8),
             readings=(used_by(101, 7, 8, used=None),),
             entries=(entry(1, "GPU-0"),),
             living={1},
-            locks=locked(101),
+            holders={"GPU-0": (101,)},
         )
         shown = text(status_of(seen))[1:]
         assert [line.endswith(", which is exiting") for line in shown] == [True, True, False, True]
@@ -309,10 +326,10 @@ def test_as_json() -> None:
         readings=(used_by(101),),
         entries=(entry(1, "GPU-0"), entry(2, "GPU-0", waits=True, wanted=1)),
         living={1, 2},
-        locks=locked(101),
+        holders={"GPU-0": (101,)},
         notices=(Notice("nvml", "something"),),
     )
-    told = status_of(seen).to_dict()
+    told = json.loads(json.dumps(status_of(seen).to_dict()))
     (found,) = told["gpus"]
     assert found["lease"] == {
         "pid": 101,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff.claims.placeholder.cuda_errors import likely_initializers
+from gpuaff.claims.placeholder import likely_initializers
 
 from fakedriver.driver import FakeDriver
 
@@ -14,7 +14,7 @@ STAND_INS = str(Path(__file__).parent / "stand_in")
 
 BEGIN = """
 import os, sys
-from gpuaff.claims.placeholder.cuda_errors import cuda_already_initialized
+from gpuaff.claims.placeholder import cuda_already_initialized
 """
 
 

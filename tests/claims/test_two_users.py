@@ -16,7 +16,7 @@ from gpuaff.topology.model import Topology
 import pci_devices
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import Stopped, stopped
+from processes import Program, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-users")]
 
@@ -42,7 +42,7 @@ def claim(*arguments, **options):
     try:
         made = gpuaff.claim_gpus(*arguments, **options)
     except ClaimError as error:
-        return f"{{type(error).__name__}}: {{error}}"
+        return f"{{type(error).__name__}}: {{error}}".replace("\\n  ", " | ")
     return " ".join(str(gpu.index) for gpu in made.gpus)
 
 def release():
@@ -73,7 +73,7 @@ for line in sys.stdin:
 class User:
     """A process of a user, who is told what to say."""
 
-    def __init__(self, process: Stopped) -> None:
+    def __init__(self, process: Program) -> None:
         self.process, self.pid = process, process.pid
 
     def begins(self, what: str) -> None:
@@ -130,7 +130,7 @@ def test_what_a_killed_user_had_is_free_at_once(shared_driver: MakeDriver) -> No
         assert ann.says("claim()") == "0"
         files = {path.name: path.stat().st_ino for path in here.locks.iterdir()}
         os.kill(ann.pid, 9)
-        ann.process.process.wait()
+        ann.process.wait()
         assert bob.says("claim()") == "0"
         assert {path.name: path.stat().st_ino for path in here.locks.iterdir()} == files
 

@@ -378,8 +378,7 @@ def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:
         child = int(parent.heard())
         one.start("b", wait=None)
         one.until("b", "waits")
-        parent.process.kill()
-        parent.process.wait()
+        parent.kill()
         try:
             one.until("b", "waits", position=0)
             one.tell("a", "end")

@@ -13,11 +13,9 @@ import pytest
 
 from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
 
-from processes import as_text, is_forkable, nursery
+from processes import as_text, command_line, is_forkable
 
 COMMAND = (sys.executable, "-m", "gpuaff")
-FORK = "import runpy; runpy.run_module('gpuaff', run_name='__main__', alter_sys=True)"
-"""The same for a fork of the nursery."""
 
 _LEFT_OUT = (
     *("GPUAFF_", "CUDA_", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM"),
@@ -53,8 +51,7 @@ def gpuaff(tmp_path: Path) -> Runner:
         text = given.encode() if isinstance(given, str) else given
         variables = clean_environment() | dict(env or {})
         if is_forkable(env or {}) and not fresh:
-            forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
-            return as_text(forks.run(FORK, *args, given=text, folder=tmp_path, env=variables))
+            return as_text(command_line(*args, given=text, folder=tmp_path, env=variables))
         command = [*COMMAND, *args]
         return as_text(
             subprocess.run(

@@ -18,7 +18,7 @@ import pytest
 
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
-from processes import CPUS, SRC, THREADS, Stopped, stopped
+from processes import CPUS, SRC, THREADS, Program, stopped
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -39,9 +39,9 @@ sys.stdin.readline()
 
 
 @contextmanager
-def process(script: str, **env: str) -> Iterator[Stopped]:
+def process(script: str, **env: str) -> Iterator[Program]:
     """A process that has done what the script says, and waits."""
-    with stopped(START + textwrap.dedent(script) + END, env=env) as made:
+    with stopped(START + textwrap.dedent(script) + END, env=env, fresh=bool(env)) as made:
         assert made.heard() == "ready"
         yield made
 

@@ -18,7 +18,7 @@ from gpuaff.cpuset import format_cpulist
 import environments
 import pci_devices
 from fakedriver.driver import FakeDriver
-from processes import CPUS, environment
+from processes import CPUS, as_text, command_line, environment
 
 pytestmark = pytest.mark.fake_driver
 
@@ -42,12 +42,15 @@ class Machine:
         self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
+        variables = environment({**self.variables, **(env or {})})
+        if not prefix:
+            return as_text(command_line("run", *words, env=variables))
         return subprocess.run(
             [*prefix, *RUN, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env=environment({**self.variables, **(env or {})}),
+            env=variables,
             check=False,
         )
 
@@ -105,11 +108,12 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def told(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line in which a failure is told."""
+    """The line in which a failure is told, and the indented ones below it."""
     assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("gpuaff: ")
-    return line
+    first, *below = done.stderr.splitlines()
+    assert first.startswith("gpuaff: ")
+    assert all(line.startswith("  ") for line in below)
+    return " | ".join([first, *map(str.strip, below)])
 
 
 class TestClaims:
@@ -199,10 +203,8 @@ class TestFailures:
         assert told(done) == "gpuaff: requested 2 GPUs; --candidates names 1"
         machine.driver.state.gpus[0].uuid = b"x"
         done = machine.run("--gpus", "0", "--dry-run", "--", "true")
-        assert (
-            "; --gpus names 1, of which none can be claimed: GPU 0 reports an invalid UUID"
-            in told(done)
-        )
+        assert "; --gpus names 1, of which none can be claimed; " in told(done)
+        assert " | GPU 0 reports an invalid UUID" in told(done)
 
     @pytest.mark.parametrize(
         ("words", "option"),
@@ -227,9 +229,10 @@ class TestFailures:
             done = machine.run("-n", "2", "--", "true")
             stranger.kill()
         assert done.returncode == 75
-        assert f"GPU 1: in use by sleep 60 (pid {stranger.pid})" in told(done)
-        assert told(done).endswith(
-            "; to queue: --wait 10m (at most ten minutes) or --wait (no limit)"
+        assert told(done).startswith(
+            "gpuaff: requested 2 GPUs; only 1 is free"
+            " | to queue: --wait 10m (at most ten minutes) or --wait (no limit)"
+            f" | GPU 1: in use by sleep 60 (pid {stranger.pid})"
         )
 
     def test_few_candidates(self, machine: Machine) -> None:
@@ -239,8 +242,8 @@ class TestFailures:
             late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")
             stranger.kill()
         few = "; --candidates allows 1 GPU of the 2 here"
-        assert f"{few}; to queue: --wait 10m" in told(done)
-        assert late.stderr.endswith(f"{few}\n"), "what has been tried is not advised"
+        assert f"{few} | to queue: --wait 10m" in told(done)
+        assert f"{few}\n  GPU 1: " in late.stderr, "what has been tried is not advised"
 
     def test_a_lock_directory_that_cannot_be(self, machine: Machine, tmp_path: Path) -> None:
         (tmp_path / "locks").write_text("a file\n")
@@ -268,7 +271,7 @@ class TestWaits:
             heard(first)
             done = machine.run("--wait", "0.3", "--", "true")
         assert done.returncode == 75
-        assert done.stderr.splitlines()[-1].startswith("gpuaff: waited 0.")
+        assert any(line.startswith("gpuaff: waited 0.") for line in done.stderr.splitlines())
 
     def test_ctrl_c_leaves_nothing(self, machine: Machine) -> None:
         with machine.running("-n", "1", "--", *HOLD) as first:
@@ -308,7 +311,9 @@ class TestInsideOfALauncher:
             assert heard(outer) == "1"
             tell(outer, f"{inner} true; echo $?; kill $!")
             assert heard(outer) == "75"
-            assert "GPU 1: claimed inside this claim by" in said(outer)
+            assert said(outer).startswith("gpuaff: requested 1 GPU; none is free; the claim in ")
+            assert said(outer).startswith("to queue: ")
+            assert said(outer).startswith("GPU 1: claimed inside this claim by")
 
     def test_a_rank_below_a_claim_is_pinned_and_claims_nothing(self, machine: Machine) -> None:
         rank = " ".join(f"{key}={value}" for key, value in self.ranks()[1].items())

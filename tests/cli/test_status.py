@@ -26,7 +26,7 @@ from gpuaff.topology.model import MigInstance
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from fakedriver.state import NVML
-from processes import environment, printed, stopped, unmeasured
+from processes import as_text, command_line, environment, printed, stopped, unmeasured
 
 pytestmark = pytest.mark.fake_driver
 
@@ -50,9 +50,7 @@ class Machine:
 
     def told(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env = environment({**self.driver.env(), **self.env, **variables})
-        return subprocess.run(
-            [*STATUS, *words], capture_output=True, text=True, env=env, check=False
-        )
+        return as_text(command_line("status", *words, env=env))
 
     def status(self) -> Any:
         done = self.told("--json")
@@ -88,8 +86,7 @@ class Machine:
     def refused(self, *words: str) -> str:
         """What ``gpuaff run`` says that ends at once; nothing when it has its GPUs."""
         env = environment({**self.driver.env(), **self.env})
-        command = [*RUN, *words, "--", "true"]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        done = as_text(command_line("run", "--no-pin", *words, "--", "true", env=env))
         assert done.returncode == (75 if done.stderr else 0)
         return done.stderr
 
@@ -227,7 +224,7 @@ def test_no_lock_is_taken_to_look(machine: Machine) -> None:
     with stopped(LOOKS, env=env) as looker:
         assert looker.heard() == "looks"
         assert printed(CLAIMS, env=env) == "had them"
-        assert looker.process.poll() is None
+        assert looker.is_running()
 
 
 def test_a_claimer_that_has_ended(machine: Machine) -> None:
@@ -381,7 +378,7 @@ def test_an_age_is_the_lease_s_wherever_it_is_shown(machine: Machine) -> None:
         who = f"leased by sh -c echo; read x (pid {one.pid}) of {ME}, for"
         assert held["message"] == f"{who} 2 h"
         assert f"{who} 2 h\n" in shown
-        assert f"GPU 0: {who} 2 h;" in machine.refused("--gpus", "0")
+        assert f"GPU 0: {who} 2 h\n" in machine.refused("--gpus", "0")
         machine.since(one.pid, time.time() - 10810)
         assert machine.status()["gpus"][0]["message"] == f"{who} 3 h"
 
@@ -442,13 +439,14 @@ def test_a_lost_gpu(machine: Machine) -> None:
 
 
 def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
-    """Each is judged by its own processes, and it is said that no claim takes them."""
+    """Each is judged by its own processes, and none is free, as no claim takes them."""
     machine.driver.state.gpus[1].uuid = machine.driver.state.gpus[0].uuid
     with subprocess.Popen(["sleep", "60"]) as stranger:
         machine.driver.use(0, stranger.pid)
         found = json.loads(machine.told("--json").stdout)
         stranger.kill()
-    assert [gpu["free"] for gpu in found["gpus"]] == [False, True]
+    assert [gpu["busy"] for gpu in found["gpus"]] == ["processes", "unreadable"]
+    assert found["gpus"][1]["message"].endswith("so it cannot be claimed")
     (warning,) = found["warnings"]
     assert warning["code"] == "unclaimable"
     assert warning["message"].startswith("GPU 0 and GPU 1 have the same UUID, ")
@@ -460,6 +458,13 @@ def test_a_lock_directory_that_cannot_be(machine: Machine) -> None:
     done = machine.told()
     assert done.returncode == 0
     assert done.stdout.count("free") == 2
+    assert "[board-unread]" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["/dev/null", "/dev/null/x", "/nonexistent/x"])
+def test_a_lock_directory_that_cannot_be_made(machine: Machine, where: str) -> None:
+    done = machine.told(GPUAFF_LOCK_DIR=where)
+    assert done.returncode == 0
     assert "[board-unread]" in done.stderr
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff._version import __version__
+from gpuaff import __version__
 from gpuaff.cli import main
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Topology

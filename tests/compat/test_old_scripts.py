@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakedriver.driver import FakeDriver
-from processes import CPUS, SRC, Stopped, masks, stopped
+from processes import CPUS, SRC, Program, masks, stopped
 
 SCRIPTS = Path(__file__).parent / "old_scripts"
 NEW = {
@@ -31,7 +31,7 @@ def ported(name: str) -> str:
     return "".join(line.replace(before, after) if line is old else line for line in lines)
 
 
-def start(stack: ExitStack, driver: FakeDriver, name: str, **env: str) -> Stopped:
+def start(stack: ExitStack, driver: FakeDriver, name: str, **env: str) -> Program:
     """Start an old script on the fake machine."""
     path = f"{SRC}:{SCRIPTS / 'stand_in'}"
     return stack.enter_context(
@@ -80,7 +80,7 @@ def test_forked_ranks(driver: FakeDriver) -> None:
         first, second = (one_mask(int(pid)) for pid in parent.heard().split())
         assert one_mask(parent.pid) == frozenset(CPUS)
         parent.go_on()
-        assert parent.process.wait(30) == 0
+        assert parent.wait(30) == 0
     assert first
     assert second
     assert not first & second

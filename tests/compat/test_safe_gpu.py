@@ -18,7 +18,7 @@ from gpuaff.errors import GpuaffError
 from fakedriver.driver import FakeDriver, MakeDriver
 from fakedriver.play import this_machine
 from fakedriver.state import NVML
-from processes import Stopped, printed, run, stopped
+from processes import Program, printed, run, stopped
 
 SCRIPTS = Path(__file__).parent / "old_scripts" / "safe_gpu"
 STAND_INS = f"{SCRIPTS / 'stand_in'}:{Path(__file__).parents[1] / 'claims' / 'stand_in'}"
@@ -56,11 +56,11 @@ def with_source(env: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(params=["drop-in", pytest.param("original", marks=pytest.mark.needs("safe_gpu"))])
-def start(request: pytest.FixtureRequest, env: dict[str, str]) -> Iterator[Callable[..., Stopped]]:
+def start(request: pytest.FixtureRequest, env: dict[str, str]) -> Iterator[Callable[..., Program]]:
     """Starts an old script, with the drop-in and with the library that it was written for."""
     with ExitStack() as stack:
 
-        def start(name: str, *arguments: str, **variables: str) -> Stopped:
+        def start(name: str, *arguments: str, **variables: str) -> Program:
             text = (SCRIPTS / name).read_text("utf-8")
             if request.param == "drop-in":
                 ((old, new),) = [pair for pair in NEW.items() if pair[0] in text]
@@ -74,24 +74,24 @@ def start(request: pytest.FixtureRequest, env: dict[str, str]) -> Iterator[Calla
         yield start
 
 
-def rest_of(script: Stopped) -> str:
+def rest_of(script: Program) -> str:
     """What a script still says on standard error until its end, which comes now."""
-    script.process.kill()
-    assert script.process.stderr is not None
-    return script.process.stderr.read()
+    script.kill()
+    return script.errors()
 
 
 # ---- old scripts -----------------------------------------------------------------------------
 
 
-def test_at_the_top(start: Callable[..., Stopped]) -> None:
+def test_at_the_top(start: Callable[..., Program]) -> None:
     first, second = start("top.py"), None
     assert first.heard() == "on [0], visible: 0"
     second = start("top.py")
     assert second.heard() == "on [1], visible: 1"
     third = start("top.py")
-    assert third.process.wait(30) == 1
-    assert rest_of(third).splitlines()[-1].startswith(("RuntimeError: ", "gpuaff.errors.GpusBusy"))
+    assert third.wait(30) == 1
+    busy = [line for line in rest_of(third).splitlines() if not line.startswith("  ")][-1]
+    assert busy.startswith(("RuntimeError: ", "gpuaff.errors.GpusBusy"))
     lines = rest_of(second).splitlines()
     assert [line for line in lines if line.startswith("INFO")] == [
         "INFO acquiring lock",
@@ -101,11 +101,11 @@ def test_at_the_top(start: Callable[..., Stopped]) -> None:
     ]
 
 
-def test_several(start: Callable[..., Stopped]) -> None:
+def test_several(start: Callable[..., Program]) -> None:
     assert start("top.py", "--nb-gpus", "2").heard() == "on [0, 1], visible: 0,1"
 
 
-def test_one_process_for_each_gpu(start: Callable[..., Stopped]) -> None:
+def test_one_process_for_each_gpu(start: Callable[..., Program]) -> None:
     ranks = [start("ranks.py", OMPI_COMM_WORLD_LOCAL_RANK=str(rank)) for rank in (0, 1)]
     said = [rank.heard().split() for rank in ranks]
     assert [rank for rank, _ in said] == ["0", "1"]
@@ -113,7 +113,7 @@ def test_one_process_for_each_gpu(start: Callable[..., Stopped]) -> None:
 
 
 def test_a_placeholder_and_an_owner_of_their_own(
-    start: Callable[..., Stopped], driver: FakeDriver
+    start: Callable[..., Program], driver: FakeDriver
 ) -> None:
     script = start("own_placeholder.py")
     assert script.heard() == "0 1 [0, 1]"
@@ -132,7 +132,7 @@ def test_a_placeholder_and_an_owner_of_their_own(
     ]
 
 
-def test_are_there_gpus(start: Callable[..., Stopped], driver: FakeDriver) -> None:
+def test_are_there_gpus(start: Callable[..., Program], driver: FakeDriver) -> None:
     scripts = [start("available.py") for _ in range(3)]
     assert sorted(script.heard() for script in scripts) == ["cuda", "cuda", "none free"]
     driver.refuse(NVML.DRIVER_NOT_LOADED)
@@ -140,7 +140,7 @@ def test_are_there_gpus(start: Callable[..., Stopped], driver: FakeDriver) -> No
 
 
 def test_there_is_no_driver(
-    start: Callable[..., Stopped], driver: FakeDriver, tmp_path: Path
+    start: Callable[..., Program], driver: FakeDriver, tmp_path: Path
 ) -> None:
     """Without nvidia-smi safe_gpu let FileNotFoundError through."""
     driver.refuse(NVML.DRIVER_NOT_LOADED)
@@ -275,7 +275,7 @@ sys.stdin.readline()
         assert driver.contexts(0) == kept
 
 
-def until(user: Stopped, last: str) -> list[str]:
+def until(user: Program, last: str) -> list[str]:
     """The lines of a script up to this one."""
     lines = []
     while (line := user.heard()) != last:
@@ -394,7 +394,7 @@ except KeyboardInterrupt:
         get(theirs)
         with stopped(BEGIN + script, env=with_source(env)) as ours:
             assert ours.heard() == "acquiring lock"
-            ours.process.send_signal(signal.SIGINT)
+            ours.kill(signal.SIGINT)
             assert until(ours, "interrupted None None") == []
 
 

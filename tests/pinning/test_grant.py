@@ -40,23 +40,28 @@ def codes(made):
 class Machine:
     """This machine with two GPUs; ``bordered`` as long as sysfs shows them too."""
 
-    def __init__(self, driver: FakeDriver, prefix: Sequence[str]) -> None:
+    def __init__(self, driver: FakeDriver, inside: tuple[str, ...]) -> None:
         self.driver = driver
-        self.prefix = prefix
+        self.inside = inside
 
     def says(
-        self, script: str, *, env: dict[str, str] | None = None, inside: Sequence[str] = ()
+        self, script: str, *, env: dict[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> list[str]:
         """The words that a script prints, which must succeed."""
         variables = {**self.driver.env(), **(env or {})}
-        done = run(START + script, env=variables, prefix=[*inside, *self.prefix])
+        done = run(START + script, env=variables, prefix=prefix, inside=self.inside)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
 
+@pytest.fixture(scope="module")
+def two_in_sysfs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    return tuple(pci_devices.gpus(tmp_path_factory.mktemp("machine"), 2))
+
+
 @pytest.fixture
-def machine(driver: FakeDriver, tmp_path: Path) -> Machine:
-    return Machine(driver, pci_devices.gpus(tmp_path / "machine", 2))
+def machine(driver: FakeDriver, two_in_sysfs: tuple[str, ...]) -> Machine:
+    return Machine(driver, two_in_sysfs)
 
 
 @pytest.fixture
@@ -304,7 +309,7 @@ def test_a_cpuset_that_loses_part_of_the_border(machine: Machine) -> None:
         script = (
             "made = take_grant([1])\nprint(codes(made), made.pinned, everywhere() == {made.cpus})"
         )
-        said = machine.says(script, inside=box.join_command())
+        said = machine.says(script, prefix=box.join_command())
     assert said == ["['grant-unpinned']", "False", "True"]
 
 
@@ -327,7 +332,7 @@ open({str(box.folder / "cpuset.cpus")!r}, "w").write("{CPUS[0]}-{CPUS[1]}")
 time.sleep(0.1)
 print(now() == before)
 """
-        said = machine.says(script, inside=box.join_command())
+        said = machine.says(script, prefix=box.join_command())
     assert said == ["['grant-unpinned']", "False", "True", "True"]
 
 
@@ -515,5 +520,5 @@ def test_a_mask_that_a_claim_has_made_narrow_is_as_it_should_be(
     machine: Machine, env: dict[str, str], is_said: bool
 ) -> None:
     script = "print(*codes(gpuaff.set_affinity(0, 1, scope='socket')), '.')"
-    said = machine.says(script, env=env, inside=["taskset", "-c", str(CPUS[0])])
+    said = machine.says(script, env=env, prefix=["taskset", "-c", str(CPUS[0])])
     assert ("mask-narrow" in said) is is_said

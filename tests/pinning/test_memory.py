@@ -435,7 +435,7 @@ def refuse(cpus, *how):
     seen.append(policy())
     raise OSError(22, "Invalid argument")
 
-pin.move = refuse
+pin.threads.move = refuse
 affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 print(*seen)
 print(policy(), affinity.memory, affinity.pinned, os.sched_getaffinity(0) == before)
@@ -443,7 +443,7 @@ try:
     gpuaff.set_affinity(0, 2, memory=BIND_ONE, strict=True)
 except gpuaff.GPUAffinityError:
     print(policy())
-pin.move = move
+pin.threads.move = move
 first = gpuaff.set_affinity(0, 2, memory=PREFERRED_ONE)
 for arguments in ({"memory": "bind:999"}, {"memory": "bind", "min_physical_cores": 5000}):
     try:

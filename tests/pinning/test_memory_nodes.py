@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuaff import GPUAffinityError, Share, Topology, plan
-from gpuaff.pinning.memory import node_notices, parse_memory, requested_nodes, usable_nodes
+from gpuaff.pinning.memory import parse_memory, requested_nodes, usable_nodes
 from gpuaff.topology.model import Gpu, NumaNode
 
 ALL = frozenset(range(64))
@@ -55,8 +55,8 @@ def usable(
     """The nodes, and the codes of what is said."""
     option = parse_memory("memory", text)
     asked = requested_nodes(option, share_of(topology, rank), topology)
-    found = usable_nodes(asked, topology, named=option.named, allowed=allowed, normal=normal)
-    return sorted(found), [notice.code for notice in node_notices(option, asked, found, allowed)]
+    found, notices = usable_nodes(option, asked, topology, allowed=allowed, normal=normal)
+    return sorted(found), [notice.code for notice in notices]
 
 
 @pytest.mark.parametrize("word", ["bind", "preferred", "interleave"])
@@ -87,7 +87,9 @@ def test_only_nodes_that_the_cpuset_grants() -> None:
 @pytest.mark.case("A16", "G10")
 def test_the_message_says_what_is_allowed() -> None:
     option = parse_memory("memory", "bind:0-1")
-    (notice,) = node_notices(option, frozenset({0, 1}), frozenset({1}), frozenset({1, 5}))
+    _, (notice,) = usable_nodes(
+        option, frozenset({0, 1}), TWO_SOCKETS, allowed=frozenset({1, 5}), normal=None
+    )
     for part in ("memory='bind:0-1'", "NUMA node 0", "1,5", "--cpuset-mems", "node 1 only"):
         assert part in notice.message
 

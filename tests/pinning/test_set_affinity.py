@@ -626,7 +626,6 @@ def test_a_thread_bound_just_where_the_share_is_stays(driver: FakeDriver, how: s
     script = f"""
         import os, threading, time, gpuaff
         from gpuaff.pinning import pin
-        from dataclasses import replace
         ready = threading.Event()
         def bound():
             os.sched_setaffinity(0, {{share}})
@@ -637,9 +636,11 @@ def test_a_thread_bound_just_where_the_share_is_stays(driver: FakeDriver, how: s
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
         if {how!r} == "strict":  # what it refuses here comes up after the threads were moved
-            def unsettled(cpus, *, move=pin.move_all, **how):
-                return replace(move(cpus, **how), settled=False)
-            pin.move_all = unsettled
+            def unsettled(cpus, *, move=pin.threads.move_all, **how):
+                found = move(cpus, **how)
+                found.settled = False
+                return found
+            pin.threads.move_all = unsettled
             try:
                 gpuaff.set_affinity(0, len(before), strict=True)
             except gpuaff.GPUAffinityError as error:

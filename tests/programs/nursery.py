@@ -82,7 +82,7 @@ def main() -> None:
     os.chdir(program["folder"])
     os.sched_setaffinity(0, program["cpus"])
     sys.argv[:] = ["-c", *program["arguments"]]
-    sys.path[0] = ""
+    sys.path[:1] = ["", *program["env"].get("PYTHONPATH", "").split(":")]
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=program["by_lines"])
     module = sys.modules["__main__"] = ModuleType("__main__")

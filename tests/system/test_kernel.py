@@ -38,7 +38,7 @@ def test_a_thread_and_its_process() -> None:
 
 
 def test_another_process() -> None:
-    with stopped("import sys; print(); sys.stdin.readline()") as process:
+    with stopped("import sys; print(); sys.stdin.readline()", fresh=True) as process:
         process.heard()
         assert kernel.parent_of(process.pid) == os.getpid()
         seen = os.sched_getaffinity(process.pid)
@@ -63,7 +63,7 @@ os.environ["LATER"] = "1"
 print("ready")
 sys.stdin.readline()
 """
-    with stopped(script, env={"ASKED": "a=b", "OTHER": ""}) as process:
+    with stopped(script, env={"ASKED": "a=b", "OTHER": ""}, fresh=True) as process:
         process.heard()
         variables = kernel.variables_of(process.pid)
         assert (variables["ASKED"], variables["OTHER"]) == ("a=b", "")

@@ -98,6 +98,34 @@ def test_the_largest_core_counts_for_a_newer_lscpu() -> None:
     assert "contradiction" not in codes(topology)
 
 
+RUNS_AROUND_OFFLINE = """\
+Architecture: x86_64
+CPU(s): 16
+On-line CPU(s) list: 0-6,9-15
+Thread(s) per core: 1
+Socket(s): 1
+NUMA node(s): 1
+NUMA node0 CPU(s): 0-6,9-15
+"""
+POWER_ROUNDED = """\
+Architecture: ppc64le
+CPU(s): 96
+On-line CPU(s) list: 0-69,71-95
+Thread(s) per core: 3
+Socket(s): 2
+NUMA node(s): 2
+NUMA node0 CPU(s): 0-47
+NUMA node1 CPU(s): 48-69,71-95
+"""
+
+
+@pytest.mark.parametrize("text", [RUNS_AROUND_OFFLINE, POWER_ROUNDED])
+def test_without_the_number_of_cores_a_wrong_guess_is_not_made(text: str) -> None:
+    """CPUs 7 and 8 of {0,8} … {7,15} are offline; four threads a core, of which one is offline."""
+    found = parse(text)
+    assert (found.cores, "cores-unknown" in codes(found)) == (None, True)
+
+
 def test_without_the_number_of_cpus_the_contradiction_stays_and_is_said() -> None:
     """Where the ids end is not told then."""
     topology = parse(without(DGX, "CPU(s):"))

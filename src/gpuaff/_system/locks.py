@@ -19,7 +19,7 @@ import stat
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system.descriptors import close, moved_up
 from gpuaff._system.kernel import Tree
@@ -29,6 +29,9 @@ _FLOCK = "hhqqi4x"  # struct flock of a 64-bit system: type, whence, start, leng
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Do not wait for the writer of a FIFO, and do not follow a link: either may have been planted.
 _FILE = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
+_LOCK = re.compile(
+    r"^\d+:\s+(-> )?\s*(\w+)\s+\w+\s+(\w+)\s+(-?\d+) (\w+):(\w+):(\d+) ", re.MULTILINE
+)
 _CHECKS = 20  # of a file with too many names, 5 ms apart: its maker may be about to remove one
 _NO_LOCKS = (
     "it cannot be locked as is needed: network file systems cannot, and neither can Linux before "
@@ -67,7 +70,7 @@ def problem_of(error: OSError) -> str:
     return f"{error.strerror} ({_PROBLEMS.get(error.errno or 0, 'it cannot be used')})"
 
 
-# ---- locks: without room for one, or in a file system that has none, they raise OSError ----------
+# ---- locks; OSError where the file system, or this kernel, has none -----------------------------
 
 
 def try_flock(handle: int, *, shared: bool = False) -> bool:
@@ -99,10 +102,7 @@ def free_range(handle: int, start: int, *, length: int = 1) -> None:
 
 
 def locked_bytes(handle: int, start: int, end: int) -> list[int]:
-    """The bytes from ``start`` up to ``end`` (not included) that others have exclusively.
-
-    Ascending. No lock is taken to look.
-    """
+    """The bytes from ``start`` up to ``end`` (not included) that others have exclusively."""
     found: list[int] = []
     spans = [(start, end)]
     while spans:
@@ -124,10 +124,7 @@ def wait_for_shared(handle: int) -> None:
 
 
 def exclusive_holder(handle: int) -> int | None:
-    """The process that has the file exclusively; None when none has.
-
-    0 or less is one whose id is unknown here.
-    """
+    """The process that has the file exclusively (0 or less: unknown here); None when none has."""
     kind, _, _, _, pid = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, 0, WHOLE)
     return None if kind == fcntl.F_UNLCK else pid
 
@@ -154,8 +151,7 @@ def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple
 # ---- /proc/locks -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileLock:
+class FileLock(NamedTuple):
     """A line of /proc/locks.
 
     Attributes:
@@ -179,34 +175,28 @@ def held_locks() -> list[FileLock]:
 
     To read them stops all processors, 20 ms and more on a large machine.
     """
-    lines = (Tree().read("proc/locks") or "").splitlines()
-    return [lock for lock in map(_parse_lock, lines) if lock is not None]
+    return parse_locks(Tree().read("proc/locks") or "")
 
 
-def _parse_lock(line: str) -> FileLock | None:
-    _, *fields = line.split() or [""]
-    is_waiting = fields[:1] == ["->"]
-    fields = fields[is_waiting:]
-    if len(fields) < 7 or fields[4].count(":") != 2:  # "<none>:0" where there is no file
-        return None
-    major, minor, inode = fields[4].split(":")
-    return FileLock(
-        kind=fields[0],
-        is_write=fields[2] == "WRITE",
-        pid=int(fields[3]),
-        file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
-        is_waiting=is_waiting,
-    )
+def parse_locks(text: str) -> list[FileLock]:
+    """The lines of /proc/locks, without those that name no file."""
+    return [
+        FileLock(
+            kind=kind,
+            is_write=mode == "WRITE",
+            pid=int(pid),
+            file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
+            is_waiting=bool(arrow),
+        )
+        for arrow, kind, mode, pid, major, minor, inode in _LOCK.findall(text)
+    ]
 
 
 def locked_name(file: int | str) -> tuple[int, int] | None:
-    """The device number and inode of a file, as /proc/locks has them; None when there is none.
+    """The device number and inode of a path or an open file, as /proc/locks has them.
 
     That device is the file system's, as in /proc/self/mountinfo (``proc_pid_mountinfo(5)``).
     ``stat(2)`` mostly says the same, but on btrfs each subvolume has a device of its own there.
-
-    Args:
-        file: its path, also where it may not be read; or an open one.
     """
     try:
         handle = os.open(file, os.O_PATH) if isinstance(file, str) else os.dup(file)
@@ -243,6 +233,14 @@ def identity(file: str | int) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def check_folder(path: str) -> None:
+    """Raise an OSError where there neither is a directory nor a place for it."""
+    try:
+        os.stat(f"{path}/.")
+    except FileNotFoundError:
+        os.stat(f"{os.path.dirname(path)}/.")
 
 
 def open_directory(path: str) -> int:

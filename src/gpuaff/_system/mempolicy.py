@@ -3,6 +3,9 @@
 The C library has no functions for these calls. libnuma has, but is often not installed (case B8);
 so they are made by their numbers. Sources: set_mempolicy(2), get_mempolicy(2),
 ``Documentation/admin-guide/mm/numa_memory_policy.rst``, and the kernel's tables of system calls.
+
+All functions raise OSError: ENOSYS when this kernel has no NUMA support, or this machine's numbers
+are unknown; EPERM or whatever else a seccomp filter returns.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import errno
 import os
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import NamedTuple
 
 from gpuaff.cpuset import format_cpulist, from_bits
 
@@ -36,32 +40,24 @@ _WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
 _HIGHEST = 4095
 """The highest node id that there is room for; no kernel can be built for more than 1024 nodes."""
 
-_GENERIC = (236, 237)
-_NUMBERS_64 = {
-    "x86_64": (239, 238),
-    "aarch64": _GENERIC,
-    "aarch64_be": _GENERIC,
-    "riscv64": _GENERIC,
-    "loongarch64": _GENERIC,
-    "ppc64": (260, 261),
-    "ppc64le": (260, 261),
-    "s390x": (269, 270),
+_NUMBERS = {
+    64: {
+        "x86_64": (239, 238),
+        **dict.fromkeys(("aarch64", "aarch64_be", "riscv64", "loongarch64"), (236, 237)),
+        **dict.fromkeys(("ppc64", "ppc64le"), (260, 261)),
+        "s390x": (269, 270),
+    },
+    32: {
+        **dict.fromkeys(("i386", "i486", "i586", "i686"), (275, 276)),
+        **dict.fromkeys(("armv6l", "armv7l", "armv8l"), (320, 321)),
+    },
 }
-_NUMBERS_32 = {
-    **dict.fromkeys(("i386", "i486", "i586", "i686"), (275, 276)),
-    **dict.fromkeys(("armv6l", "armv7l", "armv8l"), (320, 321)),
-}
-"""The numbers of get_mempolicy and set_mempolicy, by the machine's name."""
+"""The numbers of get_mempolicy and set_mempolicy, by the width of this process's addresses and the
+machine's name. A 32-bit process on a 64-bit kernel has other ones, so they are unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A memory policy.
-
-    Attributes:
-        mode: the kernel's number, with its flags.
-        nodes: the NUMA nodes that it names.
-    """
+class Policy(NamedTuple):
+    """A memory policy: the kernel's number of its mode, with flags, and the NUMA nodes named."""
 
     mode: int
     nodes: frozenset[int] = frozenset()
@@ -74,48 +70,35 @@ class Policy:
 
 
 def get_policy() -> Policy:
-    """The calling thread's policy.
-
-    Raises:
-        OSError: ENOSYS when this kernel has no NUMA support, or this machine's numbers are
-            unknown; EPERM or whatever else a seccomp filter returns.
-    """
+    """The calling thread's policy."""
     return _get(0)
 
 
 def allowed_nodes() -> frozenset[int]:
-    """The NUMA nodes that the calling thread may have memory from (``Mems_allowed``).
-
-    Raises:
-        OSError: as :func:`get_policy`.
-    """
+    """The NUMA nodes that the calling thread may have memory from (``Mems_allowed``)."""
     return _get(_ALLOWED).nodes
 
 
 def set_policy(policy: Policy) -> None:
     """Set the calling thread's policy; threads and processes that it starts later inherit it.
 
-    The kernel silently drops nodes that it does not grant, as long as one is left.
-
-    Raises:
-        OSError: as :func:`get_policy`; EINVAL when no node is left, or it lacks the mode.
+    The kernel silently drops nodes that it does not grant, as long as one is left; else, and where
+    it lacks the mode, the error is EINVAL.
     """
-    if not policy.nodes:
-        _call(_numbers()[1], policy.mode, None, 0)
-        return
-    mask = _mask(policy.nodes)
-    _call(_numbers()[1], policy.mode, mask, _count(mask))
+    mask = _mask(policy.nodes) if policy.nodes else None
+    _call(_numbers()[1], policy.mode, mask, 0 if mask is None else _count(mask))
+
+
+def ensure_policy(policy: Policy) -> None:
+    """Set a policy unless it is in force, or the kernel refuses that."""
+    with suppress(OSError):
+        if get_policy() != policy:
+            set_policy(policy)
 
 
 def numbers(machine: str, *, bits: int) -> tuple[int, int] | None:
-    """The numbers of get_mempolicy and set_mempolicy; None when they are unknown.
-
-    Args:
-        machine: its name, as from ``uname``.
-        bits: the width of this process's addresses. For a 32-bit process on a 64-bit kernel the
-            numbers are not those of the machine's name, so they are unknown.
-    """
-    return (_NUMBERS_64 if bits == 64 else _NUMBERS_32).get(machine)
+    """The numbers of get_mempolicy and set_mempolicy; None when they are unknown."""
+    return _NUMBERS[bits].get(machine)
 
 
 def _numbers() -> tuple[int, int]:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuaff.allocator.cores import Cores
 from gpuaff.allocator.model import Mode, Options, Scope
-from gpuaff.allocator.placement import Assignment, Placement, union
-from gpuaff.allocator.proximity import Near, Neighbourhood
+from gpuaff.allocator.placement import Assignment, Near, Neighbourhood, Placement, union
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Source, Topology

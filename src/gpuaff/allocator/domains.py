@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpuaff.allocator.fair import grow
-from gpuaff.allocator.filling import in_blocks
+from gpuaff.allocator.cutting import grow, in_blocks
 from gpuaff.allocator.placement import union
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError

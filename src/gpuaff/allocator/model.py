@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from gpuaff import options
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist
@@ -78,8 +79,7 @@ MOST = MAX_CPU_ID
 """The most ranks or cores that can be requested: no machine has more CPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(NamedTuple):
     """The options of a plan, validated.
 
     Invalid ones raise, also where pinning is best effort: a typing error must not end as a

@@ -11,18 +11,18 @@ from functools import cache, partial
 
 from gpuaff.allocator import diagnostics, split
 from gpuaff.allocator.cores import Cores, allowed_cores
+from gpuaff.allocator.cutting import Cutter, Fill, by_l3, in_blocks, in_turn
 from gpuaff.allocator.domains import confine
-from gpuaff.allocator.filling import Cutter, Fill, by_l3, in_blocks, in_turn
 from gpuaff.allocator.model import Mode, Multithreading, Options, Partition, Plan, Scope, Share
 from gpuaff.allocator.placement import (
     Assignment,
+    Neighbourhood,
     Placement,
     chosen_cpus,
     granted_cpus,
     place_ranks,
     union,
 )
-from gpuaff.allocator.proximity import Neighbourhood
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.notices import Notice

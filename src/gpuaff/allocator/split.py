@@ -16,8 +16,7 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from gpuaff.allocator.cores import Cores, keep_whole
-from gpuaff.allocator.fair import fair_shares, grow
-from gpuaff.allocator.filling import Cutter
+from gpuaff.allocator.cutting import Cutter, fair_shares, grow
 from gpuaff.allocator.model import Scope
 from gpuaff.allocator.placement import Assignment, GpuGroup, Placement, group_gpus
 from gpuaff.errors import GPUAffinityError

@@ -1,1 +1,127 @@
-"""Claiming GPUs: looking, choosing, leasing, waiting and occupying."""
+"""Claiming GPUs. ``claim_gpus`` imports little at first: the driver wakes meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from gpuaff._system import descriptors
+from gpuaff._system.interrupts import uninterrupted
+from gpuaff._system.nvml_prewarm import waking_driver
+
+TYPE_CHECKING = False  # importing typing takes longer than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpuaff.claims.candidates import VisibleAs
+    from gpuaff.claims.claim import Claim
+    from gpuaff.claims.model import Waiting
+    from gpuaff.claims.placeholder import Placeholder
+
+
+def claim_gpus(
+    n: int | str = 1,
+    *,
+    placeholder: Placeholder | str | Callable[[int], object] | None = "context",
+    wait: float | None = 0,
+    gpus: Iterable[int | str] | int | str | None = None,
+    candidates: Iterable[int | str] | int | str | None = None,
+    min_free_memory: int | None = None,
+    max_utilization: int | None = None,
+    visible: VisibleAs | str | None = "index",
+    pin: bool = False,
+    own_is_free: bool = True,
+    on_wait: Callable[[Waiting], object] | None = None,
+) -> Claim:
+    """Claim free GPUs for this process alone, and make only them visible to CUDA.
+
+    Call it at the top of the script, before CUDA is started: ``import torch`` may come before,
+    ``torch.cuda.is_available()`` may not. The claim lasts until the process ends, however it ends,
+    or until :meth:`Claim.release`::
+
+        claim = gpuaff.claim_gpus(2, wait=3600)
+        claim.gpus[0].index  # as nvidia-smi counts
+        torch.zeros(1, device="cuda:0")  # on the same GPU
+
+    No other claim through gpuaff gets the same GPU. Other programs see the placeholder's CUDA
+    context, as of any running job. Without a context (``placeholder=None``) the claim is exclusive
+    among users of gpuaff only, until CUDA starts.
+
+    A GPU is free when it is not leased, no other process computes on it, all memory in use is
+    explained by visible processes, and its compute mode allows one more process; the documentation
+    has the rules. Graphics processes are ignored.
+
+    A claim gets all GPUs that were requested, or raises and leaves everything as it was. Inside a
+    claim (in a rank that ``gpuaff run`` or a claiming parent has started) GPUs come from that
+    claim, never from the machine.
+
+    Args:
+        n: how many; ``"auto"`` is as many as the scheduler has granted. Not needed with ``gpus``.
+        placeholder: what occupies each GPU: a CUDA ``"context"``, which frameworks then use;
+            ``"torch"``, ``"tensorflow"``, ``"pycuda"``, ``"cupy"``; a function of the device's
+            ordinal in this process, whose attribute ``release``, if it has one, is called with its
+            result on release; or None.
+        wait: how long to wait for GPUs that are busy, in seconds; None is without limit. Waiters
+            are served in order: a GPU that an earlier one may choose is kept for it, also from a
+            claim that does not wait.
+        gpus: exactly these, by index (as nvidia-smi counts), UUID (or the beginning of one) or PCI
+            address; CUDA counts them in this order.
+        candidates: choose among these; named likewise.
+        min_free_memory: bytes of memory that must be free on each.
+        max_utilization: the highest recent utilization of each, in percent.
+        visible: how ``CUDA_VISIBLE_DEVICES`` is written: by ``"index"``, with
+            ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, or by ``"uuid"``, as MIG instances always are, and
+            all GPUs beside one that does not respond. None leaves it as it is: then use the
+            ordinals of :attr:`Claim.gpus`.
+        pin: also put the process on the CPUs that belong to these GPUs, which other claims do not
+            use: :func:`set_affinity` then stays inside.
+        own_is_free: whether a GPU counts as free on which only this process, its children or its
+            parents compute.
+        on_wait: called with a :class:`Waiting` when a wait begins, and when its state changes.
+
+    Returns:
+        The claim. It lasts even when it is not kept; :func:`current_claim` returns it as well.
+
+    Raises:
+        InvalidOptionError: an argument is invalid, or names a GPU that does not exist.
+        NoDriverError: NVML cannot be used here.
+        NotEnoughGpusError: there are fewer GPUs, or fewer are allowed, than were requested.
+        GpusBusyError: they are not free; the message has the holder of each.
+        ClaimTimeoutError: they did not become free in time.
+        CudaInitializedError: CUDA is already initialised in this process.
+        AlreadyClaimedError: this process has a claim.
+        ClaimLostError: another process has come onto a GPU meanwhile; start the process again.
+        PlaceholderError: a GPU could not be occupied. A function's own error is raised unchanged.
+        LockDirectoryError: the files that coordinate claims cannot be used.
+        ClaimError: ``GPUAFF_CLAIM`` names a claim that is over.
+    """
+    claim = None
+    which = {
+        "gpus": gpus,
+        "candidates": candidates,
+        "min_free_memory": min_free_memory,
+        "max_utilization": max_utilization,
+        "wait": wait,
+        "visible": visible,
+    }
+    try:
+        with uninterrupted():
+            descriptors.make_room()
+            by_context = isinstance(placeholder, str) and placeholder == "context"
+            with waking_driver(wanted=True, cuda=by_context) as driver_is_started:
+                from gpuaff.claims.acquire import acquire
+
+                claim = acquire(
+                    n,
+                    which,
+                    placeholder=placeholder,
+                    pin=pin,
+                    own_is_free=own_is_free,
+                    on_wait=on_wait,
+                    driver_is_started=driver_is_started,
+                )
+        return claim  # noqa: TRY300 - Ctrl-C may come here, too
+    except BaseException:  # Ctrl-C at the end of the block: the caller would not have the claim
+        if claim is not None:
+            with suppress(Exception):
+                claim.release()
+        raise

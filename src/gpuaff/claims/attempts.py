@@ -5,21 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.candidates import Candidates
-from gpuaff.claims.devices.probe import describe_waiter, describe_writer
-from gpuaff.claims.locking import queue, registry
+from gpuaff.claims.candidates import Candidates, Request
+from gpuaff.claims.devices.probe import Probe, describe
+from gpuaff.claims.devices.selection import choose, observe_connections
+from gpuaff.claims.locking import leases, queue, registry, safe_gpu
 from gpuaff.claims.locking.guard import guarded
-from gpuaff.claims.locking.queue import Place, join
-from gpuaff.claims.locking.registry import Entry, Slot, about_me, stopped
-from gpuaff.claims.model import Device, Usage, Waiting
-from gpuaff.claims.sources import AnyLease, Source
+from gpuaff.claims.locking.leases import Lease
+from gpuaff.claims.locking.queue import Place
+from gpuaff.claims.locking.registry import Entry, Slot, stopped
+from gpuaff.claims.model import Demand, Device, Usage, Waiting
+from gpuaff.claims.sources import SubLease, usages_inside
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuaff._system.nvml import Session
+    from gpuaff.launch.inherited import ParentClaim
+    from gpuaff.notices import Notice
 
 SETTLES = 1.0
 """How long to look again at GPUs whose processes have just ended, in seconds: the driver lists
@@ -44,30 +52,20 @@ class Settling:
 
     The kernel ends a process in steps: it gives back memory, then files and with them locks and
     contexts, and only then is it a zombie. The driver lists it for all that time, and a little
-    longer.
+    longer: ``settles`` seconds.
     """
 
     def __init__(self, settles: float = SETTLES) -> None:
-        """Nothing is leaving yet.
-
-        Args:
-            settles: how long to look again when no process is exiting any more, in seconds.
-        """
         self._settles = settles
         self._since: float | None = None
         self._exited = 0.0
         self._has_exiting = False
 
     def goes_on(self, now: float, *, leaving: bool, exiting: bool) -> bool:
-        """Whether to look again.
+        """Whether to look again, by what was seen ``now``, in seconds of a monotonic clock.
 
         Also once more when a process was exiting at the last look, and what is left is not leaving:
         it may have ended between two readings of that look.
-
-        Args:
-            now: seconds, by a clock that only goes forward.
-            leaving: whether what was seen now is about to go.
-            exiting: whether a process is still exiting.
         """
         had_exiting, self._has_exiting = self._has_exiting, leaving and exiting
         if not leaving:
@@ -85,34 +83,23 @@ class Settling:
         return self._since is not None and now < self._since + self._settles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obtained:
-    """Devices that this process has leased.
-
-    Attributes:
-        devices: which, in CUDA's order.
-        lease: the locks.
-        slot: this process's slot in the registry.
-    """
+class Obtained(NamedTuple):
+    """Devices that this process has leased, in CUDA's order, and its slot in the registry."""
 
     devices: tuple[Device, ...]
-    lease: AnyLease
+    lease: Lease | SubLease
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refused:
-    """Why an attempt got nothing.
+class _Refused(NamedTuple):
+    """What an attempt saw that got nothing.
 
     Attributes:
-        usages: how the candidates are used; empty where earlier waiters want so many that the
-            driver was not asked.
+        usages: how the candidates are used; empty where the driver was not asked, as too many are
+            ``in_the_way``.
         ahead: the earlier waiters.
         in_the_way: those of them that must leave before there are enough devices to choose from.
-        kept: the candidates that these may choose, with the first such waiter of each.
-        entries: the registry.
-        hidden: devices whose lease an invisible process holds.
-        exiting: those of them whose lease only exiting processes hold.
+        kept: the candidates that ``ahead`` may choose, with the first such waiter of each.
     """
 
     usages: tuple[Usage, ...]
@@ -120,8 +107,6 @@ class _Refused:
     in_the_way: tuple[Entry, ...]
     kept: Mapping[Device, Entry]
     entries: tuple[Entry, ...]
-    hidden: frozenset[Device] = frozenset()
-    exiting: frozenset[Device] = frozenset()
 
     @property
     def state(self) -> object:
@@ -130,88 +115,71 @@ class _Refused:
         if self.in_the_way:
             return len(self.ahead), holders
         uses = [(one.device.uuid, one.busy, one.pids) for one in self.usages]
-        return len(self.ahead), holders, uses, self.hidden
-
-    @property
-    def holding(self) -> frozenset[int]:
-        """The slots of all claims."""
-        return frozenset(entry.slot for entry in self.entries if not entry.waits)
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """The other processes that use the devices."""
-        return frozenset(pid for usage in self.usages for pid in usage.pids)
+        return len(self.ahead), holders, uses
 
     @property
     def free(self) -> tuple[Device, ...]:
-        """The devices that this process may lease now."""
-        free = [usage.device for usage in self.usages if usage.busy is None]
-        return tuple(one for one in free if one not in self.hidden and one not in self.kept)
+        free = (usage.device for usage in self.usages if usage.busy is None)
+        return tuple(device for device in free if device not in self.kept)
 
     @property
-    def free_soon(self) -> frozenset[Device]:
-        """The free devices, and those whose processes are about to end."""
-        leaving = frozenset(usage.device for usage in self.usages if usage.leaving)
-        return (leaving | self.exiting).difference(self.kept).union(self.free)
-
-    @property
-    def has_exiting(self) -> bool:
-        """Whether a process is exiting on one of the devices."""
-        return bool(self.exiting) or any(usage.exiting for usage in self.usages)
+    def free_soon(self) -> tuple[Device, ...]:
+        soon = (one.device for one in self.usages if one.busy is None or one.leaving)
+        return tuple(device for device in soon if device not in self.kept)
 
 
 class Attempts:
-    """Tries to lease devices, until it succeeds or its time is up."""
+    """Tries to lease some of the candidates, until it succeeds or its time is up.
+
+    The driver is asked about them by ``probe``, unless they are part of a parent claim.
+    """
 
     def __init__(
         self,
-        source: Source,
+        session: Session,
+        request: Request,
         candidates: Candidates,
+        parent: ParentClaim | None,
         *,
-        choose: Callable[[Sequence[Device]], tuple[Device, ...]],
+        own_is_free: bool = True,
         until_occupied: ExitStack,
-        lock_others: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        """Nothing is leased yet.
-
-        Args:
-            source: where they are claimed from.
-            candidates: the devices to choose from, and how many are requested.
-            choose: chooses among the free ones.
-            until_occupied: gets the lock of ``lock_others`` when devices are leased.
-            lock_others: keeps other libraries' users from choosing at the same time.
-        """
-        self._source, self._candidates, self._choose = source, candidates, choose
-        self._until_occupied, self._lock_others = until_occupied, lock_others
-        self._wants = self._fit = frozenset(map(source.key, candidates.devices))
-        self._record = about_me()
+        """Nothing is leased yet; ``until_occupied`` gets safe_gpu's lock when devices are."""
+        self._devices, self._count = candidates.devices, candidates.wanted
+        self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
+        demand = Demand(
+            min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
+        )
+        self.probe = Probe(session, self._devices, demand=demand, own_is_free=own_is_free)
+        self.warnings: tuple[Notice, ...] = ()
+        self._until_occupied = until_occupied
+        self._topology = None
+        is_open = request.gpus is None and self._count < len(self._devices)
+        if is_open and not any(one.is_mig for one in self._devices):
+            self._topology = observe_connections(session)
+        self._wants = self._fit = frozenset(map(self._key, self._devices))
+        self._record = registry.about_me()
         self._place: Place | None = None
         self._slot: Slot | None = None
-        self._lease: AnyLease | None = None
+        self._lease: Lease | SubLease | None = None
         self._started = time.monotonic()
         self._reported: object = None
 
-    def obtain(
-        self, *, wait: float | None, on_wait: Callable[[Waiting], object] | None = None
-    ) -> Obtained:
-        """Lease the devices, waiting in the queue if necessary.
-
-        Args:
-            wait: for how long, in seconds; None is without limit.
-            on_wait: called when the wait begins, and when its state changes.
+    def obtain(self, on_wait: Callable[[Waiting], object] | None = None) -> Obtained:
+        """Lease the devices, waiting in the queue if that was requested.
 
         Raises:
             NotEnoughGpusError: too many of the devices can never be used by this process.
-            GpusBusyError: they are not free, and ``wait`` is 0.
+            GpusBusyError: they are not free, and no wait was requested.
             ClaimTimeoutError: they did not become free in time.
-            LockDirectoryError: the lock directory cannot be used.
         """
-        settling = Settling()
-        while isinstance(got := self._attempt(may_join=wait is None or wait > 0), _Refused):
+        settling, wait = Settling(), self._wait
+        while isinstance(got := self._attempt(), _Refused):
             self._refuse_if_hopeless(got)
             now = time.monotonic()
-            leaving = len(got.free_soon) >= self._candidates.count
-            settles = settling.goes_on(now, leaving=leaving, exiting=got.has_exiting)
+            leaving = len(got.free_soon) >= self._count
+            exiting = any(usage.exiting for usage in got.usages)
+            settles = settling.goes_on(now, leaving=leaving, exiting=exiting)
             if settles and (self._place is None or settling.is_short(now)):
                 with interruptible():
                     time.sleep(STEP)
@@ -225,48 +193,43 @@ class Attempts:
             if got.in_the_way:
                 self._place.wait_behind(got.in_the_way, left)
             else:
-                self._place.wait_for_gpus(got.holding, got.pids, left)
+                holding = frozenset(entry.slot for entry in got.entries if not entry.waits)
+                pids = frozenset(pid for usage in got.usages for pid in usage.pids)
+                self._place.wait_for_gpus(holding, pids, left)
         return got
 
     def preview(self) -> tuple[Device, ...]:
-        """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked.
-
-        Raises:
-            NotEnoughGpusError: too many of the devices can never be used by this process.
-            GpusBusyError: they are not free.
-            LockDirectoryError: the lock directory cannot be used.
-        """
-        self._source.look()
+        """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked."""
+        self._look()
         entries = registry.entries()
-        found = self._refused(entries, self._source.usages(entries))
+        found = self._refused(entries, self._usages(entries))
         self._refuse_if_hopeless(found)
-        free = found.free
-        if len(free) < self._candidates.count:
-            free = tuple(one for one in self._candidates.devices if one in found.free_soon)
-        if len(free) < self._candidates.count:
+        free = found.free if len(found.free) >= self._count else found.free_soon
+        if len(free) < self._count:
             raise self._not_free(found, 0)
         return self._choose(free)
 
     def release(self) -> None:
         """Give back the place in the queue, the leases and the slot, as far as it has them."""
-        held = self._slot, None if self._place is None else self._place.slot
-        slots = [slot for slot in held if slot is not None]
-        for slot in slots:
+        slot = self._slot if self._place is None else self._place.slot
+        if slot is not None:
             slot.withdraw()  # first: waiters wake up by the leases, and read the registry
         if self._lease is not None:
             self._lease.release()
-        for slot in slots:
+        if slot is not None:
             slot.release()
 
-    def _attempt(self, *, may_join: bool) -> Obtained | _Refused:
+    def _attempt(self) -> Obtained | _Refused:
         if self._place is not None:
             found = self._refused(self._entries(), ())
             if found.in_the_way:
                 return found
         with ExitStack() as locked:
-            locked.enter_context(self._lock_others())
+            if self._parent is None:  # inside a claim, safe_gpu's users never choose
+                limit = None if self._wait is None else max(safe_gpu.LIMIT, self._wait)
+                self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
-                self._source.look()
+                self._look()
                 looked = time.monotonic()
                 with guarded():
                     if time.monotonic() - looked > _FRESH:
@@ -274,60 +237,78 @@ class Attempts:
                     got = self._choose_and_lease()
                     if isinstance(got, Obtained):
                         self._until_occupied.push(locked.pop_all())
-                    elif may_join and self._place is None:
+                    elif self._wait != 0 and self._place is None:
                         self._place = self._join(got.usages)
                     return got
 
     def _choose_and_lease(self) -> Obtained | _Refused:
         entries = self._entries()
-        found = self._refused(entries, self._source.usages(entries))
-        while len(found.free) >= self._candidates.count:
-            got = self._lease_all(self._choose(found.free))
+        found = self._refused(entries, self._usages(entries))
+        free, hidden = found.free, set[Device]()
+        while len(free) >= self._count:
+            got = self._lease_all(self._choose(free))
             if isinstance(got, Obtained):
                 return got
-            found = replace(found, hidden=found.hidden | {got})
-        if found.hidden and self._place is None:  # a waiter sees when their locks go
-            return replace(found, exiting=self._source.exiting(found.hidden))
-        return found
+            hidden.add(got)
+            free = tuple(device for device in free if device != got)
+        return found._replace(usages=self._with_hidden(found.usages, hidden)) if hidden else found
+
+    def _with_hidden(self, usages: Sequence[Usage], hidden: set[Device]) -> tuple[Usage, ...]:
+        """The same, with leases that are not in the registry."""
+        # A waiter sees when their locks go; those of a parent claim go with the registry's entry.
+        is_needed = self._parent is None and self._place is None
+        holders = leases.holders(hidden) if is_needed else {}
+
+        def leased(device: Device) -> Usage:
+            pids = [holder.pid for holder in holders.get(device.uuid, ())]
+            exiting = bool(pids) and all(pid and kernel.is_exiting(pid) for pid in pids)
+            why = "leased by a process that is not visible here"
+            return Usage.leased(device, why, exiting=exiting)
+
+        return tuple(leased(one.device) if one.device in hidden else one for one in usages)
+
+    def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
+        if self._topology is None:
+            return tuple(free[: self._count])
+        indices = [device.index for device in free]
+        chosen = choose(self._count, indices, topology=self._topology, idle=self.probe.idle)
+        return tuple(device for device in free if device.index in chosen)
 
     def _lease_all(self, chosen: tuple[Device, ...]) -> Obtained | Device:
-        slot = self._slot_for_claim()
-        self._lease = lease = self._source.lease(slot)
-        leased = lease.take(chosen)
+        slot = self._slot or registry.take() if self._place is None else self._place.slot
+        if self._place is None:
+            self._slot = slot
+        self._lease = Lease() if self._parent is None else SubLease(self._parent, slot)
+        leased = self._lease.take(chosen)
         if leased is not None:
             return leased
-        gpus = [self._source.key(one) for one in chosen]
+        gpus = [self._key(one) for one in chosen]
         slot.write({**self._record, "since": kernel.wall_clock(), "gpus": gpus})
         slot.hold_begins()
-        return Obtained(devices=chosen, lease=lease, slot=slot)
-
-    def _slot_for_claim(self) -> Slot:
-        """The place's slot, which changes when the registry was removed; else one of our own."""
-        if self._place is not None:
-            return self._place.slot
-        if self._slot is None:
-            self._slot = registry.take()
-        return self._slot
+        return Obtained(chosen, self._lease, slot)
 
     def _join(self, usages: Sequence[Usage]) -> Place:
         if self._slot is not None:  # of an attempt that failed: the place has its own
             self._slot.release()
             self._slot = None
         # A GPU that this process can never use is not kept from others.
-        fit = frozenset(self._source.key(one.device) for one in usages if not one.lasting)
+        fit = frozenset(self._key(one.device) for one in usages if not one.lasting)
         self._fit = fit or self._wants
-        return join(self._record, wanted=self._candidates.count, gpus=self._fit)
+        return queue.join(self._record, wanted=self._count, gpus=self._fit)
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return registry.entries() if self._place is None else self._place.entries()
 
     def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
-        devices, key = self._candidates.devices, self._source.key
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
         way: tuple[Entry, ...] = ()
         passed: Collection[int] = {-1}
         while passed:  # of those in the way the near ones decide; with none, all may keep GPUs
             ahead = tuple(entry for entry in ahead if entry.slot not in passed)
-            way = queue.in_the_way(ahead, wants=self._fit, count=self._candidates.count)
+            way = queue.in_the_way(ahead, wants=self._fit, count=self._count)
             passed = stopped(way[: queue.NEAR] or ahead)
-        kept = {device: queue.kept_for(ahead, key(device)) for device in devices}
+        devices = self._devices
+        kept = {device: queue.kept_for(ahead, self._key(device)) for device in devices}
         return _Refused(
             usages=usages,
             ahead=ahead,
@@ -336,21 +317,38 @@ class Attempts:
             entries=entries,
         )
 
-    def _entries(self) -> tuple[Entry, ...]:
-        return registry.entries() if self._place is None else self._place.entries()
+    # What differs between the GPUs of the machine and those of a parent claim.
+
+    def _key(self, device: Device) -> str:
+        """The registry's name of a device."""
+        return device.uuid if self._parent is None else f"{self._parent.slot}/{device.uuid}"
+
+    def _look(self) -> None:
+        """Ask the driver, which takes a while, and may hang."""
+        if self._parent is None:
+            self.probe.prepare(registry.entries(before=0))
+
+    def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+        """How the devices are used: by the driver's last answer, and by the registry now."""
+        if self._parent is None:
+            return self.probe.evaluated(entries)
+        return usages_inside(self._parent, self._devices, entries)
+
+    def _described(self, got: _Refused) -> tuple[Usage, ...]:
+        """The last usages, with the names of processes in their messages."""
+        is_known = self._parent is not None or not got.usages
+        return got.usages if is_known else self.probe.described(got.entries)
 
     def _refuse_if_hopeless(self, got: _Refused) -> None:
-        never = sum(usage.lasting for usage in got.usages)
-        usable = len(got.usages) - never
-        if never and usable < self._candidates.count:
-            usages = self._source.described(got.usages, got.entries)
-            why = "; ".join(usage.message for usage in usages if usage.lasting)
-            raise NotEnoughGpusError(self._candidates.count, usable, f"{usable} can be used: {why}")
+        usable = sum(not usage.lasting for usage in got.usages)
+        if len(got.usages) > usable and usable < self._count:
+            never = [usage.message for usage in self._described(got) if usage.lasting]
+            reason = "\n  ".join([f"{usable or 'none'} can be used", *never])
+            raise NotEnoughGpusError(self._count, usable, reason)
 
     def _not_free(self, got: _Refused, wait: float | None) -> Exception:
-        count, narrowed = self._candidates.count, self._candidates.narrowed
-        reasons = self._reasons(got)
-        busy = GpusBusyError(count, len(got.free), reasons, narrowed, "" if wait else _REMEDY)
+        remedy, narrowed = "" if wait else _REMEDY, self._narrowed
+        busy = GpusBusyError(self._count, len(got.free), self._reasons(got), narrowed, remedy)
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
     def _report(self, got: _Refused, on_wait: Callable[[Waiting], object] | None) -> None:
@@ -361,41 +359,32 @@ class Attempts:
         waiting = Waiting(
             position=len(got.ahead),
             waited=time.monotonic() - self._started,
-            wanted=self._candidates.count,
+            wanted=self._count,
             free=len(got.free),
             reasons=self._reasons(got),
         )
         from logging import getLogger  # only waiters need it
 
         with interruptible():
-            getLogger("gpuaff").info(
-                "waiting for %s, %s: %s",
-                counted(waiting.wanted, "GPU"),
-                f"{waiting.position} before us" if waiting.position else "next in line",
-                "; ".join(waiting.reasons),
-            )
+            place = f"{waiting.position} before us" if waiting.position else "next in line"
+            reasons = "; ".join(waiting.reasons)
+            gpus = counted(waiting.wanted, "GPU")
+            getLogger("gpuaff").info("waiting for %s, %s: %s", gpus, place, reasons)
             if on_wait is not None:
                 on_wait(waiting)
 
     def _reasons(self, got: _Refused) -> tuple[str, ...]:
         """A line for each candidate that is not free."""
-        usages = self._source.described(got.usages, got.entries) if got.usages else ()
+        usages = (*got.usages, *self._described(got))  # these know the names
         reasons = {usage.device: usage.message for usage in usages if usage.busy is not None}
-        for device in got.hidden:
-            reasons.setdefault(device, f"{device}: leased by a process that is not visible here")
-        if not got.usages:
-            reasons = self._leased(got.entries)
-        waiters = {entry.slot: describe_waiter(entry) for entry in got.kept.values()}
+        if not got.usages:  # the registry alone knows the holders
+            held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
+            for device in self._devices:
+                if (entry := held.get(self._key(device))) is not None:
+                    holder = describe(entry.pid, entry, with_age=True)
+                    reasons[device] = f"{device}: leased by {holder}"
+        waiters = {entry.slot: describe(entry.pid, entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():
-            reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}")
-        return tuple(reasons[one] for one in self._candidates.devices if one in reasons)
-
-    def _leased(self, entries: Sequence[Entry]) -> dict[Device, str]:
-        """The holders by the registry alone."""
-        held = {key: entry for entry in entries if not entry.waits for key in entry.gpus}
-        found = {one: held.get(self._source.key(one)) for one in self._candidates.devices}
-        return {
-            device: f"{device}: leased by {describe_writer(entry, since=entry.since)}"
-            for device, entry in found.items()
-            if entry is not None
-        }
+            waits = f"who waits for {entry.wanted or 'some'} of them"
+            reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}, {waits}")
+        return tuple(reasons[one] for one in self._devices if one in reasons)

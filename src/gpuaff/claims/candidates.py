@@ -1,125 +1,204 @@
-"""Which devices a claim may choose from, before their use is looked at. Pure."""
+"""Which devices a claim may choose from, by its arguments and by what limits this process.
+
+Pure: their use is looked at elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
+from gpuaff import options
 from gpuaff._system.nvml_records import pci_address
 from gpuaff.claims.model import Device, LeftOut
-from gpuaff.claims.request import Name, Request
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
 from gpuaff.formatting import counted
-from gpuaff.launch.inherited import is_uuid
+from gpuaff.launch.inherited import ParentClaim, is_uuid
 from gpuaff.launch.ranks import Ranks
-from gpuaff.options import natural
+from gpuaff.options import MOST_GPUS, natural, suggestion, whole
 from gpuaff.topology.model import Gpu, MigInstance
 from gpuaff.topology.visible import Visible, resolve
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    from gpuaff.launch.allocation import Granted
+
+Name: TypeAlias = "int | str"
+"""A device: NVML's index, a UUID or the beginning of one, or a PCI address."""
+
+_FOREVER = 1e9
+"""Seconds (31 years): a longer wait has no limit."""
+
+_EXPECTED_COUNT = f'a number of GPUs from 1 to {MOST_GPUS}, or "auto": as many as were granted'
+
+
+class VisibleAs(str, Enum):
+    """How CUDA_VISIBLE_DEVICES is written."""
+
+    INDEX = "index"
+    """Numbers, in the order of PCI addresses, with CUDA_DEVICE_ORDER=PCI_BUS_ID (case D6)."""
+    UUID = "uuid"
+    """UUIDs, as MIG instances always are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Request:
+    """The arguments of ``claim_gpus`` that say which GPUs it requests.
+
+    A ``count`` of None is as many as the scheduler has granted; a ``wait`` of None has no limit.
+    """
+
+    count: int | None
+    gpus: tuple[Name, ...] | None = None
+    candidates: tuple[Name, ...] | None = None
+    min_free_memory: int | None = None
+    max_utilization: int | None = None
+    wait: float | None = 0.0
+    visible: VisibleAs | None = VisibleAs.INDEX
+
+
+def parse_request(n: object, **arguments: object) -> Request:
+    """Check the arguments of ``claim_gpus`` that a :class:`Request` has.
+
+    Raises:
+        InvalidOptionError: one of them is invalid.
+    """
+    checked: dict[str, Any] = {
+        name: None if value is None else _READERS[name](name, value)
+        for name, value in arguments.items()
+    }
+    count = None
+    if not (isinstance(n, str) and n == "auto"):
+        count = options.count("n", n, most=MOST_GPUS, expected=_EXPECTED_COUNT)
+    gpus = checked.get("gpus")
+    if gpus and checked.get("candidates"):
+        raise InvalidOptionError("candidates", arguments["candidates"], "nothing beside gpus=")
+    if gpus and count not in (None, 1, len(gpus)):
+        raise InvalidOptionError("n", n, f"{len(gpus)}, as many as gpus= names, or nothing")
+    return Request(count=len(gpus) if gpus else count, **checked)
+
+
+def _seconds(option: str, value: object) -> float | None:
+    seconds = value if isinstance(value, float) else whole(value)
+    if seconds is None or not seconds >= 0:
+        expected = "seconds to wait, 0 (not at all) or more, or None (without limit)"
+        raise InvalidOptionError(option, value, expected)
+    return float(seconds) if seconds < _FOREVER else None
+
+
+def _visible_as(option: str, value: object) -> VisibleAs:
+    words = [word.value for word in VisibleAs]
+    if isinstance(value, str) and value in words:
+        return VisibleAs(value)
+    hint = suggestion(value, words) if isinstance(value, str) else ""
+    raise InvalidOptionError(option, value, f"one of {', '.join(words)}, or None{hint}")
+
+
+def _names(option: str, value: object) -> tuple[Name, ...]:
+    number, given = whole(value), value
+    if number is not None:
+        given = (number,)
+    elif isinstance(value, str):
+        given = [part.strip() for part in value.split(",")]
+    names: tuple[Name | None, ...] = ()
+    # Iterating over bytes gives numbers.
+    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview):
+        some = islice(given, MOST_GPUS + 1)
+        names = tuple(one if isinstance(one, str) else whole(one) for one in some)
+    if not 0 < len(names) <= MOST_GPUS or None in names or "" in names:
+        expected = "GPUs by index, UUID or PCI address, such as [0, 2] or ['GPU-8f3c…']"
+        raise InvalidOptionError(option, value, expected)
+    return tuple(name for name in names if name is not None)
+
+
+_READERS: Mapping[str, Callable[[str, object], object]] = {
+    "gpus": _names,
+    "candidates": _names,
+    "min_free_memory": partial(options.count, least=0, most=2**63, expected="a number of bytes"),
+    "max_utilization": partial(options.count, least=0, most=100, expected="percent, from 0 to 100"),
+    "wait": _seconds,
+    "visible": _visible_as,
+}
+
+
+class Limits(NamedTuple):
     """What limits the choice of this process: environment, scheduler, parent claim.
 
     Attributes:
-        visible: CUDA_VISIBLE_DEVICES; None when it is unset.
-        device_order: CUDA_DEVICE_ORDER; None when it is unset.
-        granted: NVML's indices of the GPUs that the scheduler names; None when it names none.
-        granted_count: how many GPUs the scheduler has granted; None when unknown.
-        source: where that was found, or why it was not, in words.
-        parent_claim: the UUIDs of the claim in which this process runs; None when it runs in none.
+        visible: CUDA_VISIBLE_DEVICES.
+        device_order: CUDA_DEVICE_ORDER.
+        left_out: the GPUs that cannot be claimed and that CUDA may count.
         sharers: the ranks that divide the granted GPUs, with this rank among them; None where all
             are this process's.
-        left_out: the GPUs that cannot be claimed and that CUDA may count.
     """
 
-    visible: str | None = None
-    device_order: str | None = None
-    granted: Collection[int] | None = None
-    granted_count: int | None = None
-    source: str = ""
-    parent_claim: Collection[str] | None = None
+    visible: str | None
+    device_order: str | None
+    granted: Granted
+    parent: ParentClaim | None
+    left_out: Sequence[LeftOut]
     sharers: Ranks | None = None
-    left_out: Sequence[LeftOut] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The devices that a claim may choose from.
+class Candidates(NamedTuple):
+    """The devices that a claim may choose ``wanted`` from, by index, or as ``gpus=`` names them.
 
-    Attributes:
-        devices: in the order of their indices, or as ``gpus=`` names them.
-        count: how many of them are requested.
-        narrowed: why these are not all of the machine's; empty when they are, or when exactly
-            these were requested.
+    ``narrowed`` says why these are not all of the machine's; it is empty when they are, or when
+    exactly these were requested.
     """
 
     devices: tuple[Device, ...]
-    count: int
-    narrowed: str = ""
+    wanted: int
+    narrowed: str
 
 
 def find_candidates(devices: Sequence[Device], request: Request, limits: Limits) -> Candidates:
-    """Find the devices that a claim may choose from.
-
-    Args:
-        devices: all that NVML shows.
-        request: what is requested.
-        limits: what limits the choice.
+    """Find the devices that a claim may choose from, of all that NVML shows.
 
     Raises:
         InvalidOptionError: a name fits no device, or several, or the same as another name; or
             ``auto`` where it is not known how many GPUs were granted.
         NotEnoughGpusError: there are fewer than requested: waiting would not help.
     """
-    allowed, why = _allowed(devices, limits)
+    allowed, why = allowed_devices(devices, limits)
     count = _count(request, allowed, limits, why)
-    chosen, option = _requested(devices, allowed, request, limits, count, why)
-    bad = {device: words for device, words in _unclaimable(devices).items() if device in chosen}
-    if bad:
-        found = f"{option}= names {len(chosen)}" if option else why
-        chosen, allowed = _without(bad, chosen), _without(bad, allowed)
-        why = (
-            f"{found}, of which {len(chosen) or 'none'} can be claimed: "
-            f"{'; '.join(dict.fromkeys(bad.values()))} "
-            "(see nvidia-smi -L, and how they are passed through to a VM)"
-        )
-        if len(chosen) < count:
-            raise NotEnoughGpusError(count, len(chosen), why)
+    chosen, found = _named(devices, allowed, why, request, limits, count)
+    bad = unclaimable(devices)
+    chosen, found = _identified(chosen, found, count, bad)
     if request.count is None and limits.sharers is not None:
-        chosen, count = _of_rank(limits.sharers, chosen, count)
-    too_few = f"candidates= names {len(chosen)}" if option == "candidates" else why
-    whole = tuple(device for device in chosen if not device.is_mig)
-    if count > 1 and len(whole) < len(chosen):
-        too_few = "CUDA shows a process no more than one MIG instance"
-        chosen = whole if len(whole) >= count else chosen[:1]
+        own = slice_for_rank(limits.sharers, count)
+        # Where the granted ones are unknown, any of the visible ones will do.
+        chosen = chosen[own] if len(chosen) == count else chosen
+        count = own.stop - own.start
+    chosen = _without_instances(chosen, count)
     if len(chosen) < count:
-        raise NotEnoughGpusError(count, len(chosen), too_few)
+        raise NotEnoughGpusError(count, len(chosen), found)
     narrowed = ""
-    if option == "candidates" and len(chosen) < len(allowed):
+    if request.candidates and len(chosen) < len(devices):
         narrowed = f"candidates= allows {_counted(chosen)} of the {len(devices)} here"
-    elif option != "gpus" and len(allowed) < len(devices):
-        narrowed = why
-    return Candidates(devices=chosen, count=count, narrowed=narrowed)
+    elif not request.gpus and (bad or len(allowed) < len(devices)):
+        narrowed = found
+    return Candidates(chosen, count, narrowed)
 
 
-def _without(bad: Collection[Device], devices: Sequence[Device]) -> tuple[Device, ...]:
-    return tuple(device for device in devices if device not in bad)
-
-
-def _requested(
+def _named(
     devices: Sequence[Device],
     allowed: tuple[Device, ...],
+    why: str,
     request: Request,
     limits: Limits,
     count: int,
-    why: str,
 ) -> tuple[tuple[Device, ...], str]:
-    """The devices that are named, and by which option; else all whole GPUs, or all instances."""
-    option = "candidates" if request.gpus is None else "gpus"
-    names = request.candidates if request.gpus is None else request.gpus
-    if names is None:
-        return tuple(device for device in allowed if not device.is_mig) or allowed, ""
+    """The devices that are named, else all whole GPUs, or all instances; and why no others."""
+    names, option = request.gpus or request.candidates, "gpus" if request.gpus else "candidates"
+    if not names:
+        return tuple(device for device in allowed if not device.is_mig) or allowed, why
     here = {device.index for device in devices}
     for one in limits.left_out:
         if one.index not in here and one.index in map(_index, names):
@@ -128,29 +207,51 @@ def _requested(
     for device in found:
         if device not in allowed:
             raise NotEnoughGpusError(count, 0, f"this process may not use {device}: {why}")
-    return found, option
+    return found, f"{option}= names {len(found)}"
 
 
-def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[Device, ...]:
-    """The devices that the limits allow this process."""
-    return _allowed(devices, limits)[0]
+def _identified(
+    devices: tuple[Device, ...], found: str, count: int, bad: Mapping[Device, str]
+) -> tuple[tuple[Device, ...], str]:
+    good = tuple(device for device in devices if device not in bad)
+    if len(good) == len(devices):
+        return devices, found
+    why = [bad[device] for device in devices if device in bad]
+    found = (
+        f"{found}, of which {len(good) or 'none'} can be claimed; see nvidia-smi -L, and how they "
+        "are passed through to a VM"
+    )
+    found = "\n  ".join((found, *dict.fromkeys(why)))
+    if len(good) < count:
+        raise NotEnoughGpusError(count, len(good), found)
+    return good, found
 
 
-def _allowed(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
+def _without_instances(chosen: tuple[Device, ...], count: int) -> tuple[Device, ...]:
+    """One MIG instance, or several whole GPUs."""
+    gpus = tuple(device for device in chosen if not device.is_mig)
+    if count == 1 or len(gpus) == len(chosen):
+        return chosen
+    if len(gpus) < count:
+        why = "CUDA shows a process no more than one MIG instance"
+        raise NotEnoughGpusError(count, 1, why)
+    return gpus
+
+
+def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
     """The devices that the limits allow this process, and why these.
 
     The variables count all that CUDA may show, also inside a claim of some.
     """
     allowed, why = _granted(devices, limits)
     why = "; ".join([why, *map(str, limits.left_out)])
-    claimed = limits.parent_claim
-    if claimed is None:
+    if limits.parent is None:
         return allowed, why
+    claimed = limits.parent.uuids
     own = tuple(device for device in allowed if device.uuid in claimed)
     claim = f"the claim in which this process runs has {counted(len(claimed), 'GPU')}"
-    return own, claim if len(own) == len(
-        claimed
-    ) else f"{claim}, of which it may use {len(own)}: {why}"
+    is_all = len(own) == len(claimed)
+    return own, claim if is_all else f"{claim}, of which it may use {len(own)}: {why}"
 
 
 def _granted(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
@@ -165,23 +266,24 @@ def _granted(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, .
             return shown, "; ".join(notes)
         variable = f"CUDA_VISIBLE_DEVICES={str(limits.visible)[:80]!r}"
         return shown, f"{variable} shows {_counted(shown)} of the {len(devices)} here"
-    if limits.granted is not None:
-        granted = tuple(device for device in devices if device.index in limits.granted)
-        return granted, f"{limits.source} grants {_counted(granted)} of the {len(devices)} here"
+    indices, source = limits.granted.indices, limits.granted.source
+    if indices is not None:
+        granted = tuple(device for device in devices if device.index in indices)
+        return granted, f"{source} grants {_counted(granted)} of the {len(devices)} here"
     return tuple(devices), everything
 
 
 def _count(request: Request, allowed: Sequence[Device], limits: Limits, why: str) -> int:
     if request.count is not None:
         return request.count
-    count = limits.granted_count
+    count, source = limits.granted.count, limits.granted.source
     if count == 0:
-        raise NotEnoughGpusError(1, 0, f"{limits.source} grants no GPUs")
+        raise NotEnoughGpusError(1, 0, f"{source} grants no GPUs")
     if count is not None:
         shown = limits.visible is not None and allowed  # the variable may show fewer
         return min(count, len(allowed)) if shown else count
-    if limits.visible is None and limits.parent_claim is None:
-        expected = f"a number, since no scheduler says how many were granted ({limits.source})"
+    if limits.visible is None and limits.parent is None:
+        expected = f"a number, since no scheduler says how many were granted ({source})"
         raise InvalidOptionError("n", "auto", expected)
     if not allowed:
         raise NotEnoughGpusError(1, 0, why)
@@ -204,31 +306,17 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
             ranks.local_size,
             count,
             f"{count} {'was' if count == 1 else 'were'} granted to the {ranks.local_size} ranks of "
-            "this node, and each needs its own: start fewer ranks; or claim once for all of them, "
-            "before the launcher (gpuaff run -n auto -- torchrun ...), and claim nothing in the "
-            "ranks; if each rank was granted GPUs of its own, say how many: claim_gpus(n)",
+            "this node, and each needs its own\n  start fewer ranks; or claim once for all of them "
+            "(gpuaff run -n auto -- torchrun ...), and nothing in the ranks; or say how many each "
+            "rank was granted for itself: claim_gpus(n)",
         )
     each, more = divmod(count, ranks.local_size)
     first = ranks.local_rank * each + min(ranks.local_rank, more)
     return slice(first, first + each + (ranks.local_rank < more))
 
 
-def _of_rank(ranks: Ranks, devices: Sequence[Device], count: int) -> tuple[tuple[Device, ...], int]:
-    """A rank's candidates, and how many of them; any, where the granted ones are unknown."""
-    own = slice_for_rank(ranks, count)
-    named = devices[own] if len(devices) == count else devices
-    return tuple(named), own.stop - own.start
-
-
-def unclaimable(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Why claims cannot identify some devices by their UUIDs; usually nothing.
-
-    GPUs that are passed through to a virtual machine wrongly may share one, or have invalid ones.
-    """
-    return tuple(dict.fromkeys(_unclaimable(devices).values()))
-
-
-def _unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
+def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
+    """The devices whose UUIDs identify none, as in a badly configured VM, and why."""
     by_uuid: dict[str, list[Device]] = {}
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)
@@ -249,36 +337,33 @@ def _unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
 
 def resolve_visible(devices: Sequence[Device], limits: Limits) -> Visible:
     """The devices that CUDA shows by the variables."""
-    here = {device.index for device in devices}
-    others = [
-        Gpu(index=one.index, mig=() if one.cut else None)
-        for one in limits.left_out
-        if one.index not in here
-    ]
-    lost = frozenset(one.index for one in limits.left_out if not one.cut)
-    order = limits.device_order
-    return resolve([*_gpus(devices), *others], limits.visible, device_order=order, lost=lost)
-
-
-def _gpus(devices: Sequence[Device]) -> list[Gpu]:
-    """The GPUs of these devices, with their MIG instances."""
     by_index: dict[int, list[Device]] = {}
     for device in devices:
         by_index.setdefault(device.index, []).append(device)
-    return [
-        Gpu(
-            index=index,
-            uuid=parts[0].parent or parts[0].uuid,
-            pci_bus_id=parts[0].pci_bus_id,
-            name=parts[0].name,
-            mig=tuple(
-                MigInstance(uuid=part.uuid, gpu_instance=-1, compute_instance=-1) for part in parts
-            )
-            if parts[0].is_mig
-            else None,
-        )
-        for index, parts in sorted(by_index.items())
+    gpus = [_gpu(by_index[index]) for index in sorted(by_index)]
+    gpus += [
+        Gpu(index=one.index, mig=() if one.cut else None)
+        for one in limits.left_out
+        if one.index not in by_index
     ]
+    lost = frozenset(one.index for one in limits.left_out if not one.cut)
+    return resolve(gpus, limits.visible, device_order=limits.device_order, lost=lost)
+
+
+def _gpu(devices: Sequence[Device]) -> Gpu:
+    """A GPU, with its MIG instances if these are what can be claimed of it."""
+    first = devices[0]
+    return Gpu(
+        index=first.index,
+        uuid=first.parent or first.uuid,
+        pci_bus_id=first.pci_bus_id,
+        name=first.name,
+        mig=tuple(
+            MigInstance(uuid=one.uuid, gpu_instance=-1, compute_instance=-1) for one in devices
+        )
+        if first.is_mig
+        else None,
+    )
 
 
 def in_cuda_order(devices: Sequence[Device], visible: Visible) -> tuple[Device, ...]:
@@ -305,13 +390,13 @@ def named_devices(
     for name in names:
         fitting = _fitting(name, devices)
         if len(fitting) != 1:
-            there = ", ".join(f"{device.index} ({device.uuid})" for device in devices[:16])
             problem = "fits several of them" if fitting else "is none of them"
+            there = [f"{device.index} ({device.uuid})" for device in devices[:16]] or ["none"]
             raise InvalidOptionError(
                 option,
                 name,
-                f"the index, UUID or PCI address of a GPU here: {there or 'none'}; this "
-                + "; ".join([problem, *map(str, left_out)]),
+                "the index, UUID or PCI address of a GPU here; this "
+                + "\n  ".join(["; ".join([problem, *map(str, left_out)]), *there]),
             )
         if fitting[0] in found:
             expected = f"each GPU once ({fitting[0]} is there twice)"
@@ -337,6 +422,5 @@ def _fitting(name: Name, devices: Sequence[Device]) -> list[Device]:
 
 def _counted(devices: Collection[Device]) -> str:
     instances = sum(device.is_mig for device in devices)
-    whole = len(devices) - instances
-    parts = [counted(whole, "GPU") if whole else "no GPUs"] if whole or not instances else []
-    return " and ".join([*parts, counted(instances, "MIG instance")] if instances else parts)
+    kinds = (len(devices) - instances, "GPU"), (instances, "MIG instance")
+    return " and ".join(counted(number, noun) for number, noun in kinds if number) or "no GPUs"

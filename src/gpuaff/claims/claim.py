@@ -8,15 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 
-from gpuaff._system import cuda, kernel
+from gpuaff._system import kernel
 from gpuaff._system.interrupts import uninterrupted
 from gpuaff.errors import AlreadyClaimedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from typing import Any, NoReturn
 
     from typing_extensions import Self
 
@@ -37,18 +36,13 @@ class Undo(ExitStack):
         super().__init__()
         self.pid = kernel.process_id()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - it passes them on
         if kernel.process_id() != self.pid:
             self.pop_all()
         try:
-            super().__exit__(kind, error, trace)
+            super().__exit__(*error)
         except Exception:
-            if error is None:
+            if error[0] is None:
                 raise
 
     def pop_all(self) -> Self:
@@ -82,9 +76,7 @@ class Claim:
         undo: Undo,
     ) -> None:
         """Only :func:`gpuaff.claim_gpus` makes one."""
-        self.gpus = gpus
-        self.warnings = warnings
-        self.placeholders = placeholders
+        self.gpus, self.placeholders, self.warnings = gpus, placeholders, warnings
         self._obtained, self._grant, self._undo = obtained, grant, undo
         self._is_over = False
         self._releasing = threading.RLock()  # another thread, or a placeholder, may release as well
@@ -97,7 +89,7 @@ class Claim:
         ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway. Do not read,
         write or lock them.
         """
-        return () if self.is_released else (*self._obtained.lease.fds, self._obtained.slot.handle)
+        return () if self._is_over else (*self._obtained.lease.fds, self._obtained.slot.handle)
 
     @property
     def cpus(self) -> CpuSet | None:
@@ -128,19 +120,16 @@ class Claim:
         """
         with uninterrupted():
             if self.is_inherited:
-                self._abandon()
+                if not self._is_over:
+                    self._obtained.lease.abandon()
+                    self._obtained.slot.abandon()
+                self._forget()
                 return
             with self._releasing:
                 try:
                     self._undo.close()
                 finally:
                     self._forget()
-
-    def _abandon(self) -> None:
-        if not self._is_over:
-            self._obtained.lease.abandon()
-            self._obtained.slot.abandon()
-        self._forget()
 
     def _forget(self) -> None:
         self._is_over = True
@@ -150,52 +139,33 @@ class Claim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def __repr__(self) -> str:
         kind = "released " if self.is_released else "inherited " if self.is_inherited else ""
         return f"<{kind}Claim of {', '.join(f'GPU {gpu.index}' for gpu in self.gpus)}>"
 
-    def __reduce__(self) -> str | tuple[object, ...]:
-        """Another process cannot hold it.
-
-        Raises:
-            TypeError: always.
-        """
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a Claim cannot be pickled: it belongs to the process that claimed")
 
 
-@dataclass
 class _State:
-    """The one claim of this process.
-
-    Attributes:
-        claim: the claim; a forked child has its parent's. It lasts even if its caller drops it.
-        cuda_bound_gpus: the GPUs that CUDA shows for good, since it was started under a claim that
-            is over; None when it was not.
-        claiming: locked while a claim is being made.
-    """
-
     claim: Claim | None = None
+    """A forked child has its parent's. It lasts even if its caller drops it."""
+
     cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
-    claiming: threading.Lock = field(default_factory=threading.Lock)
+    """The GPUs that CUDA shows for good, since it was started under a claim that is over."""
+
+    claiming = threading.Lock()
+    """Locked while a claim is being made."""
+
+    def forget_claiming(self) -> None:  # in a forked child none is being made
+        self.claiming = threading.Lock()
 
 
 state = _State()
-
-
-def _forget_claiming() -> None:
-    """In a forked child no claim is being made."""
-    state.claiming = threading.Lock()
-
-
-kernel.in_forked_child(_forget_claiming)
+kernel.in_forked_child(state.forget_claiming)
 
 
 def current_claim() -> Claim | None:
@@ -221,18 +191,12 @@ def claiming() -> Iterator[None]:
     try:
         claim = state.claim
         if claim is not None and not claim.is_inherited:
-            gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in claim.gpus)
             raise AlreadyClaimedError(
-                f"this process already has a claim, of GPU {gpus}, and one process has one claim, "
-                "since CUDA fixes its visible GPUs once; claim all at once, or release() it first",
+                "this process already has a claim, of GPU "
+                f"{', '.join(f'{gpu.index} ({gpu.uuid})' for gpu in claim.gpus)}, and CUDA fixes "
+                "its visible GPUs once: claim all GPUs at once, or release() the claim first",
                 tuple(gpu.uuid for gpu in claim.gpus),
             )
         yield
     finally:
         lock.release()
-
-
-def bind_cuda(gpus: tuple[ClaimedGpu, ...]) -> None:
-    """If CUDA was started under a claim, it shows the GPUs of that claim for good."""
-    if cuda.is_initialized():
-        state.cuda_bound_gpus = gpus

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from gpuaff._system.nvml_records import ComputeMode, Device, DeviceReading, LeftOut
 
 __all__ = [
-    "Busy",
-    "ClaimedGpu",
-    "ComputeMode",
-    "Demand",
-    "Device",
-    "DeviceReading",
-    "LeftOut",
-    "Usage",
+    "Busy", "ClaimedGpu", "ComputeMode", "Demand", "Device", "DeviceReading", "LeftOut", "Usage",
     "Waiting",
-]
+]  # fmt: skip
 
 
 class Busy(str, Enum):
@@ -50,15 +44,12 @@ class Busy(str, Enum):
         return str(self.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Whether a device is free.
+class Usage(NamedTuple):
+    """Whether a device is free, and else why, by which processes.
 
     Attributes:
-        device: which one.
-        busy: why it is not free; None when it is.
-        pids: the processes that use it, as far as they are known; ascending.
-        message: why, and by which processes, in one line; empty when it is free.
+        pids: as far as they are known; ascending.
+        message: one line with the device's name; empty when it is free.
         leaving: whether these processes are exiting, or have ended and the driver still lists them
             (0.1 s on a real machine).
         exiting: whether some of them are exiting, which may take seconds.
@@ -73,15 +64,17 @@ class Usage:
     exiting: bool = False
     lasting: bool = False
 
+    @classmethod
+    def leased(cls, device: Device, why: str, *, exiting: bool) -> Usage:
+        """Of a device whose lease another process holds."""
+        message = f"{device}: {why}{', which is exiting' if exiting else ''}"
+        return cls(
+            device=device, busy=Busy.LEASED, message=message, leaving=exiting, exiting=exiting
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """The requirements that each device must meet.
 
-    Attributes:
-        min_free_memory: bytes that must be free.
-        max_utilization: the highest recent utilization, in percent.
-    """
+class Demand(NamedTuple):
+    """The requirements that each device must meet, in bytes and in percent."""
 
     min_free_memory: int | None = None
     max_utilization: int | None = None

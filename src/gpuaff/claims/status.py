@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 from gpuaff._system import kernel
-from gpuaff._system.kernel import Tree
 from gpuaff._system.nvml import open_session
-from gpuaff._system.processes import Process, look_up, user_name
+from gpuaff._system.processes import ProcessInfo, look_up, user_name
 from gpuaff.claims.candidates import unclaimable
 from gpuaff.claims.devices.occupancy import listed
-from gpuaff.claims.devices.probe import Probe, process_info
+from gpuaff.claims.devices.probe import Probe, process_info, writer_of
 from gpuaff.claims.locking import leases, queue, registry
-from gpuaff.claims.locking.leases import Holder
 from gpuaff.claims.locking.registry import Entry, living, stopped
 from gpuaff.claims.model import Busy, Device, DeviceReading, Usage
 from gpuaff.errors import LockDirectoryError, NoDriverError
@@ -26,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_FOREIGN = Notice(
+FOREIGN_PIDS = Notice(
     "pids-foreign",
     "the driver's process ids are not those of this container, so they are not looked up; run "
     "gpuaff status on the host",
@@ -34,165 +32,20 @@ _FOREIGN = Notice(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Everything that was observed.
+class LeaseStatus(ProcessInfo):
+    """The lease of a GPU: the process that claimed it.
 
     Attributes:
-        readings: what the driver reports of each device.
-        usages: whether each is free; in the same order.
-        entries: the registry.
-        living: the slots whose process lives, and is visible here.
-        slow: the slots of waiters that are stopped or stuck.
-        locks: the holders of each device's locks, by UUID, from the kernel.
-        sharing: the processes that hold each device's lease, by UUID, as far as they are visible.
-        opened: the processes that have each GPU's device file open, by its index; likewise.
-        processes: the processes themselves, by id.
-        users: the names of users, by number.
-        ours: whether the driver's process ids are valid here.
-        notices: what could not be observed.
-    """
-
-    readings: tuple[DeviceReading, ...] = ()
-    usages: tuple[Usage, ...] = ()
-    entries: tuple[Entry, ...] = ()
-    living: Collection[int] = ()
-    slow: Collection[int] = ()
-    locks: Mapping[str, tuple[Holder, ...]]
-    sharing: Mapping[str, Collection[int]]
-    opened: Mapping[int, Collection[int]]
-    processes: Mapping[int, Process]
-    users: Mapping[int, str]
-    ours: bool = True
-    notices: tuple[Notice, ...] = ()
-
-
-def take_snapshot() -> Snapshot:
-    """Observe the GPUs, their holders, and the queue. This changes nothing."""
-    entries, notices = _entries()
-    usages, readings, more = _devices(entries)
-    devices = [reading.device for reading in readings]
-    locks = leases.holders(devices)
-    sharing, opened = _open_files([device for device in devices if locks[device.uuid]], devices)
-    ours = process_info(readings).me is not None
-    alive = living(entries)
-    pids = {entry.pid for entry in entries if entry.slot in alive}
-    pids |= {holder.pid for holders in locks.values() for holder in holders}
-    pids |= {*(listed(readings) if ours else ())}.union(*sharing.values(), *opened.values())
-    found = (look_up(pid) for pid in pids if pid is not None)
-    uids = {entry.uid for entry in entries if entry.uid is not None}
-    waiting = [entry for entry in entries if entry.waits]
-    now = kernel.uptime()
-    return Snapshot(
-        readings=readings,
-        usages=usages,
-        entries=entries,
-        living=alive,
-        slow=stopped(waiting) | {one.slot for one in waiting if not queue.is_well(one, now)},
-        locks=locks,
-        sharing=sharing,
-        opened=opened,
-        processes={process.pid: process for process in found if process is not None},
-        users={uid: user_name(uid) for uid in uids},
-        ours=ours,
-        notices=(*notices, *more, *(() if ours else (_FOREIGN,))),
-    )
-
-
-def _entries() -> tuple[tuple[Entry, ...], tuple[Notice, ...]]:
-    try:
-        return registry.entries(), ()
-    except LockDirectoryError as error:
-        return (), (Notice("board-unread", f"claims and waiters are not known: {error}"),)
-
-
-def _devices(
-    entries: Sequence[Entry],
-) -> tuple[tuple[Usage, ...], tuple[DeviceReading, ...], tuple[Notice, ...]]:
-    try:
-        with open_session() as session:
-            devices = session.devices()
-            probe = Probe(session, devices, own_is_free=False, utilization=True)
-            probe.look()
-            notices = [Notice("nvml", note) for note in session.notes]
-            notices += [
-                Notice("unclaimable", f"{why}, so it cannot be claimed")
-                for why in unclaimable(devices)
-            ]
-            probe.evaluated(entries)
-            return probe.described(entries), probe.readings, tuple(notices)
-    except NoDriverError as error:
-        return (), (), (Notice("no-driver", str(error)),)
-
-
-def _open_files(
-    leased: Sequence[Device], devices: Sequence[Device]
-) -> tuple[dict[str, set[int]], dict[int, set[int]]]:
-    """The processes that hold leases, by UUID, and that have device files open, by index."""
-    uuids = {name: device.uuid for device in leased for name in leases.files_of(device)}
-    gpu_files = device_files(Tree(), {one.pci_bus_id: one.index for one in devices})
-    sharing: dict[str, set[int]] = {}
-    opened: dict[int, set[int]] = {}
-    for pid in kernel.process_ids():
-        handles = kernel.handles_of(pid)
-        for handle, name in handles.items():
-            if name in uuids and kernel.holds_flock(pid, handle):
-                sharing.setdefault(uuids[name], set()).add(pid)
-        if pid != kernel.process_id():
-            for name in gpu_files.keys() & handles.values():
-                opened.setdefault(gpu_files[name], set()).add(pid)
-    return sharing, opened
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
-    """A process. What is not known is None.
-
-    Attributes:
-        pid: its id; where it is not visible here, that of its own PID namespace.
-        command: its program and arguments; where it is not visible here, its program's name.
-        user: its user's name.
-        since: when a claimer or waiter began to hold or wait, or another process started, in
-            seconds since 1970.
-        exiting: whether it is exiting: the kernel is about to free all that it holds.
-    """
-
-    pid: int | None = None
-    command: str | None = None
-    user: str | None = None
-    since: float | None = None
-    exiting: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """The process as JSON has it."""
-        return {**asdict(self), "since": None if self.since is None else round(self.since, 3)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseStatus:
-    """The lease of a GPU.
-
-    Attributes:
-        claimer: the process that claimed it.
-        gone: whether the claimer has ended, and other processes still hold the lease. None when it
-            is not visible here.
+        gone: whether that has ended, and other processes still hold the lease. None when it is not
+            visible here.
         sharers: the other processes that hold the lease, as far as they are visible: its children.
             They keep it when the claimer has ended.
         inside: the processes that have claimed the GPU inside the claim.
     """
 
-    claimer: ProcessInfo
     gone: bool | None
     sharers: tuple[ProcessInfo, ...] = ()
     inside: tuple[ProcessInfo, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The lease as JSON has it."""
-        return {
-            **self.claimer.to_dict(),
-            "gone": self.gone,
-            "sharers": [one.to_dict() for one in self.sharers],
-            "inside": [one.to_dict() for one in self.inside],
-        }
 
 
 class Kind(str, Enum):
@@ -205,27 +58,28 @@ class Kind(str, Enum):
     OPEN = "open"
     """It has the GPU's device file open, and the driver does not list it."""
 
-    def __str__(self) -> str:
-        return str(self.value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """A process on a GPU.
+class Use(ProcessInfo):
+    """A process on a GPU; ``memory`` is in bytes, None when unknown."""
 
-    Attributes:
-        process: which one.
-        kind: what it does there.
-        memory: the bytes that it has there; None when unknown.
-    """
-
-    process: ProcessInfo
     kind: Kind
     memory: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The process as JSON has it."""
-        return {**self.process.to_dict(), "kind": str(self.kind), "memory": self.memory}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter(ProcessInfo):
+    """A process that waits for GPUs.
+
+    Attributes:
+        wanted: how many GPUs it requests; None when unknown.
+        gpus: of which, by UUID; empty is any.
+        well: whether it is neither stopped nor stuck; otherwise other waiters pass it.
+    """
+
+    wanted: int | None
+    gpus: tuple[str, ...]
+    well: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,54 +105,25 @@ class GpuStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """The GPU as JSON has it."""
-        reading = self.reading
-        device, mode = reading.device, reading.compute_mode
+        reading, device = self.reading, self.reading.device
         return {
-            "index": device.index,
-            "uuid": device.uuid,
-            "pci_bus_id": device.pci_bus_id,
-            "name": device.name,
+            **{key: getattr(device, key) for key in ("index", "uuid", "pci_bus_id", "name")},
             "parent": device.parent,
             "free": self.busy is None,
-            "busy": None if self.busy is None else str(self.busy),
+            "busy": self.busy,
             "message": self.message,
-            "memory_used": reading.used,
-            "memory_free": reading.free,
-            "memory_total": reading.total,
+            **{f"memory_{key}": getattr(reading, key) for key in ("used", "free", "total")},
             "utilization": reading.utilization,
-            "compute_mode": None if mode is None else mode.value,
-            "lease": None if self.lease is None else self.lease.to_dict(),
-            "kept_for": None if self.kept_for is None else self.kept_for.to_dict(),
-            "processes": [use.to_dict() for use in self.uses],
+            "compute_mode": reading.compute_mode,
+            "lease": None if self.lease is None else asdict(self.lease),
+            "kept_for": None if self.kept_for is None else asdict(self.kept_for),
+            "processes": [asdict(use) for use in self.uses],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiter:
-    """A process that waits for GPUs.
-
-    Attributes:
-        process: which one.
-        wanted: how many GPUs it requests; None when unknown.
-        gpus: of which, by UUID; empty is any.
-        well: whether it is neither stopped nor stuck; otherwise other waiters pass it.
-    """
-
-    process: ProcessInfo
-    wanted: int | None
-    gpus: tuple[str, ...]
-    well: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What ``gpuaff status`` shows.
-
-    Attributes:
-        gpus: all devices, as the driver counts them.
-        waiting: the waiters, in their order.
-        warnings: what could not be observed.
-    """
+    """What ``gpuaff status`` shows: all devices, the waiters in their order, and warnings."""
 
     gpus: tuple[GpuStatus, ...]
     waiting: tuple[Waiter, ...]
@@ -309,28 +134,155 @@ class Status:
         return {
             "gpus": [gpu.to_dict() for gpu in self.gpus],
             "waiting": [
-                {
-                    "position": place,
-                    **waiter.process.to_dict(),
-                    "wanted": waiter.wanted,
-                    "gpus": list(waiter.gpus),
-                    "well": waiter.well,
-                }
+                {"position": place, **asdict(waiter)}
                 for place, waiter in enumerate(self.waiting, 1)
             ],
             "warnings": [warning.to_dict() for warning in self.warnings],
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that was observed.
+
+    Attributes:
+        readings: what the driver reports of each device.
+        usages: whether each is free; in the same order.
+        entries: the registry.
+        writers: the process of each entry, by slot.
+        living: the slots whose process lives, and is visible here.
+        stuck: the slots of waiters that are stopped or stuck.
+        holders: the processes that hold each device's lease, by UUID: the one that took it (None:
+            not visible here), then those that share it.
+        opened: the processes that have each GPU's device file open, by its index.
+        processes: the visible ones of these and of those that the driver lists, by id.
+        notices: what could not be observed.
+    """
+
+    readings: tuple[DeviceReading, ...] = ()
+    usages: tuple[Usage, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    writers: Mapping[int, ProcessInfo]
+    living: Collection[int] = ()
+    stuck: Collection[int] = ()
+    holders: Mapping[str, Sequence[int | None]]
+    opened: Mapping[int, Collection[int]]
+    processes: Mapping[int, ProcessInfo]
+    notices: tuple[Notice, ...] = ()
+
+
+def take_snapshot() -> Snapshot:
+    """Observe the GPUs, their holders, and the queue. This changes nothing."""
+    notices: list[Notice] = []
+    entries = _entries(notices)
+    usages, readings = _devices(entries, notices)
+    devices = [reading.device for reading in readings]
+    takers = {
+        uuid: next((one.pid for one in found if one.pid is not None), None)
+        for uuid, found in leases.holders(devices).items()
+        if found
+    }
+    sharing, opened = _open_files([one for one in devices if one.uuid in takers], devices)
+    holders = {uuid: (pid, *sharing.get(uuid, ())) for uuid, pid in takers.items()}
+    if process_info(readings).me is None:
+        notices.append(FOREIGN_PIDS)
+    alive, waiting = living(entries), [entry for entry in entries if entry.waits]
+    pids = {pid for found in (*holders.values(), *opened.values()) for pid in found}
+    pids |= set() if FOREIGN_PIDS in notices else listed(readings)
+    now = kernel.uptime()
+    return Snapshot(
+        readings=readings,
+        usages=usages,
+        entries=entries,
+        writers={
+            entry.slot: writer_of(
+                entry,
+                look_up(entry.pid) if entry.slot in alive and entry.pid else None,
+                None if entry.uid is None else user_name(entry.uid),
+            )
+            for entry in entries
+        },
+        living=alive,
+        stuck=stopped(waiting) | {one.slot for one in waiting if not queue.is_well(one, now)},
+        holders=holders,
+        opened=opened,
+        processes={
+            pid: found for pid in pids if pid is not None and (found := look_up(pid)) is not None
+        },
+        notices=tuple(notices),
+    )
+
+
+def _entries(notices: list[Notice]) -> tuple[Entry, ...]:
+    try:
+        return registry.entries()
+    except LockDirectoryError as error:
+        notices.append(Notice("board-unread", f"claims and waiters are not known: {error}"))
+        return ()
+
+
+def _devices(
+    entries: Sequence[Entry], notices: list[Notice]
+) -> tuple[tuple[Usage, ...], tuple[DeviceReading, ...]]:
+    try:
+        with open_session() as session:
+            devices = session.devices()
+            probe = Probe(session, devices, own_is_free=False, utilization=True)
+            probe.look()
+            notices += [Notice("nvml", note) for note in session.notes]
+            bad = {
+                one: f"{why}, so it cannot be claimed" for one, why in unclaimable(devices).items()
+            }
+            notices += [Notice("unclaimable", why) for why in dict.fromkeys(bad.values())]
+            probe.evaluated(entries)
+            usages = tuple(
+                usage._replace(busy=Busy.UNREADABLE, message=bad[usage.device])
+                if usage.busy is None and usage.device in bad
+                else usage
+                for usage in probe.described(entries)
+            )
+            return usages, probe.readings
+    except NoDriverError as error:
+        notices.append(Notice("no-driver", str(error)))
+        return (), ()
+
+
+def _open_files(
+    leased: Sequence[Device], devices: Sequence[Device]
+) -> tuple[dict[str, set[int]], dict[int, set[int]]]:
+    """The processes that hold leases, by UUID, and that have device files open, by index."""
+    uuids = {name: device.uuid for device in leased for name in leases.files_of(device)}
+    gpu_files = device_files(kernel.Tree(), {one.pci_bus_id: one.index for one in devices})
+    sharing: dict[str, set[int]] = {}
+    opened: dict[int, set[int]] = {}
+    for pid in kernel.process_ids():
+        handles = kernel.handles_of(pid)
+        for handle, name in handles.items():
+            if name in uuids and kernel.holds_flock(pid, handle):
+                sharing.setdefault(uuids[name], set()).add(pid)
+        if pid != kernel.process_id():
+            for name in gpu_files.keys() & handles.values():
+                opened.setdefault(gpu_files[name], set()).add(pid)
+    return sharing, opened
+
+
 def status_of(snapshot: Snapshot) -> Status:
     """Evaluate a snapshot. Pure."""
-    pairs = zip(snapshot.readings, snapshot.usages, strict=True)
     waiting = [entry for entry in snapshot.entries if entry.waits]
     waiting.sort(key=lambda entry: (entry.ticket, entry.slot))
-    well = [entry for entry in waiting if entry.slot not in snapshot.slow]
+    well = [entry for entry in waiting if entry.slot not in snapshot.stuck]
+    pairs = zip(snapshot.readings, snapshot.usages, strict=True)
     return Status(
         gpus=tuple(_gpu(snapshot, reading, usage, well) for reading, usage in pairs),
-        waiting=tuple(_waiter(snapshot, entry) for entry in waiting),
+        waiting=tuple(
+            Waiter(
+                **asdict(snapshot.writers[entry.slot]),
+                wanted=entry.wanted,
+                gpus=entry.devices,
+                well=entry in well,
+            )
+            for entry in waiting
+        ),
         warnings=snapshot.notices,
     )
 
@@ -343,7 +295,7 @@ def _gpu(
     if busy is None and lease is not None:  # its lock is in another PID namespace
         busy, message = Busy.LEASED, "leased by a process that is not visible here"
     waiter = queue.kept_for(waiting, reading.device.uuid) if busy is None else None
-    kept_for = None if waiter is None else _writer(snapshot, waiter)
+    kept_for = None if waiter is None else snapshot.writers[waiter.slot]
     if kept_for is not None:
         command = kept_for.command or "an unknown program"
         message = f"kept for {process_in_words(command, kept_for.pid, user=kept_for.user)}"
@@ -359,31 +311,29 @@ def _gpu(
 
 
 def _lease(snapshot: Snapshot, uuid: str) -> LeaseStatus | None:
-    holders = snapshot.locks.get(uuid, ())
+    holders = snapshot.holders.get(uuid, ())
     held = [entry for entry in snapshot.entries if not entry.waits]
     entry = next((entry for entry in held if uuid in entry.gpus), None)
     if not holders and entry is None:
         return None
-    pid = next((holder.pid for holder in holders if holder.pid is not None), None)
-    sharers = set(snapshot.sharing.get(uuid, ()))
-    inside = [] if entry is None else [e for e in held if f"{entry.slot}/{uuid}" in e.gpus]
+    pid = next(iter(holders), None)
     if entry is None:
         claimer = replace(_process(snapshot, pid), since=None)  # the lease's age is not known
         gone = None if pid is None else pid not in snapshot.processes
+        inside = []
     else:
-        claimer = _writer(snapshot, entry)
+        claimer = snapshot.writers[entry.slot]
         # The kernel shows the number of a process that was here, and nothing of other containers.
         was_here = pid is not None and pid == entry.pid
         gone = False if entry.slot in snapshot.living else True if was_here else None
+        inside = [one for one in held if f"{entry.slot}/{uuid}" in one.gpus]
+    # Where the claimer has ended, its number may be another process's by now.
+    sharers = sorted(pid for pid in holders[1:] if pid and (gone or pid != claimer.pid))
     return LeaseStatus(
-        claimer=claimer,
+        **asdict(claimer),
         gone=gone,
-        sharers=tuple(
-            _process(snapshot, pid)
-            for pid in sorted(sharers)
-            if gone or pid != claimer.pid  # else the number may be another process's by now
-        ),
-        inside=tuple(_writer(snapshot, entry) for entry in inside),
+        sharers=tuple(_process(snapshot, pid) for pid in sharers),
+        inside=tuple(snapshot.writers[entry.slot] for entry in inside),
     )
 
 
@@ -391,46 +341,17 @@ def _uses(snapshot: Snapshot, reading: DeviceReading) -> Iterator[Use]:
     graphics = reading.graphics or {}
     # A process in both lists serves a display: it makes no GPU busy.
     compute = {p: memory for p, memory in (reading.compute or {}).items() if p not in graphics}
+    is_foreign = FOREIGN_PIDS in snapshot.notices
     for kind, processes in ((Kind.COMPUTE, compute), (Kind.GRAPHICS, graphics)):
         for pid, memory in sorted(processes.items()):
-            process = _process(snapshot, pid) if snapshot.ours else ProcessInfo(pid=pid)
-            yield Use(process=process, kind=kind, memory=memory)
+            process = ProcessInfo(pid=pid) if is_foreign else _process(snapshot, pid)
+            yield Use(**asdict(process), kind=kind, memory=memory)
     if not reading.device.is_mig:  # the device file is the whole GPU's
         # CUDA opens those of all visible GPUs; a listed process is on the GPU that lists it.
         opened = set(snapshot.opened.get(reading.device.index, ())) - listed(snapshot.readings)
         for pid in sorted(opened):
-            yield Use(process=_process(snapshot, pid), kind=Kind.OPEN)
-
-
-def _waiter(snapshot: Snapshot, entry: Entry) -> Waiter:
-    return Waiter(
-        process=_writer(snapshot, entry),
-        wanted=entry.wanted,
-        gpus=entry.devices,
-        well=entry.slot not in snapshot.slow,
-    )
+            yield Use(**asdict(_process(snapshot, pid)), kind=Kind.OPEN)
 
 
 def _process(snapshot: Snapshot, pid: int | None) -> ProcessInfo:
-    found = None if pid is None else snapshot.processes.get(pid)
-    if found is None:
-        return ProcessInfo(pid=pid)
-    return ProcessInfo(
-        pid=pid,
-        command=found.command,
-        user=found.user,
-        since=found.started,
-        exiting=found.exiting,
-    )
-
-
-def _writer(snapshot: Snapshot, entry: Entry) -> ProcessInfo:
-    """The process of a registry entry: itself where it is visible, else by what it has written."""
-    pid, user = entry.pid, None if entry.uid is None else snapshot.users.get(entry.uid)
-    found = _process(snapshot, pid) if entry.slot in snapshot.living else ProcessInfo(pid=pid)
-    return replace(
-        found,
-        command=found.command or entry.name or None,
-        user=found.user or user,
-        since=entry.since,
-    )
+    return snapshot.processes.get(pid or 0, ProcessInfo(pid=pid))

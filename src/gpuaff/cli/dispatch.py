@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any, NoReturn, TextIO
 
-from gpuaff._version import __version__
+from gpuaff import __version__
 from gpuaff.cli.output import print_stderr
 from gpuaff.errors import (
     ClaimTimeoutError,
@@ -19,13 +21,6 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 from gpuaff.formatting import one_line, printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any, NoReturn, TextIO
-
-    from _typeshed import SupportsWrite
 
 _COMMANDS = {
     "topo": "show the CPUs, NUMA nodes and GPUs of a machine",
@@ -69,7 +64,7 @@ class Parser(argparse.ArgumentParser):
             self.exit(2, f"gpuaff: error: {printable(message)}; see {self.help_of} --help\n")
         super().error(printable(message))
 
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         """Up to Python 3.11 argparse fails where standard error is closed; the code counts."""
         try:
             super()._print_message(message, file)
@@ -110,10 +105,8 @@ def add_option(
 def build_parser(wanted: str | None) -> Parser:
     """The parser; what it returns has ``run``, which takes it and returns the exit code.
 
-    Args:
-        wanted: the first argument. If it is a command, only its module is imported and only it is
-            known: ``gpuaff run`` delays the user's program by what is imported. Else the parser
-            knows the names of all, for the help and for errors.
+    If ``wanted``, the first argument, is a command, only its module is imported and only it is
+    known. Else the parser knows the names of all, for the help and for errors.
     """
     parser = Parser(
         prog="gpuaff",

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
-from gpuaff.formatting import plain, printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from gpuaff.formatting import Line, Table
-    from gpuaff.notices import Notice
+from gpuaff.formatting import Line, Table, plain, printable
+from gpuaff.notices import Notice
 
 
 def show_json(data: dict[str, Any]) -> None:
@@ -49,10 +44,11 @@ def show_notes(notices: Iterable[Notice]) -> None:
 
 
 def print_stderr(text: str) -> None:
-    """Print one line on standard error, where that can be written."""
+    """Print a line, and indented ones below it, on standard error, where that can be written."""
     if sys.stderr is not None:  # print() would take standard output instead
         with suppress(OSError):  # its reader has gone, or its disk is full
-            print(f"gpuaff: {_encodable(printable(text))}", file=sys.stderr)
+            lines = map(_encodable, map(printable, text.split("\n  ")))
+            print("gpuaff:", "\n  ".join(lines), file=sys.stderr)
 
 
 def _encodable(text: str) -> str:

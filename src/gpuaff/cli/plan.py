@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from gpuaff import settings
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
@@ -14,10 +15,6 @@ from gpuaff.cli.dispatch import add_option
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import one_reason
 from gpuaff.options import count, cpus
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _IRRELEVANT = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknown", "no-gpus"}
 """Notices of a topology that no plan depends on, or that the planner repeats."""

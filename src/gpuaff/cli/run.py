@@ -9,26 +9,22 @@ import argparse
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuaff import options
 from gpuaff._system import execute
 from gpuaff.cli import raise_on_interrupt
-from gpuaff.cli.dispatch import add_option
+from gpuaff.cli.dispatch import Parser, add_option
 from gpuaff.cli.output import print_stderr, show
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError, NotEnoughGpusError
 from gpuaff.formatting import Span, Table, counted
+from gpuaff.launch.ranks import Ranks, ranks
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
-    from gpuaff.cli.dispatch import Parser
-    from gpuaff.launch.ranks import Ranks
 
 _USAGE = """\
 gpuaff run [-n N | --gpus LIST] [--candidates LIST] [--wait [DURATION]]
@@ -94,19 +90,13 @@ wait_time = partial(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Claim, pin, and become the command; returns only after ``--dry-run``.
-
-    Raises:
-        GpuaffError: a step failed; those before it are undone.
-    """
-    from gpuaff.launch.ranks import ranks
-
+    """Claim, pin, and become the command, or undo it all; returns only after ``--dry-run``."""
     if args.stray or not args.words:
         expected = f"-- before it, {_EXAMPLE}" if args.stray else f"a command after --, {_EXAMPLE}"
         raise InvalidOptionError("COMMAND", args.stray[0] if args.stray else "", expected)
     here = ranks()
     if not args.no_claim and not here.is_told and _has_other_ranks(here):
-        from gpuaff.pinning.report import say
+        from gpuaff.pinning.state import say
 
         say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)
@@ -164,7 +154,7 @@ def _spelled(text: str) -> str:
 
 def _claimed(arguments: Mapping[str, Any]) -> Claim:
     """A claim without a context: the command makes its own."""
-    from gpuaff.claims.claiming import claim_gpus
+    from gpuaff.claims import claim_gpus
 
     raise_on_interrupt()
     if arguments["wait"] == 0:
@@ -176,45 +166,40 @@ def _claimed(arguments: Mapping[str, Any]) -> Claim:
 # What a call means. Pure.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """What is done before the command starts.
 
-    Attributes:
-        claim: the arguments of ``claim_gpus``; None when nothing is claimed.
-        pin: whether this process is pinned as its rank; a claim pins by an argument of its own.
+    ``claim`` are the arguments of ``claim_gpus``; None where nothing is claimed. ``pin``: this
+    process is pinned as its rank; a claim pins by an argument of its own.
     """
 
     claim: Mapping[str, object] | None
     pin: bool
 
 
-def settle(args: argparse.Namespace, ranks: Ranks | None) -> Job:
+def settle(args: argparse.Namespace, here: Ranks | None) -> Job:
     """Decide what is done.
 
-    Outside of a launcher (``ranks`` is None) GPUs are claimed. Inside one, every rank runs this
+    Outside of a launcher (``here`` is None) GPUs are claimed. Inside one, every rank runs this
     command, and each would claim as many GPUs: a rank claims with ``--per-rank`` only, and is
-    pinned otherwise.
-
-    Raises:
-        InvalidOptionError: options contradict each other, or the launcher.
+    pinned otherwise. Options that contradict each other, or the launcher, are errors.
     """
-    claims = not args.no_claim and (ranks is None or args.per_rank)
+    claims = not args.no_claim and (here is None or args.per_rank)
     for option, value in _about_claims(args) if not claims else ():
         expected = "no --no-claim beside it: it is about a claim"
-        if not args.no_claim and ranks is not None:
+        if not args.no_claim and here is not None:
             given = option if value == "" else f"{option} {value}"
             expected = (
-                f"--per-rank beside it: this is rank {ranks.local_rank} of {ranks.local_size} of a "
+                f"--per-rank beside it: this is rank {here.local_rank} of {here.local_size} of a "
                 "launcher, and each of them would claim. To claim once for all of them, put it "
                 f"before the launcher: gpuaff run {given} -- torchrun ..."
             )
         raise InvalidOptionError(option, value, expected)
     if not claims:
         return Job(claim=None, pin=not args.no_pin)
-    if args.gpus is not None and ranks is not None and ranks.local_size > 1:
+    if args.gpus is not None and here is not None and here.local_size > 1:
         expected = (
-            f"--candidates instead: each of the {ranks.local_size} ranks here would claim the "
+            f"--candidates instead: each of the {here.local_size} ranks here would claim the "
             "same GPUs"
         )
         raise InvalidOptionError("--gpus", _listed(args.gpus), expected)

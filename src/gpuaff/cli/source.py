@@ -70,11 +70,6 @@ def observe(
         visible_devices: ``--visible-devices``; None when it was not given.
         limit: an option, and the CPUs that it allows; None when none was given.
         links: also find out how the GPUs are connected.
-
-    Raises:
-        TopologyError: there is no such file or machine, or it cannot be parsed.
-        InvalidOptionError: ``limit`` names only CPUs that the machine lacks.
-        OSError: a file cannot be read.
     """
     live = what is None and env.fsroot() is None
     if live:

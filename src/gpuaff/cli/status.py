@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuaff._system import env
+from gpuaff._system.processes import ProcessInfo
 from gpuaff.claims.model import Busy
 from gpuaff.claims.status import (
     GpuStatus,
     Kind,
     LeaseStatus,
-    ProcessInfo,
     Status,
     Waiter,
     status_of,
@@ -21,10 +22,6 @@ from gpuaff.cli import output
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GpuaffError
 from gpuaff.formatting import Line, Span, Table, line, process_in_words, size
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
 STATUS_SCHEMA_VERSION = 1
 
@@ -97,15 +94,15 @@ def _holders(gpu: GpuStatus) -> Iterator[Line]:
     if gpu.busy not in (None, Busy.LEASED, Busy.PROCESSES):
         yield line(Span(gpu.message, "" if gpu.busy is Busy.KEPT else "bad"))
     for use in gpu.uses:
-        process = use.process
-        if gpu.lease is not None and process.pid == gpu.lease.claimer.pid:  # shown just above
-            process = replace(process, user=None, since=None)
+        process: ProcessInfo = use
+        if gpu.lease is not None and use.pid == gpu.lease.pid:  # shown just above
+            process = replace(use, user=None, since=None)
         memory = "" if use.memory is None else f", {size(use.memory)}"
         yield line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
 
 
 def _lease(lease: LeaseStatus) -> Iterator[Line]:
-    claimer = replace(lease.claimer, since=None) if lease.gone else lease.claimer
+    claimer = replace(lease, since=None) if lease.gone else lease
     ended = Span(", which has ended", "bad") if lease.gone else _exiting(claimer)
     yield line(f"leased by {_process(claimer)}", ended)
     if lease.gone is not False:
@@ -134,4 +131,4 @@ def _waiting(place: int, waiter: Waiter, status: Status) -> Sequence[Line | Span
     count = "some" if waiter.wanted is None else str(waiter.wanted)
     wanted = f"{count} of GPU {format_cpulist(named)}" if named else f"{count} of any"
     stuck = Span("" if waiter.well else " (stopped or stuck: others pass)", "bad")
-    return f"{place}.", _process(waiter.process), line(wanted, stuck)
+    return f"{place}.", _process(waiter), line(wanted, stuck)

@@ -49,8 +49,8 @@ def _grid(table: Table, width: int) -> Grid:
         widths[n] -= cut
         excess -= cut
     grid = Grid.grid()
-    for (right, _), width in zip(table.columns(), widths, strict=True):
-        grid.add_column(width=width, justify="right" if right else "left")
+    for (right, _), most in zip(table.columns(), widths, strict=True):
+        grid.add_column(width=most, justify="right" if right else "left")
     for row in zip(*columns, strict=True):
         grid.add_row(*row)
     return grid

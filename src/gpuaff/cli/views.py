@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Share
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed
 from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    _Row: TypeAlias = Sequence[Line | Span | str]
+_Row: TypeAlias = Sequence[Line | Span | str]
 
 _LETTERS = string.digits + string.ascii_letters
 """The sign of each rank."""

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpuaff.allocator.model import Multithreading, Scope, Word
+from gpuaff.allocator.model import Multithreading, Plan, Scope, Word
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 from gpuaff.options import word
-from gpuaff.pinning.affinity import Affinity
 from gpuaff.pinning.affinity import set_affinity as set_own_affinity
 from gpuaff.topology.model import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff.allocator.model import Plan
+    from gpuaff.pinning.restore import Affinity
 
 __all__ = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"]
 
@@ -66,8 +66,8 @@ def set_affinity(
         scope: what is near: the GPU's NUMA node or its socket.
         multithreading: all CPUs of a core, or only one.
         balanced: whether all processes get equally many cores (unique modes).
-        min_physical_cores: the least number of cores for each process; the single modes ignore it.
-        max_physical_cores: the largest number of cores for a process; likewise.
+        min_physical_cores: for each process; the single modes ignore it, and the maximum.
+        max_physical_cores: for each process.
 
     Returns:
         The CPUs of the calling thread, read back from the kernel.

@@ -12,11 +12,14 @@ from __future__ import annotations
 import logging
 import operator
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, ClassVar, TypeAlias
 
 from gpuaff._system import env
 from gpuaff._system.nvml import Session, open_session
-from gpuaff.claims.claiming import claim_gpus as _claim_gpus
+from gpuaff.claims import claim_gpus as _claim_gpus
+from gpuaff.claims.claim import Claim
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
@@ -30,14 +33,7 @@ from gpuaff.errors import (
     NotEnoughGpusError,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any, ClassVar, TypeAlias
-
-    from gpuaff.claims.claim import Claim
-
-    PlaceholderFn: TypeAlias = str | Callable[[int], object]
+PlaceholderFn: TypeAlias = str | Callable[[int], object]
 
 __all__ = [
     "LOCK_FILENAME", "GPUOwner", "NvidiasmiError", "PyCudaPlaceholder", "PytorchPlaceholder",
@@ -50,9 +46,6 @@ LOCK_FILENAME = DEFAULT
 
 gpu_owner: GPUOwner | None = None
 """What :func:`claim_gpus` has made."""
-
-_ORIGINAL_NAMES = {"n": "nb_gpus", "placeholder": "placeholder_fn"}
-"""safe_gpu's names for arguments of ``gpuaff.claim_gpus``, where they differ."""
 
 
 class NvidiasmiError(GpuaffError, FileNotFoundError):
@@ -147,9 +140,6 @@ class GPUOwner:
     Attributes:
         devices_taken: their indices, as nvidia-smi counts, in CUDA's order.
         placeholders: what the placeholder has returned for each.
-        placeholder_fn: as it was given.
-        logger: as it was given, else the root logger.
-        debug_sleep: as it was given.
     """
 
     _claim: Claim | None = None
@@ -296,8 +286,10 @@ def _original_errors() -> Iterator[None]:
         yield
     except NoDriverError as error:
         raise NvidiasmiError(str(error)) from error
-    except GpusBusyError as error:  # safe_gpu cannot wait, so that is no remedy
-        raise GpusBusyError(error.wanted, error.free, error.reasons, error.narrowed) from None
+    except GpusBusyError as error:
+        error.remedy = ""  # safe_gpu cannot wait
+        raise
     except InvalidOptionError as error:
-        option = _ORIGINAL_NAMES.get(error.option, error.option)
-        raise InvalidOptionError(option, error.value, error.expected) from error
+        names = {"n": "nb_gpus", "placeholder": "placeholder_fn"}
+        error.option = names.get(error.option, error.option)
+        raise

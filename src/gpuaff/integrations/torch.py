@@ -5,12 +5,12 @@ torch is imported when a worker calls this, not here.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from gpuaff.pinning.spread import spread_within
+from gpuaff.pinning.state import expected
 
 
 class WorkerInit:
@@ -24,17 +24,12 @@ class WorkerInit:
         self._share = share
 
     def __call__(self, worker_id: int) -> None:
-        """Pin this worker to its part: see :func:`gpuaff.spread`.
-
-        Args:
-            worker_id: the worker's number, as the DataLoader passes it.
+        """Pin this worker, as the DataLoader numbers it, to its part: see :func:`gpuaff.spread`.
 
         Raises:
             GPUAffinityError: this process is no worker of a DataLoader.
         """
         from torch.utils.data import get_worker_info
-
-        from gpuaff.pinning.spread import spread_within
 
         info = get_worker_info()
         if info is None:
@@ -46,8 +41,6 @@ class WorkerInit:
         spread_within(worker_id, info.num_workers, share=self._share)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from gpuaff.pinning.state import expected
-
         share = expected() or self._share
         return WorkerInit, (share and frozenset(share),)
 

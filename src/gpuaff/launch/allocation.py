@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
-from gpuaff._system.subprocess import ProgramError, output_of
 from gpuaff.cpuset import format_cpulist
 from gpuaff.formatting import one_line
 from gpuaff.launch import slurm
@@ -224,6 +223,8 @@ def _grid_engine_job(get: Get) -> str | None:
 
 def _ask_qstat(job: str) -> tuple[int | None, str]:
     """How many GPUs a job requested, and so was granted; and the source, or why it is unknown."""
+    from gpuaff._system.subprocess import ProgramError, output_of  # hardly any claim needs it
+
     command = f"qstat -j {job}"
     try:
         text = output_of("qstat", "-j", job, seconds=SECONDS)

@@ -1,159 +1,22 @@
-"""``set_affinity``, and what it returns.
+"""``set_affinity``.
 
 Little is imported at the top: the driver is woken first, the rest is imported meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from gpuaff._system.env import wants_driver
-from gpuaff._system.interrupts import interruptible, uninterrupted
+from gpuaff._system.interrupts import uninterrupted
 from gpuaff._system.nvml_prewarm import waking_driver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
-    from typing import Any
 
-    from typing_extensions import Self
-
-    from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope
-    from gpuaff.cpuset import CpuSet
-    from gpuaff.notices import Notice
-    from gpuaff.pinning.pin import Outcome
-    from gpuaff.pinning.state import Extras, State
-
-
-class Affinity(frozenset[int]):
-    """The CPUs of this process after a call of :func:`set_affinity`, as the kernel grants them.
-
-    A frozenset of logical CPU ids, and a context manager that restores at its end.
-
-    Attributes:
-        rank: the local rank that it was made for; None when the launcher's variables name none, or
-            the rank is unknown and several GPUs are visible.
-        plan: the plan for all ranks, or for this one alone where the CPUs of the others are
-            unknown; None when none was made (switched off, no Linux, no rank).
-        gpu: the physical index of this rank's GPU; None when no GPU is known.
-        pinned: whether the mask was set.
-        reserved: the CPUs that ``reserve=`` has kept out of the share, for helpers.
-        memory: the memory policy that was set for the calling thread (``bind:0-1``), else None.
-        warnings: what was not as hoped.
-    """
-
-    rank: int | None
-    plan: Plan | None
-    gpu: int | None
-    pinned: bool
-    reserved: CpuSet
-    memory: str | None
-    warnings: tuple[Notice, ...]
-    _before: State | None
-    _extras: Extras
-
-    def __new__(cls, outcome: Outcome) -> Self:
-        """Only :func:`set_affinity` and :func:`spread` make them."""
-        self = super().__new__(cls, outcome.cpus)
-        self.rank, self.plan, self.pinned = outcome.rank, outcome.plan, outcome.pinned
-        plan, rank = outcome.plan, outcome.rank
-        share = plan.share_of(rank) if plan is not None and rank is not None else None
-        self.gpu = None if share is None else share.gpu
-        self.reserved = share.reserved if share is not None and outcome.pinned else frozenset()
-        self.memory, self.warnings = outcome.memory, outcome.warnings
-        self._before, self._extras = outcome.before, outcome.extras
-        return self
-
-    def restore(self) -> CpuSet:
-        """Give the process the CPUs back that it had before gpuaff was first called.
-
-        Every thread that still has what gpuaff has set goes back, also when a later call has set
-        it; threads that the program has bound elsewhere since stay. The main thread also goes back
-        from a part of the share: a runtime or a cpuset has cut it. May be called again, and from
-        any thread. In a forked child (a DataLoader worker) it moves the child's threads, if they
-        have what was set here, or what the child has set itself since, as by
-        :func:`gpuaff.spread`.
-
-        A memory policy goes back in the calling thread only, as the kernel has it: the thread that
-        called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set here
-        and is still the same.
-
-        While a cpuset denies all of the CPUs that the process had, nothing is given back; call it
-        again when that has changed.
-
-        Returns:
-            The calling thread's CPUs afterwards; none while the interpreter shuts down.
-
-        Raises:
-            GPUAffinityError: a signal handler called it during another call.
-        """
-        if _is_finalizing():
-            return frozenset()
-        from gpuaff.pinning.restore import current, undo_call
-
-        if self.pinned and self._before is not None:
-            undo_call(frozenset(self), self._before.first, self._extras)
-        return current()
-
-    def reapply(self) -> CpuSet:
-        """Put this share into force again: after an import or a framework has moved threads.
-
-        The calling thread goes there, the main thread, every thread that is not inside, and those
-        started by a narrowed main thread that have its mask. Threads that are bound to a part of
-        the share, or to reserved CPUs, stay; so do those that were bound elsewhere when
-        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is
-        cut, with a warning. Only CPUs are set. May be called again, from any thread, after
-        ``restore()``, and in a forked child, such as a DataLoader worker (cases C8, C10).
-
-        Returns:
-            The calling thread's CPUs afterwards; none while the interpreter shuts down.
-
-        Raises:
-            GPUAffinityError: a signal handler called it during another call.
-        """
-        if _is_finalizing():
-            return frozenset()
-        from gpuaff.pinning.restore import current, reapply_share
-
-        if self.pinned and self._before is not None:
-            reapply_share(frozenset(self), reserved=self.reserved, rank=self.rank)
-        return current()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Put back what was in force before: an outer block's share, or the first mask."""
-        if self._before is not None and not _is_finalizing():
-            from gpuaff.pinning.restore import undo_call
-
-            undo_call(frozenset(self) if self.pinned else None, self._before, self._extras)
-
-    def __repr__(self) -> str:
-        from gpuaff.cpuset import format_cpulist
-
-        state = f"gpu={self.gpu}" if self.pinned else "not pinned"
-        return f"<Affinity rank={self.rank} {state} cpus={format_cpulist(self) or 'unknown'}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Elsewhere it is only a set: another process cannot restore this one."""
-        return frozenset, (tuple(self),)
-
-
-def _is_finalizing() -> bool:
-    """Whether the interpreter shuts down, when little can be imported any more."""
-    try:
-        from sys import is_finalizing
-    except ImportError:
-        return True
-    return is_finalizing()
+    from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
+    from gpuaff.pinning.restore import Affinity
 
 
 def set_affinity(
@@ -232,42 +95,27 @@ def set_affinity(
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
     with uninterrupted(), ExitStack() as undo:
-        with _driver_awake() as driver_may_rest:
+        with waking_driver(wanted=wants_driver()) as driver_may_rest:
             from gpuaff.pinning.pin import pin  # while the driver wakes
 
-            outcome = pin(
+            made = pin(
                 local_rank,
                 nproc_per_node,
+                driver_may_rest,
                 strict=strict,
                 memory=memory,
                 openmp=openmp,
-                driver_may_rest=driver_may_rest,
-                arguments={
-                    "mode": mode,
-                    "scope": scope,
-                    "multithreading": multithreading,
-                    "balanced": balanced,
-                    "min_physical_cores": min_physical_cores,
-                    "max_physical_cores": max_physical_cores,
-                    "partition": partition,
-                    "cpus": cpus,
-                    "reserve": reserve,
-                    "rank_allowed": rank_allowed,
-                },
+                mode=mode,
+                scope=scope,
+                multithreading=multithreading,
+                balanced=balanced,
+                min_physical_cores=min_physical_cores,
+                max_physical_cores=max_physical_cores,
+                partition=partition,
+                cpus=cpus,
+                reserve=reserve,
+                rank_allowed=rank_allowed,
             )
-            affinity = undo.enter_context(Affinity(outcome))
+            affinity = undo.enter_context(made)
         undo.pop_all()
     return affinity
-
-
-@contextmanager
-def _driver_awake() -> Iterator[Callable[[], None]]:
-    """``waking_driver``, where Ctrl-C interrupts it at both ends: the driver may hang."""
-    with ExitStack() as driver:
-        with interruptible():
-            may_rest = driver.enter_context(waking_driver(wanted=wants_driver()))
-        try:
-            yield may_rest
-        finally:
-            with interruptible():
-                driver.close()

@@ -8,7 +8,7 @@ and its ``restore()`` goes back to it and not beyond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,61 +17,70 @@ from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.domains import gpu_domains, mig_warnings, unusable_reason
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
-from gpuaff.pinning.effective import EffectiveMasks, effective_masks, masks_now
+from gpuaff.pinning import threads
 from gpuaff.pinning.pin import unsupported_reason
-from gpuaff.pinning.report import refuse_if_broken, say, say_grant
-from gpuaff.pinning.restore import current, move_if, put_extras_back, refusal, rewind
-from gpuaff.pinning.state import GrantInForce, Process, known_process, this_process, transaction
-from gpuaff.pinning.threads import alive, move, move_all, threads_with
+from gpuaff.pinning.restore import move_if, put_extras_back, rewind
+from gpuaff.pinning.state import (
+    Process,
+    State,
+    UnavailableError,
+    known_process,
+    log,
+    refuse_if_broken,
+    say,
+    this_process,
+    transaction,
+    try_twice,
+)
 from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Grant:
-    """What :func:`take_grant` has done.
+    """What :func:`take_grant` has done; while it is in force, the border of this process.
 
     Attributes:
         cpus: the CPUs of the grant; where none was taken, the calling thread's.
-        pinned: whether the process was put there.
         warnings: what was not as hoped.
+        before: the state to go back to; a call that is undone meanwhile is taken out of it. None
+            where no grant was taken.
+        bound: as in :class:`State`, when the grant was taken; likewise ``apart``.
+        cut: threads that were bound partly outside the grant: their mask then and now, by id.
     """
 
     cpus: CpuSet
-    pinned: bool
     warnings: tuple[Notice, ...] = ()
-    _in_force: GrantInForce | None = field(default=None, compare=False)
+    before: State | None = None
+    bound: Mapping[int, CpuSet] = field(default_factory=dict)
+    cut: Mapping[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the process was put there."""
+        return self.before is not None
+
+    @property
+    def apart(self) -> dict[int, CpuSet]:
+        """The threads that keep CPUs of their own."""
+        return {tid: now for tid, (_, now) in self.cut.items()}
 
     def give_back(self) -> CpuSet:
         """Give the process the mask back that it had before the claim.
 
         What ``set_affinity`` has set since is undone as well. Threads that the program has bound
         since stay. May be called again; in a forked child it does nothing, as a child cannot
-        release its parent's claim.
-
-        Returns:
-            The calling thread's CPUs afterwards.
-
-        Raises:
-            GPUAffinityError: a signal handler called it during another call.
+        release its parent's claim. Returns the calling thread's CPUs afterwards.
         """
-        process, grant = known_process(), self._in_force
-        if process is not None and grant is not None:
+        process = known_process()
+        if process is not None and self.pinned:
             try:
                 with transaction(process, memory=True, undoes=True):
-                    notices = _give_back(process, grant)
+                    notices = _give_back(process, self)
             except OSError as error:
-                notices = [refusal(error)]
+                notices = [threads.refusal(error)]
             say(notices)
-        return current()
-
-
-class UnavailableError(Exception):
-    """The grant cannot be taken; the last warning says why."""
-
-    def __init__(self, warnings: Iterable[Notice]) -> None:
-        super().__init__(warnings)
-        self.warnings = tuple(warnings)
+        return threads.current()
 
 
 def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
@@ -85,51 +94,34 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     The driver is asked which GPU has which address, not whether CUDA was started; where NVML is in
     use already, that costs little.
 
-    Args:
-        indices: the claimed GPUs, by NVML's index; several MIG instances of a GPU count once.
-        strict: raise what would leave the process elsewhere, or its threads scattered.
-
-    Raises:
-        GPUAffinityError: with ``strict``, what kept it from being put there; always where a
-            signal handler calls it during another call. All is then as it was.
-        NoDriverError: with ``strict``, where NVML cannot be used.
-        InvalidOptionError: the variable GPUAFF is neither a yes nor a no.
+    ``indices`` are NVML's; several MIG instances of a GPU count once. ``strict`` raises what would
+    leave the process elsewhere, or its threads scattered; all is then as it was.
     """
-    why = unsupported_reason()
-    if why is not None:
-        return _untaken([why], strict=strict)
-    try:
-        process = this_process()
-    except OSError as error:  # a seccomp filter
-        return _untaken([refusal(error)], strict=strict)
+    gpus = frozenset(indices)
 
     def attempt() -> Grant:
+        process = this_process()
         with transaction(process):
-            made = _take(process, sorted(set(indices)))
+            grant = _take(process, sorted(gpus))
             if strict:
-                refuse_if_broken(made.warnings)
-            say(made.warnings)
-            say_grant(indices, made.cpus)
-            return made
+                refuse_if_broken(grant.warnings)
+            say(grant.warnings)
+            which = f"GPU{'s' if len(gpus) > 1 else ''} {format_cpulist(gpus)}"
+            log("info", f"claim of {which} -> cpus {format_cpulist(grant.cpus)}")
+            return grant
 
-    with suppress(UnavailableError, OSError):  # a cpuset changed meanwhile, or it is unavailable
-        return attempt()
-    try:
-        return attempt()
-    except UnavailableError as last:
-        warnings = last.warnings
-    except OSError as error:
-        warnings = (refusal(error),)
-    return _untaken(warnings, strict=strict)
+    why = unsupported_reason()
+    found = try_twice(attempt) if why is None else UnavailableError([why])
+    if isinstance(found, Grant):
+        return found
+    if strict:
+        refuse_if_broken(found.warnings)
+    say(found.warnings)
+    return Grant(cpus=threads.current(), warnings=found.warnings)
 
 
 def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | None]:
-    """The CPUs of a claim of these GPUs; none, and why, where one is not available whole. Pure.
-
-    Args:
-        topology: the machine, with its accelerators and what this process may use.
-        gpus: the claimed GPUs.
-    """
+    """The CPUs of a claim of these GPUs; none, and why, where one is not available whole. Pure."""
     found, claimed = gpu_domains(topology), list(gpus)
     for gpu in claimed:
         why = unusable_reason(found, gpu, topology.allowed)
@@ -138,17 +130,9 @@ def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | 
     return frozenset().union(*(found[gpu] for gpu in claimed)), None
 
 
-def _untaken(warnings: Iterable[Notice], *, strict: bool) -> Grant:
-    found = tuple(warnings)
-    if strict:
-        refuse_if_broken(found)
-    say(found)
-    return Grant(cpus=current(), pinned=False, warnings=found)
-
-
 def _take(process: Process, gpus: Sequence[int]) -> Grant:
     before, caller = process.state, kernel.get_affinity()
-    effective = effective_masks(process, caller)
+    effective = threads.effective_masks(process, caller)
     with interruptible():  # the driver may hang
         topology = observe(links=False, accelerators=True, allowed=effective.cpus)
     warnings = [note for note in topology.notes if not note.code.startswith("visible-")]
@@ -156,21 +140,19 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     if why is not None:
         raise UnavailableError([*warnings, why])
     warnings += mig_warnings(topology, gpus)
-    ours = effective.of(before.requested)
+    ours, own = effective.of(before.requested), kernel.thread_id()
     # Threads that have just these CPUs cannot be told from the others afterwards.
-    same = {} if cpus in ours else dict.fromkeys(threads_with(cpus), cpus)
-    bound = _BoundThreads(process, cpus)
-    _move_caller(bound, caller, effective, ours)
-    moved = move_all(cpus, ours=ours, spare={kernel.thread_id()}, moved=process.moved)
+    alike = {} if cpus in ours else threads.having(cpus)
+    got, _ = threads.take(process, cpus, caller)
+    if got != cpus:
+        why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
+        raise UnavailableError([why])
+    outside = threads.bound_caller(process, caller, ours)
+    moved = threads.move_all(cpus, ours=ours.__contains__, spare={own}, moved=process.moved)
     warnings += moved.notices()
-    for tid, mask in moved.left.items():
-        bound.cut(tid, mask)
-    grant = GrantInForce(
-        before=before,
-        bound={**same, **bound.moved, **alive(before.bound)},
-        apart={tid: now for tid, (_, now) in bound.apart.items()},
-        cut=bound.apart,
-    )
+    cut, bound = _cut(process, cpus, outside | moved.left)
+    bound = {**alike, **bound, **threads.alive(before.bound)}
+    grant = Grant(cpus=cpus, warnings=tuple(warnings), before=before, bound=bound, cut=cut)
     process.update(
         original=cpus,
         grant=grant,
@@ -180,66 +162,40 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
         reserved=frozenset(),
         whole=None,
     )
-    return Grant(cpus=cpus, pinned=True, warnings=tuple(warnings), _in_force=grant)
+    return grant
 
 
-@dataclass(slots=True)
-class _BoundThreads:
-    """Threads that the program has bound: they may stay inside a grant, but not outside.
+def _cut(
+    process: Process, cpus: CpuSet, outside: Mapping[int, CpuSet]
+) -> tuple[dict[int, tuple[CpuSet, CpuSet]], dict[int, CpuSet]]:
+    """Leave threads that the program has bound those of their CPUs that are inside the grant.
 
-    Attributes:
-        process: this process.
-        cpus: the CPUs of the grant.
-        apart: those that keep a part of their CPUs, or all: their mask before and now, by id.
-        moved: those that keep none, and go where all go: their mask before, by id.
+    Returns:
+        The masks before and now of those that keep some or all, by id; and the masks before of
+        those that keep none, which get all of the grant.
     """
-
-    process: Process
-    cpus: CpuSet
-    apart: dict[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
-    moved: dict[int, CpuSet] = field(default_factory=dict)
-
-    def cut(self, tid: int, mask: CpuSet) -> None:
-        """Leave a thread those of its CPUs that are inside; where none is, give it the grant."""
-        inside = mask & self.cpus
-        try:
+    cut, moved = dict[int, tuple[CpuSet, CpuSet]](), dict[int, CpuSet]()
+    for tid, mask in outside.items():
+        inside = mask & cpus
+        with suppress(OSError):  # it has ended, or is the kernel's
             if inside != mask or tid == kernel.thread_id():
-                move(inside or self.cpus, tid, mask, self.process.moved)
-        except OSError:  # it has ended, or is the kernel's
-            return
-        if inside:
-            self.apart[tid] = (mask, inside)
-        else:
-            self.moved[tid] = mask
+                threads.move(inside or cpus, tid, mask, process.moved)
+            if inside:
+                cut[tid] = (mask, inside)
+            else:
+                moved[tid] = mask
+    return cut, moved
 
 
-def _move_caller(
-    bound: _BoundThreads, caller: CpuSet, effective: EffectiveMasks, ours: Iterable[CpuSet]
-) -> None:
-    """Move the calling thread first, and see whether the kernel grants all of the CPUs."""
-    process, cpus, own = bound.process, bound.cpus, kernel.thread_id()
-    move(cpus, own, caller, process.moved)
-    got = kernel.get_affinity()
-    if got != cpus:
-        why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
-        raise UnavailableError([why])
-    # A main thread in a part of its share was narrowed by a runtime (case C4), not by the program.
-    share = process.state.share
-    narrowed = own == process.state.pid and share is not None and caller < share
-    if not narrowed and caller not in ours:
-        bound.cut(own, caller)
-
-
-def _give_back(process: Process, grant: GrantInForce) -> list[Notice]:
-    if process.state.grant is not grant:
-        return []  # it was given back already
+def _give_back(process: Process, grant: Grant) -> list[Notice]:
     before, state = grant.before, process.state
-    masks = masks_now(process, {state.original, *state.requested})
+    if before is None or state.grant is not grant:
+        return []  # it was given back already
+    masks = threads.masks_now(process, {state.original, *state.requested})
     for tid, (then, now) in grant.cut.items():
         if now != then:
-            move_if(process, tid, {now}, then)
-    moved = rewind(process, masks, before)
-    return [*moved.notices(), *put_extras_back(process, before.extras)]
+            move_if(process, tid, now.__eq__, then)
+    return rewind(process, masks, before) + put_extras_back(process, before)
 
 
 def _unpinned(why: str, allowed: CpuSet) -> Notice:

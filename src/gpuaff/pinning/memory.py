@@ -1,14 +1,14 @@
 """``set_affinity(memory=…)``: the memory policy of the calling thread.
 
-The kernel keeps a policy per thread, and only the thread itself can change it.
+The kernel keeps a policy per thread, and only the thread itself can change it. What is remembered
+of each thread is a pair: the policy before gpuaff set one, and gpuaff's.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import kernel, mempolicy
 from gpuaff._system.mempolicy import Policy
@@ -17,8 +17,17 @@ from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.errors import GPUAffinityError, InvalidOptionError
 from gpuaff.notices import Notice
 from gpuaff.options import suggestion
+from gpuaff.pinning.state import way_back
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpu_list
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from gpuaff.pinning.state import Policies
+
+    Change: TypeAlias = tuple[Policy, Policy]
 
 _MODES = {
     "preferred": mempolicy.PREFERRED,
@@ -33,8 +42,7 @@ _GPU = "gpu"
 """The word for the memory of the rank's own GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOption:
+class MemoryOption(NamedTuple):
     """A memory policy as its user spelled it.
 
     Attributes:
@@ -54,13 +62,26 @@ class MemoryOption:
         """Whether nodes are named; else those of the share are used."""
         return self.own or bool(self.nodes)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyChange:
-    """A thread's memory policy: the one before gpuaff set one, and gpuaff's."""
-
-    first: Policy
-    ours: Policy
+    def apply(self, share: Share, topology: Topology) -> tuple[Change | None, list[Notice]]:
+        """Set the calling thread's policy: what was set, None for nothing; and the warnings."""
+        requested = requested_nodes(self, share, topology)
+        try:
+            first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
+            normal = cpu_list(kernel.machine_tree(), "sys/devices/system/node/has_normal_memory")
+            usable, notices = usable_nodes(
+                self, requested, topology, allowed=allowed, normal=normal
+            )
+            if not usable:
+                return None, notices
+            nearest = None if share.gpu is None else topology.gpu_by_index[share.gpu].numa_node
+            notices += set_mode(self.word, usable, nearest)
+            return (first, mempolicy.get_policy()), notices
+        except OSError as error:
+            why = "in a container a seccomp filter does so, unless started with --cap-add SYS_NICE"
+            if error.errno == errno.ENOSYS:
+                why = "it has none, as one built without NUMA"
+            text = f"{self.text}: the kernel refused a memory policy ({error.strerror}): {why}"
+            return None, [Notice("memory-refused", f"{text}. The memory policy stays as it was")]
 
 
 def parse_memory(name: str, value: object) -> MemoryOption:
@@ -104,7 +125,15 @@ def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> f
     """
     if not option.named:
         return frozenset(share.numa_nodes)
-    nodes = option.nodes | ({_own_memory(option, share, topology)} if option.own else set())
+    nodes = option.nodes
+    if option.own:
+        gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
+        if gpu is None or gpu.memory_node is None:
+            raise GPUAffinityError(
+                f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to "
+                "the driver (on a GH200 it is one); name nodes, or none for those of the share"
+            )
+        nodes |= {gpu.memory_node}
     there = {node.id for node in topology.numa_nodes or ()}
     if there and nodes - there:
         raise GPUAffinityError(
@@ -114,96 +143,47 @@ def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> f
     return nodes
 
 
-def _own_memory(option: MemoryOption, share: Share, topology: Topology) -> int:
-    gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
-    if gpu is None or gpu.memory_node is None:
-        raise GPUAffinityError(
-            f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to the "
-            "driver (on a GH200 it is one); name nodes, or none for those of the share"
-        )
-    return gpu.memory_node
-
-
 def usable_nodes(
+    option: MemoryOption,
     requested: frozenset[int],
     topology: Topology,
     *,
-    named: bool,
     allowed: frozenset[int],
     normal: frozenset[int] | None,
-) -> frozenset[int]:
-    """The requested nodes that memory may come from.
+) -> tuple[frozenset[int], list[Notice]]:
+    """The requested nodes that memory may come from, and a warning where those are not all.
 
-    Args:
-        requested: the nodes.
-        topology: the machine.
-        named: whether they are named; else only normal memory is used, and not that of a GPU.
-        allowed: the nodes that the cpuset grants (cases A16, G10).
-        normal: the nodes with memory that the kernel uses for everything; None when unknown.
+    ``allowed`` are the nodes that the cpuset grants (cases A16, G10). ``normal`` have memory that
+    the kernel uses for everything, not that of a GPU; None when unknown. Others must be named.
     """
     empty = {node.id for node in topology.numa_nodes or () if node.has_memory is False}
     usable = (requested & allowed) - empty
-    return usable if named or normal is None else usable & normal
-
-
-def node_notices(
-    option: MemoryOption,
-    requested: frozenset[int],
-    usable: frozenset[int],
-    allowed: frozenset[int],
-) -> list[Notice]:
-    """The warning where not all nodes are usable."""
+    if normal is not None and not option.named:
+        usable &= normal
+    if requested and usable == requested:
+        return usable, []
+    effect = f"node {format_cpulist(usable)} only" if usable else "the memory policy stays"
+    why = (
+        f"no memory for this process on NUMA node {format_cpulist(requested - usable)} (allowed "
+        f"are {format_cpulist(allowed) or 'none'}: cpuset.mems, docker --cpuset-mems)"
+    )
     if not requested:
-        text = f"{option.text}: the NUMA nodes of this rank's CPUs are unknown"
-        return [Notice("memory-none", f"{text}: the memory policy stays")]
-    if usable == requested:
-        return []
-    lost = f"no memory for this process on NUMA node {format_cpulist(requested - usable)}"
-    why = f"allowed are {format_cpulist(allowed) or 'none'}: cpuset.mems, docker --cpuset-mems"
-    if not usable:
-        text = f"{option.text}: {lost} ({why}): the memory policy stays"
-        return [Notice("memory-none", text)]
-    text = f"{option.text}: {lost} ({why}): node {format_cpulist(usable)} only"
-    return [Notice("memory-cut", text)]
+        why = "the NUMA nodes of this rank's CPUs are unknown"
+    text = f"{option.text}: {why}: {effect}"
+    return usable, [Notice("memory-cut" if usable else "memory-none", text)]
 
 
 # The calling thread's policy.
 
 
-def set_memory(
-    option: MemoryOption, share: Share, topology: Topology
-) -> tuple[PolicyChange | None, list[Notice]]:
-    """Set the calling thread's policy: what was set, None when nothing was; and the warnings.
-
-    Raises:
-        GPUAffinityError: this machine does not have a node that is named.
-    """
-    requested = requested_nodes(option, share, topology)
-    try:
-        first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
-        normal = cpu_list(kernel.machine_tree(), "sys/devices/system/node/has_normal_memory")
-        usable = usable_nodes(
-            requested, topology, named=option.named, allowed=allowed, normal=normal
-        )
-        notices = node_notices(option, requested, usable, allowed)
-        if not usable:
-            return None, notices
-        nearest = None if share.gpu is None else topology.gpu_by_index[share.gpu].numa_node
-        notices += set_mode(option.word, usable, nearest)
-        return PolicyChange(first=first, ours=mempolicy.get_policy()), notices
-    except OSError as error:
-        return None, [_refused(option, error)]
-
-
 def set_mode(word: str, nodes: frozenset[int], nearest: int | None) -> list[Notice]:
     """Set a policy; before Linux 5.15 only one node can be preferred, then the nearest is."""
-    if word != "preferred" or len(nodes) == 1:
-        mempolicy.set_policy(Policy(_MODES[word] | mempolicy.STATIC, nodes))
-        return []
+    several = word == "preferred" and len(nodes) > 1
+    mode = mempolicy.PREFERRED_MANY if several else _MODES[word]
     try:
-        mempolicy.set_policy(Policy(mempolicy.PREFERRED_MANY | mempolicy.STATIC, nodes))
+        mempolicy.set_policy(Policy(mode | mempolicy.STATIC, nodes))
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if not several or error.errno != errno.EINVAL:
             raise
         return prefer_one(nodes, nearest)
     return []
@@ -220,70 +200,46 @@ def prefer_one(nodes: frozenset[int], nearest: int | None) -> list[Notice]:
     return [Notice("memory-first", text)]
 
 
-def _refused(option: MemoryOption, error: OSError) -> Notice:
-    why = "in a container a seccomp filter does so, unless started with --cap-add SYS_NICE"
-    if error.errno == errno.ENOSYS:
-        why = "it has none, as one built without NUMA"
-    refused = f"{option.text}: the kernel refused a memory policy ({error.strerror}): {why}"
-    return Notice("memory-refused", f"{refused}. The memory policy stays as it was")
-
-
-def rewind_policies(
-    now: Mapping[int, PolicyChange], to: Mapping[int, PolicyChange]
-) -> tuple[Mapping[int, PolicyChange], list[Notice]]:
+def rewind_policies(now: Policies, to: Policies) -> tuple[Policies, list[Notice]]:
     """Put the calling thread's policy back to what it was; one that the program set stays.
 
     Returns:
         What is set afterwards, by thread, and warnings: other threads keep their policy.
     """
     own, ids = kernel.thread_id(), kernel.thread_ids()
-    notices = put_policy_back(now.get(own), to.get(own))
-    left = {tid: set_ for tid, set_ in now.items() if tid != own and (ids is None or tid in ids)}
-    notices += [_left(tid, change) for tid, change in left.items() if to.get(tid) != change]
+    notices = _put_back(now.get(own), to.get(own))
+    left = {tid: pair for tid, pair in now.items() if tid != own and (ids is None or tid in ids)}
+    for tid, pair in left.items():
+        if to.get(tid) != pair:
+            why = f"thread {tid} keeps the memory policy {pair[1]}: only that thread can change it"
+            notices.append(Notice("memory-not-restored", f"{why}; call restore() there"))
     return {**left, **({own: to[own]} if own in to else {})}, notices
 
 
-def put_policy_back(now: PolicyChange | None, then: PolicyChange | None) -> list[Notice]:
-    """Put the calling thread's policy back to what it was then."""
-    if now is not None and now != then:
-        return _replace(now.ours, then.ours if then is not None else now.first)
-    if then is not None and now is None:  # a call that set none had put the first one back
-        return _replace(then.first, then.ours)
+def shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
+    """Put back, as :func:`rewind_policies`, a policy that this thread has inherited.
+
+    Args:
+        now: the changes in the process that has started this thread, or forked this process.
+        to: those before the call that is undone.
+        maker: the thread that most probably did so.
+    """
+    if maker in to and maker not in now:
+        return _put_back(None, to[maker])
+    with suppress(OSError):
+        policy = mempolicy.get_policy()
+        for tid, change in now.items():
+            if change[1] == policy:
+                return _put_back(change, to.get(tid))
     return []
 
 
-def inherited(changes: Mapping[int, PolicyChange]) -> PolicyChange | None:
-    """The change that this thread has from the thread, or process, that started it; else None."""
-    with suppress(OSError):
-        policy = mempolicy.get_policy()
-        return next((change for change in changes.values() if change.ours == policy), None)
-    return None
-
-
-def shed_policy(now: Mapping[int, PolicyChange], to: Mapping[int, PolicyChange]) -> list[Notice]:
-    """Put back, as :func:`rewind_policies`, a policy that this thread has inherited."""
-    found = inherited(now)
-    then = next((to.get(tid) for tid, change in now.items() if change == found), None)
-    return put_policy_back(found, then)
-
-
-def keep_policy() -> Callable[[], None]:
-    """What puts the calling thread's present policy back, whoever has set it."""
-    try:
-        then = mempolicy.get_policy()
-    except OSError:  # it cannot be set either
-        return lambda: None
-
-    def put_back() -> None:
-        with suppress(OSError):  # a seccomp filter
-            if mempolicy.get_policy() != then:
-                mempolicy.set_policy(then)
-
-    return put_back
-
-
-def _replace(expected: Policy, wanted: Policy) -> list[Notice]:
-    """Set a policy where another one is in force."""
+def _put_back(now: Change | None, then: Change | None) -> list[Notice]:
+    """Put the calling thread's policy back to what it was then, if gpuaff's is in force."""
+    way = way_back(now, then)
+    if way is None:
+        return []
+    expected, wanted = way
     try:
         if mempolicy.get_policy() == expected:
             mempolicy.set_policy(wanted)
@@ -291,11 +247,3 @@ def _replace(expected: Policy, wanted: Policy) -> list[Notice]:
         why = f"the kernel refused the earlier memory policy, {wanted} ({error.strerror})"
         return [Notice("memory-not-restored", f"{why}: {expected} stays")]
     return []
-
-
-def _left(tid: int, change: PolicyChange) -> Notice:
-    return Notice(
-        "memory-not-restored",
-        f"thread {tid} keeps the memory policy {change.ours}: only that thread can change it; "
-        "call restore() there",
-    )

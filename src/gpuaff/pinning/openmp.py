@@ -11,10 +11,10 @@ Sources: OpenMP 5.2, 21.1 (OMP_PROC_BIND, OMP_PLACES); the manual of GNU's runti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 
 from gpuaff._system import env, kernel
+from gpuaff.formatting import counted
 from gpuaff.notices import Notice
 from gpuaff.pinning.state import OMP_NUM_THREADS, Process
 from gpuaff.topology.sysfs import quotas
@@ -38,23 +38,14 @@ _BINDING = frozenset({"true", "primary", "master", "close", "spread"})
 _KMP_BINDING = frozenset({"compact", "scatter", "balanced", "explicit", "physical", "logical"})
 """The types of KMP_AFFINITY that bind; the others are ``none`` and ``disabled``."""
 
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """An OpenMP runtime: how its files are named, and the variables that make it bind."""
-
-    name: str
-    prefixes: tuple[str, ...]
-    variables: tuple[str, ...]
-
-
 _LLVM = (KMP, GOMP, PROC_BIND, PLACES)
 
-OPENMP = (
-    Runtime("Intel's OpenMP runtime", ("libiomp5.", "libiomp5-"), _LLVM),
-    Runtime("LLVM's OpenMP runtime", ("libomp.", "libomp-"), _LLVM),
-    Runtime("GNU's OpenMP runtime", ("libgomp.", "libgomp-"), (GOMP, PROC_BIND, PLACES)),
-)
+OPENMP = {
+    "Intel's OpenMP runtime": (("libiomp5.", "libiomp5-"), _LLVM),
+    "LLVM's OpenMP runtime": (("libomp.", "libomp-"), _LLVM),
+    "GNU's OpenMP runtime": (("libgomp.", "libgomp-"), (GOMP, PROC_BIND, PLACES)),
+}
+"""How the names of each runtime's files begin, and the variables that make it bind."""
 
 BLAS = ("libopenblas", "libscipy_openblas")
 """How the names of OpenBLAS' files begin."""
@@ -66,20 +57,15 @@ def loaded(prefixes: tuple[str, ...], files: Collection[str]) -> str | None:
 
 
 def binding_variables(get: Get, variables: Collection[str] = _LLVM) -> list[str]:
-    """Those of the variables that make a runtime bind threads, by their values."""
-    return [
-        name for name in (PROC_BIND, PLACES, GOMP, KMP) if name in variables and _binds(name, get)
-    ]
-
-
-def _binds(name: str, get: Get) -> bool:
-    words = _words(get(name))
+    """Those of a runtime's variables that make it bind threads, by their values."""
     is_off = _words(get(PROC_BIND))[:1] == ["false"]
-    if name == PROC_BIND:
-        return not is_off and not _BINDING.isdisjoint(words)
-    if name == KMP:
-        return not _KMP_BINDING.isdisjoint(words)
-    return bool(words) and not (name == PLACES and is_off)
+    binds = {
+        PROC_BIND: not is_off and not _BINDING.isdisjoint(_words(get(PROC_BIND))),
+        PLACES: not is_off and _words(get(PLACES)),
+        GOMP: not (is_off and KMP not in variables) and _words(get(GOMP)),
+        KMP: not _KMP_BINDING.isdisjoint(_words(get(KMP))),
+    }
+    return [name for name, does_bind in binds.items() if does_bind and name in variables]
 
 
 def _words(text: str | None) -> list[str]:
@@ -94,18 +80,28 @@ def is_main_thread_free(get: Get) -> bool:
 def _atoi(text: str) -> int:
     """As C's ``atoi``, which OpenBLAS uses: the digits at the beginning."""
     text = text.strip()
-    digits = text[: len(text) - len(text.lstrip("0123456789"))]
-    return int(digits or 0)
+    return int(text[: len(text) - len(text.lstrip("0123456789"))] or 0)
 
 
 def binding_notices() -> list[Notice]:
     """One warning that names the variables that will move threads, with the remedies."""
-    names = binding_variables(env.get)
-    found = [*(f"{name}={env.get(name)} ({_remedy(name)})" for name in names), *_blas()]
-    if not found:
+    remedies = dict.fromkeys(binding_variables(env.get), "unset it")
+    if KMP in remedies:
+        remedies[KMP] = "set it to disabled, which also keeps masks through a fork"
+    blas = [] if is_main_thread_free(env.get) else MAIN_FREE
+    remedies |= {
+        name: f"{MAIN_FREE[0]}=1 leaves the main thread alone"
+        for name in blas
+        if (env.get(name) or "").strip()
+    }
+    if not remedies:
         return []
-    effect = _LOADED if _is_loaded() else _NOT_LOADED
-    return [Notice("omp-binding", f"{'; '.join(found)}: {effect}")]
+    files = kernel.mapped_files(kernel.process_id())
+    used = [prefixes for prefixes, names in OPENMP.values() if binding_variables(env.get, names)]
+    used += [BLAS] if not remedies.keys().isdisjoint(MAIN_FREE) else []
+    effect = _LOADED if any(loaded(prefixes, files) for prefixes in used) else _NOT_LOADED
+    found = "; ".join(f"{name}={env.get(name)} ({remedy})" for name, remedy in remedies.items())
+    return [Notice("omp-binding", f"{found}: {effect}")]
 
 
 _NOT_LOADED = (
@@ -121,30 +117,6 @@ _LOADED = (
 )
 
 
-def _is_loaded() -> bool:
-    """Whether a library that uses one of the variables is loaded."""
-    files = kernel.mapped_files(kernel.process_id())
-    used = [one.prefixes for one in OPENMP if binding_variables(env.get, one.variables)]
-    return any(loaded(prefixes, files) for prefixes in (*used, *([BLAS] if _blas() else [])))
-
-
-def _remedy(name: str) -> str:
-    if name == KMP:
-        return "set it to disabled, which also keeps masks through a fork"
-    return "unset it"
-
-
-def _blas() -> list[str]:
-    if is_main_thread_free(env.get):
-        return []
-    values = {name: env.get(name) for name in MAIN_FREE}
-    return [
-        f"{name}={value} ({MAIN_FREE[0]}=1 leaves the main thread alone)"
-        for name, value in values.items()
-        if value is not None and value.strip()
-    ]
-
-
 def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
     """Set OMP_NUM_THREADS to the share's number of cores, unless it is set.
 
@@ -153,18 +125,14 @@ def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
     """
     value = env.get(OMP_NUM_THREADS)
     if value is not None and value.strip():
-        text = f"{OMP_NUM_THREADS}={value} is kept; the share has {_cores(cores)}"
+        text = f"{OMP_NUM_THREADS}={value} is kept; the share has {counted(cores, 'core')}"
         return [Notice("omp-kept", f"{text} (torchrun sets it to 1 where it is unset)")]
     threads, notices = _within_quota(cores, ranks)
     process.set_variable(OMP_NUM_THREADS, str(threads))
     files = kernel.mapped_files(kernel.process_id())
-    if any(loaded(runtime.prefixes, files) for runtime in OPENMP):
+    if any(loaded(prefixes, files) for prefixes, _ in OPENMP.values()):
         notices.append(_LATE)
     return notices
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'s' if count != 1 else ''}"
 
 
 def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
@@ -174,7 +142,7 @@ def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
     for this rank alone.
     """
     tree, parent = kernel.machine_tree(), next(kernel.ancestors(), None)
-    above: Mapping[str, float] = {} if parent is None else quotas(tree, parent)
+    above = {} if parent is None else quotas(tree, parent)
     limits = [
         (limit / ranks, limit, True) if folder in above else (limit, limit, False)
         for folder, limit in quotas(tree).items()
@@ -186,7 +154,7 @@ def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
     among = f" for the {ranks} ranks of this node" if is_shared and ranks > 1 else ""
     text = (
         f"the cgroup grants {limit:.3g} CPUs' time{among} (cpu.max, cpu.cfs_quota_us): "
-        f"{OMP_NUM_THREADS}={threads}, and the share has {_cores(cores)}"
+        f"{OMP_NUM_THREADS}={threads}, and the share has {counted(cores, 'core')}"
     )
     return threads, [Notice("omp-quota", text)]
 

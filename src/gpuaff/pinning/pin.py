@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.allocator.model import Options, Partition, Plan, Share, check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.formatting import counted
 from gpuaff.launch import inherited
 from gpuaff.launch.gpus import own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
@@ -17,14 +17,21 @@ from gpuaff.launch.masks import Masks, classify_masks, consistency, observe_ance
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count
-from gpuaff.pinning.effective import EffectiveMasks, effective_masks
+from gpuaff.pinning import threads
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
-from gpuaff.pinning.report import concerning, refuse_if_broken, say, say_where
-from gpuaff.pinning.restore import current, put_extras_back, refusal, refused, rewind, settle_for
-from gpuaff.pinning.state import NOTHING, Extras, Process, State, this_process, transaction
-from gpuaff.pinning.threads import alive, move, move_all, put_again, threads_with
-from gpuaff.settings import flag, pinning_is_off, plan_options, value_of
+from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
+from gpuaff.pinning.state import (
+    Process,
+    UnavailableError,
+    log,
+    refuse_if_broken,
+    say,
+    this_process,
+    transaction,
+    try_twice,
+)
+from gpuaff.settings import flag, pinning_is_off, value_of, with_environment
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpuset_of
@@ -34,96 +41,65 @@ if TYPE_CHECKING:
     from gpuaff.pinning.memory import MemoryOption
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a call has done: the attributes of :class:`gpuaff.Affinity`, and what undoes it.
-
-    Attributes:
-        cpus: the calling thread's CPUs afterwards.
-        before: the state before the call; None when it has changed nothing.
-        extras: what is set besides CPUs, after it.
-    """
-
-    cpus: CpuSet
-    rank: int | None = None
-    plan: Plan | None = None
-    pinned: bool = False
-    before: State | None = None
-    extras: Extras = NOTHING
-    memory: str | None = None
-    warnings: tuple[Notice, ...] = ()
-
-
 class UnknownRankError(Exception):
     """The rank is unknown, and several GPUs are visible: nothing is narrowed."""
 
-    def __init__(self, warnings: Iterable[Notice]) -> None:
-        super().__init__(warnings)
-        self.warnings = tuple(warnings)
-
-
-class RefusedError(Exception):
-    """The kernel refused the share of a plan; the last warning is about that."""
-
-    def __init__(self, plan: Plan, warnings: Iterable[Notice]) -> None:
-        super().__init__(plan, warnings)
-        self.plan = plan
-        self.warnings = tuple(warnings)
+    def __init__(self, *warnings: Notice) -> None:
+        super().__init__(*warnings)
+        self.warnings = warnings
 
 
 def pin(
     local_rank: int | None,
     nproc_per_node: int | None,
+    driver_may_rest: Callable[[], None],
     *,
     strict: bool | None,
     memory: str | None,
     openmp: bool | None,
-    arguments: Mapping[str, object],
-    driver_may_rest: Callable[[], None],
-) -> Outcome:
-    """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan by name.
+    **arguments: object,
+) -> Affinity:
+    """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
 
     ``driver_may_rest`` is called when the driver will not be asked any more.
     """
     strict = flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
-    options = plan_options((ranks or ALONE).local_size, arguments)
+    options = Options.of((ranks or ALONE).local_size, **with_environment(arguments))
     memory_option, openmp = _memory_option(memory), flag("openmp", openmp)
     why = unsupported_reason()
-    if why is not None and (ranks is not None or why.code == "off"):
-        return _unpinned(ranks, (why,), strict=strict)
-    if ranks is None:
-        return _unpinned(ranks, remarks, strict=strict)
-    try:
-        process = this_process()
-    except OSError as error:  # a seccomp filter
-        return _unpinned(ranks, (refusal(error),), strict=strict)
+    if ranks is None or why is not None:
+        counts = why is not None and (ranks is not None or why.code == "off")
+        return _unpinned(ranks, (why,) if why and counts else remarks, strict=strict)
     claim, unreadable = inherited.parent_claim()
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
-        options = replace(options, partition=Partition.MACHINE)
+        options = options._replace(partition=Partition.MACHINE)
+    no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
+    if claim is not None and claim.pid == kernel.process_id():
+        remarks = _without_no_rank(remarks)  # it is alone on its GPUs
+    if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
+        remarks += consistency(ranks)
+    if unreadable is not None:
+        remarks += (unreadable,)
     attempt = Attempt(
-        process=process,
         ranks=ranks,
+        remarks=remarks,
         options=options,
         memory=memory_option,
         openmp=openmp,
         strict=strict,
         driver_may_rest=driver_may_rest,
         in_claim=claim is not None,
-        no_rank=next((notice for notice in remarks if notice.code == "no-rank"), None),
+        no_rank=no_rank,
     )
-    if claim is not None and claim.pid == kernel.process_id():
-        remarks = _without_no_rank(remarks)  # it is alone on its GPUs
-    if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
-        remarks = (*remarks, *consistency(ranks))
-    if unreadable is not None:
-        remarks = (*remarks, unreadable)
     try:
-        return _run_twice(attempt, remarks)
+        found = try_twice(attempt.run)
     except UnknownRankError as error:
-        warnings = (*_without_no_rank(remarks), *error.warnings)
-        return _unpinned(None, warnings, strict=strict)
+        return _unpinned(None, _without_no_rank(remarks) + error.warnings, strict=strict)
+    if isinstance(found, Affinity):
+        return found
+    return _unpinned(ranks, found.warnings + remarks, strict=strict, plan=found.plan)
 
 
 _ABOUT_RANKS = frozenset({"no-rank", "ranks-contradict", "ranks-stale"})
@@ -158,18 +134,6 @@ def _memory_option(argument: object) -> MemoryOption | None:
     return parse_memory(name, value)
 
 
-_OFF = Notice("off", "GPUAFF=off: the mask stays")
-
-_OTHER_MACHINE = Notice(
-    "other-machine",
-    "GPUAFF_FSROOT describes another machine, which this process is not on: unset it to pin",
-)
-
-_NOT_LINUX = Notice(
-    "not-linux", "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
-)
-
-
 def unsupported_reason() -> Notice | None:
     """Why pinning is unavailable here; None where it is available.
 
@@ -177,82 +141,71 @@ def unsupported_reason() -> Notice | None:
         InvalidOptionError: the variable GPUAFF is neither a yes nor a no.
     """
     if pinning_is_off():
-        return _OFF
+        return Notice("off", "GPUAFF=off: the mask stays")
     if not kernel.can_pin():
-        return _NOT_LINUX
-    return None if kernel.machine_tree().is_live else _OTHER_MACHINE
-
-
-def _run_twice(attempt: Attempt, remarks: tuple[Notice, ...]) -> Outcome:
-    with suppress(RefusedError, OSError):  # a cpuset changed meanwhile: plan from what is left
-        return _in_transaction(attempt, remarks)
-    try:
-        return _in_transaction(attempt, remarks)
-    except RefusedError as error:
-        plan, warnings = error.plan, error.warnings
-    except OSError as error:
-        plan, warnings = None, (refusal(error),)
-    return _unpinned(attempt.ranks, warnings + remarks, strict=attempt.strict, plan=plan)
-
-
-def _in_transaction(attempt: Attempt, remarks: tuple[Notice, ...]) -> Outcome:
-    with transaction(attempt.process, memory=attempt.memory is not None):
-        return attempt.run(remarks)
+        text = "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
+        return Notice("not-linux", text)
+    if kernel.machine_tree().is_live:
+        return None
+    text = "GPUAFF_FSROOT describes another machine, which this process is not on: unset it to pin"
+    return Notice("other-machine", text)
 
 
 def _unpinned(
     ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool, plan: Plan | None = None
-) -> Outcome:
+) -> Affinity:
     if strict:
         refuse_if_broken(warnings)
     rank = None if ranks is None else ranks.local_rank
-    cpus = current()
+    affinity = Affinity(threads.current(), rank=rank, plan=plan, warnings=warnings)
     say(warnings, rank=rank)
-    say_where(rank, None, cpus)
-    return Outcome(cpus=cpus, rank=rank, plan=plan, warnings=warnings)
+    _log_where(affinity, None)
+    return affinity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+def _log_where(affinity: Affinity, share: Share | None) -> None:
+    """The one line for each call: ``rank 3 -> GPU 3 (NUMA 1) cpus 48-55,176-183 [8 cores]``."""
+    rank, cpus = affinity.rank, format_cpulist(affinity) or "unknown"
+    if share is None:
+        log("info", f"{'' if rank is None else f'rank {rank} '}not pinned: cpus {cpus}")
+        return
+    nodes = ",".join(map(str, share.numa_nodes)) or "?"
+    memory = f" memory {affinity.memory}" if affinity.memory else ""
+    where = f"GPU {share.gpu} (NUMA {nodes}) cpus {cpus} [{counted(share.cores, 'core')}]"
+    log("info", f"rank {rank} -> {where}{memory}")
+
+
+class Observation(NamedTuple):
     """What an attempt has found.
 
     Attributes:
         caller: the calling thread's CPUs.
-        effective: what the kernel grants of the original mask.
-        topology: the machine, with that mask allowed.
+        topology: the machine, with what the kernel grants of the original mask allowed.
         masks: what is known of the other ranks' masks.
         parent: the CPUs that the parent may use; None when unknown.
         started_with: the share of the process that started this one, where it has no other CPUs.
-        is_own: whether that is this very rank's share.
     """
 
     caller: CpuSet
-    effective: EffectiveMasks
+    effective: threads.EffectiveMasks
     topology: Topology
     masks: Masks
     parent: CpuSet | None
     started_with: Pinned | None
-    is_own: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """An attempt to pin this process, the arguments of the call checked.
 
     Attributes:
-        process: this process.
         ranks: this rank, and how many there are.
-        options: the options of the plan.
-        memory: the memory policy requested; None: leave it.
-        openmp: whether to set OMP_NUM_THREADS.
-        strict: whether best effort is not enough.
-        driver_may_rest: called when the driver will not be asked any more.
+        remarks: warnings about them.
         in_claim: whether a claim is around this process, which may have narrowed its mask.
         no_rank: the warning where the rank is unknown; else None.
     """
 
-    process: Process
     ranks: Ranks
+    remarks: tuple[Notice, ...]
     options: Options
     memory: MemoryOption | None
     openmp: bool
@@ -261,51 +214,43 @@ class Attempt:
     in_claim: bool
     no_rank: Notice | None
 
-    def run(self, remarks: tuple[Notice, ...]) -> Outcome:
-        """Observe, plan for all ranks, put this one's share into force, and log it.
-
-        Raises:
-            UnknownRankError: nothing may be narrowed.
-            RefusedError: the kernel refused the share.
-            OSError: it refused anything else.
-            GPUAffinityError: as :func:`gpuaff.set_affinity` has it.
-        """
-        before, rank = self.process.state, self.ranks.local_rank
-        seen = self._observe()
-        plan = self._plan(seen)
-        warnings = self._strictly(self._warnings(seen, plan))
-        share = plan.share_of(rank)
-        pinned = share.gpu is not None and bool(share.cpus)
-        if pinned:
-            warnings += self._strictly(self._set_extras(share, seen.topology))
-            self._move(seen, plan, share, warnings)
-        else:
-            warnings += self._unset(seen, before)
-        self._strictly(warnings)
-        cpus, extras = kernel.get_affinity(), self.process.state.extras
-        policy = extras.memory.get(kernel.thread_id())
-        outcome = Outcome(
-            cpus=cpus,
-            rank=rank,
-            plan=plan,
-            pinned=pinned,
-            before=before,
-            extras=extras,
-            memory=None if policy is None else str(policy.ours),
-            warnings=(*remarks, *warnings),
-        )
-        say(outcome.warnings, rank=rank)
-        say_where(rank, share if pinned else None, cpus, memory=outcome.memory)
-        return outcome
+    def run(self) -> Affinity:
+        """Observe, plan for all ranks, put this one's share into force, and log it."""
+        process, rank = this_process(), self.ranks.local_rank
+        with transaction(process, memory=self.memory is not None):
+            before = process.state
+            seen = self._observe(process)
+            plan = self._plan(seen)
+            warnings = self._strictly(self._warnings(process, seen, plan))
+            share = plan.share_of(rank)
+            pinned = share.gpu is not None and bool(share.cpus)
+            if pinned:
+                warnings += self._strictly(self._set_extras(process, share, seen.topology))
+                self._move(process, seen, plan, warnings)
+            else:
+                warnings += self._unset(process, seen)
+            policy = process.state.memory.get(kernel.thread_id())
+            affinity = Affinity(
+                kernel.get_affinity(),
+                rank=rank,
+                plan=plan,
+                pinned=pinned,
+                states=(before, process.state),
+                memory=None if policy is None else str(policy[1]),
+                warnings=(*self.remarks, *self._strictly(warnings)),
+            )
+            say(affinity.warnings, rank=rank)
+            _log_where(affinity, share if pinned else None)
+            return affinity
 
     def _strictly(self, warnings: list[Notice]) -> list[Notice]:
         if self.strict:
             refuse_if_broken(warnings)
         return warnings
 
-    def _observe(self) -> Observation:
+    def _observe(self, process: Process) -> Observation:
         caller = kernel.get_affinity()
-        effective = effective_masks(self.process, caller)
+        effective = threads.effective_masks(process, caller)
         above = observe_ancestry(self.ranks)
         machine_wide = self.options.partition is Partition.MACHINE
         with interruptible():  # the driver may hang
@@ -313,100 +258,81 @@ class Attempt:
         self.driver_may_rest()
         visible = len(topology.visible)
         if self.no_rank is not None and visible > 1:
-            unnarrowed = narrows_nothing(self.no_rank, visible)
-            raise UnknownRankError([*_of_topology(topology), unnarrowed])
-        share = self._started_with(effective.cpus)
-        return Observation(
-            caller=caller,
-            effective=effective,
-            topology=topology,
-            masks=classify_masks(
-                self.ranks,
-                own=effective.cpus,
-                above=above,
-                online=topology.cpus,
-                cpuset=lambda: cpuset_of(kernel.machine_tree()),
-            ),
-            parent=above.parent,
-            started_with=share,
-            is_own=share is not None and share.is_of(self.ranks.local_rank, self.ranks.local_size),
+            raise UnknownRankError(*_of_topology(topology), narrows_nothing(self.no_rank, visible))
+        masks = classify_masks(
+            self.ranks,
+            own=effective.cpus,
+            above=above,
+            online=topology.cpus,
+            cpuset=lambda: cpuset_of(kernel.machine_tree()),
         )
+        ours = process.state.variables.get(PINNED_VARIABLE)
+        get = env.get if ours is None else {PINNED_VARIABLE: ours[0]}.get
+        started_with = classify_pinned(get, effective.cpus)
+        return Observation(caller, effective, topology, masks, above.parent, started_with)
 
-    def _started_with(self, own: CpuSet) -> Pinned | None:
-        ours = self.process.state.extras.variables.get(PINNED_VARIABLE)
-        return classify_pinned(env.get if ours is None else {PINNED_VARIABLE: ours.first}.get, own)
+    def _is_own(self, share: Pinned | None) -> bool:
+        return share is not None and share.is_of(self.ranks.local_rank, self.ranks.local_size)
 
     def _plan(self, seen: Observation) -> Plan:
-        share = seen.started_with if seen.is_own else None
-        gpus = own_gpus(self.ranks, visible=len(seen.topology.visible), is_rank=share is not None)
-        if share is not None and seen.topology.visible:
-            return plan_inside_share(seen.topology, self.options, self.ranks, gpus, share)
+        topology, share = seen.topology, seen.started_with
+        is_own = self._is_own(share)
+        gpus = own_gpus(self.ranks, visible=len(topology.visible), is_rank=is_own)
+        if share is not None and is_own and topology.visible:
+            return plan_inside_share(topology, self.options, self.ranks, gpus, share)
         all_gpus = () if gpus is None else gpus_of_the_machine()
-        return plan_for_rank(seen.topology, self.options, self.ranks, seen.masks, gpus, all_gpus)
+        return plan_for_rank(topology, self.options, self.ranks, seen.masks, gpus, all_gpus)
 
-    def _warnings(self, seen: Observation, plan: Plan) -> list[Notice]:
-        warnings = one_reason(
-            [
-                *_of_topology(seen.topology),
-                *concerning(plan.warnings, self.ranks.local_rank),
-                *([] if seen.masks.bound else _mask_shrunk(seen.topology, seen.parent)),
-            ]
-        )
+    def _warnings(self, process: Process, seen: Observation, plan: Plan) -> list[Notice]:
+        rank, size, share = self.ranks.local_rank, self.ranks.local_size, seen.started_with
+        found = _of_topology(seen.topology)
+        found += dict.fromkeys(one for one in plan.warnings if one.rank in (None, rank))
+        if not seen.masks.bound:
+            found += _mask_shrunk(seen.topology, seen.parent)
         explained: frozenset[str] = frozenset()
-        if self.in_claim or self.process.state.grant is not None:  # it has narrowed the mask
+        if self.in_claim or process.state.grant is not None:  # it has narrowed the mask
             explained = frozenset({"mask-narrow", "mask-shrunk"})
-        share = seen.started_with
-        if share is not None and seen.is_own and seen.effective.cpus == share.cpus:
+        if share is not None and self._is_own(share) and seen.effective.cpus == share.cpus:
             explained |= inherited.EXPLAINED
-        warnings = [notice for notice in warnings if notice.code not in explained]
+        warnings = [notice for notice in one_reason(found) if notice.code not in explained]
         # One rank on the only GPU has all of its CPUs: the ranks that share the GPU share these.
         only_one = share is not None and (share.local_size, len(seen.topology.visible)) == (1, 1)
-        if share is not None and not seen.is_own and not only_one:
-            cause = inherited.share_inherited(share, self.ranks.local_rank, self.ranks.local_size)
-            warnings.insert(0, cause)  # of what follows
+        if share is not None and not self._is_own(share) and not only_one:
+            # The cause of what follows.
+            warnings.insert(0, inherited.share_inherited(share, rank, size))
         return warnings
 
-    def _set_extras(self, share: Share, topology: Topology) -> list[Notice]:
+    def _set_extras(self, process: Process, share: Share, topology: Topology) -> list[Notice]:
         """Memory and OMP_NUM_THREADS, before the CPUs: binding memory may move threads (C11).
 
         What an earlier call has set is put back first, so that twice is the same as once.
         """
-        process = self.process
-        notices = put_extras_back(process, NOTHING)
+        notices = put_extras_back(process, process.state.first)
         if self.memory is not None:
-            from gpuaff.pinning.memory import set_memory  # only where it is requested
-
-            change, found = set_memory(self.memory, share, topology)
+            change, found = self.memory.apply(share, topology)
             notices += found
             if change is not None:
-                extras = process.state.extras
-                policies = {**extras.memory, kernel.thread_id(): change}
-                process.update(extras=replace(extras, memory=policies))
+                process.update(memory={**process.state.memory, kernel.thread_id(): change})
         if self.openmp:
             notices += set_thread_count(process, share.cores, self.ranks.local_size)
         return notices + binding_notices()
 
-    def _move(self, seen: Observation, plan: Plan, share: Share, warnings: list[Notice]) -> None:
+    def _move(
+        self, process: Process, seen: Observation, plan: Plan, warnings: list[Notice]
+    ) -> None:
         """Move all threads to the share, and add to the warnings."""
-        process, state = self.process, self.process.state
+        share, state = plan.share_of(self.ranks.local_rank), process.state
         ours = seen.effective.of(state.requested)
-        bound = self._bound(share.cpus, seen.caller, ours)
+        bound = _bound(process, share.cpus, seen.caller, ours)
         try:
-            move(share.cpus, kernel.thread_id(), seen.caller, process.moved)
+            got, notices = threads.take(process, share.cpus, seen.caller)
         except OSError as error:
-            raise RefusedError(plan, [*warnings, refused(share.cpus, error)]) from error
-        got = kernel.get_affinity()
-        if got != share.cpus:
-            warnings.append(settle_for(share.cpus, got))
-        process.update(
-            share=got,
-            bound={**bound, **alive(state.bound)},
-            reserved=share.reserved,
-            whole=None,
-        )
-        moved = move_all(got, ours=ours, moved=process.moved)
+            raise UnavailableError([*warnings, threads.refused(share.cpus, error)], plan) from error
+        bound |= threads.alive(state.bound)
+        process.update(share=got, bound=bound, reserved=share.reserved, whole=None)
+        moved = threads.move_all(got, ours=ours.__contains__, moved=process.moved)
         process.update(apart=moved.left)
-        warnings += moved.notices()
+        warnings += notices + moved.notices()
         own = Pinned(
             local_rank=self.ranks.local_rank,
             local_size=self.ranks.local_size,
@@ -415,25 +341,23 @@ class Attempt:
         )
         process.set_variable(PINNED_VARIABLE, str(own))
 
-    def _bound(self, cpus: CpuSet, caller: CpuSet, ours: set[CpuSet]) -> dict[int, CpuSet]:
-        """Threads that the program has bound and that afterwards look like those moved here.
-
-        That is the caller, which moves wherever it is, and those that have just the new mask.
-        """
-        state, own = self.process.state, kernel.thread_id()
-        # The main thread may have been narrowed to a part of its share by a runtime (case C4).
-        narrowed = own == state.pid and state.share is not None and caller < state.share
-        found = {} if caller in ours or narrowed else {own: caller}
-        return found if cpus in ours else {**dict.fromkeys(threads_with(cpus), cpus), **found}
-
-    def _unset(self, seen: Observation, before: State) -> list[Notice]:
+    def _unset(self, process: Process, seen: Observation) -> list[Notice]:
         """Nothing to pin to: take back what earlier calls have set."""
-        requested = before.requested
-        if seen.caller not in seen.effective.of(requested):
-            put_again(kernel.thread_id(), seen.caller, requested)
+        before = process.state
+        if seen.caller not in seen.effective.of(before.requested):
+            threads.put_again(kernel.thread_id(), seen.caller, before.requested)
         if before.share is not None:
-            rewind(self.process, seen.effective.of([before.share]), before.first)
-        return put_extras_back(self.process, NOTHING)
+            rewind(process, seen.effective.of([before.share]), before.first)
+        return put_extras_back(process, process.state.first)
+
+
+def _bound(process: Process, cpus: CpuSet, caller: CpuSet, ours: set[CpuSet]) -> dict[int, CpuSet]:
+    """Threads that the program has bound and that afterwards look like those moved here.
+
+    That is the caller, which moves wherever it is, and those that have just the new mask.
+    """
+    alike = {} if cpus in ours else threads.having(cpus)
+    return {**alike, **threads.bound_caller(process, caller, ours)}
 
 
 def _of_topology(topology: Topology) -> list[Notice]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuaff.allocator.model import Options, Partition, Plan, Share
+from gpuaff.allocator.model import Options, Partition, Plan
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
@@ -53,12 +53,18 @@ def plan_for_rank(
         plan = _inside_domain(topology, options, ranks, gpus)
         if plan.partition is Partition.MACHINE:
             return plan
-    if masks.whose is Whose.UNKNOWN:
-        plan = _alone(topology, options, ranks, gpus)
-        return _with(plan, _masks_unknown(plan.shares[0], masks))
-    if gpus is None:
-        return _for_all(topology, options, ranks)
-    return _by_own_gpu(topology, options, ranks, gpus, all_gpus)
+    if masks.whose is Whose.COMMON:
+        if gpus is None:
+            return _for_all(topology, options, ranks)
+        return _by_own_gpu(topology, options, ranks, gpus, all_gpus)
+    plan = _alone(topology, options, ranks, gpus)
+    text = (
+        f"the CPUs that the other ranks may use are unknown ({masks.source}), so nothing is "
+        f"divided: this rank keeps all CPUs near its GPU that it may use, "
+        f"{format_cpulist(plan.shares[0].cpus)}; start the ranks unbound ({masks.unbound}), or "
+        "give rank_allowed="
+    )
+    return _warned(plan, Notice("masks-unknown", text, rank=ranks.local_rank))
 
 
 def plan_inside_share(
@@ -66,16 +72,11 @@ def plan_inside_share(
 ) -> Plan:
     """The plan for a rank that was started with its share: an ancestor has divided the CPUs.
 
-    Args:
-        topology: the machine as this rank sees it, with a visible GPU; ``allowed`` is the share.
-        options: what is requested, inside the share.
-        ranks: this rank, and how many there are.
-        gpus: the GPUs that are this rank's own; None where all ranks see the same ones.
-        share: what the ancestor has set.
+    ``topology`` is the machine as this rank sees it, with a visible GPU; ``allowed`` is the share.
     """
     cpus = options.cpus and (options.cpus & topology.allowed or options.cpus)
     reserve = 0 if share.reserved else options.reserve
-    inside = replace(options, partition=Partition.JOB, cpus=cpus, reserve=reserve)
+    inside = options._replace(partition=Partition.JOB, cpus=cpus, reserve=reserve)
     plan = _alone(topology, inside, ranks, gpus)
     if not share.reserved:
         return plan
@@ -101,16 +102,29 @@ def inputs_of_all(
             "cpuset): name CPUs that it may use"
         )
     cut = (*sets[:rank], own, *sets[rank + 1 :])
-    return topology.with_allowed(frozenset().union(*cut)), replace(options, rank_allowed=cut)
+    return topology.with_allowed(frozenset().union(*cut)), options._replace(rank_allowed=cut)
 
 
 def _for_all(topology: Topology, options: Options, ranks: Ranks) -> Plan:
-    plan = plan_with(topology, options)
-    if len(topology.visible) == 1 < min(ranks.local_size, len(topology.gpus)):
-        return _with(plan, _one_gpu(ranks))
-    if 1 < ranks.local_size != len(topology.visible):
-        return _with(plan, _ranks_and_gpus(ranks, topology.visible))
-    return plan
+    plan, size, visible = plan_with(topology, options), ranks.local_size, topology.visible
+    if len(visible) == 1 < min(size, len(topology.gpus)):  # the driver knows other GPUs
+        text = (
+            f"{size} ranks see one GPU and share its cores; if a wrapper gave each rank a GPU of "
+            "its own through CUDA_VISIBLE_DEVICES, the shares are too small and may overlap: show "
+            "all of the job's GPUs to every rank"
+        )
+        return _warned(plan, Notice("one-gpu", text))
+    if size in (1, len(visible)):
+        return plan
+    effect = f"ranks that are {len(visible)} apart are on one GPU and divide its share again"
+    if size < len(visible):
+        effect = f"no rank is on GPU {format_cpulist(frozenset(visible[size:]))}"
+    text = (
+        f"{size} ranks are on this node and {len(visible)} GPUs visible to them: {effect}; if that "
+        "is not intended, start as many ranks per node as it has GPUs, or check "
+        "CUDA_VISIBLE_DEVICES"
+    )
+    return _warned(plan, Notice("ranks-gpus", text))
 
 
 def _with_named_masks(
@@ -129,9 +143,15 @@ def _with_named_masks(
         # Only the rank itself knows which GPU it has, so it cannot plan for the others.
         plan = _alone(topology.with_allowed(own), options, ranks, gpus)
         if not all(own.isdisjoint(cpus) for place, cpus in enumerate(sets) if place != rank):
-            plan = _with(plan, _gpus_unknown(plan.shares[0], ranks, gpus))
-    beyond = options.rank_allowed is not None and sets[rank] & topology.cpus - own
-    return _with(plan, _mask_cut(rank, own, beyond)) if beyond else plan
+            plan = _gpus_unknown(plan, ranks, gpus)
+    beyond = sets[rank] & topology.cpus - own
+    if options.rank_allowed is None or not beyond:
+        return plan
+    text = (
+        f"rank_allowed also names the CPUs {format_cpulist(beyond)}, which this rank may not use: "
+        f"it stays inside {format_cpulist(own)}"
+    )
+    return _warned(plan, Notice("mask-cut", text, rank=rank))
 
 
 def _by_own_gpu(
@@ -144,14 +164,20 @@ def _by_own_gpu(
     """The part of its own GPU, divided among all GPUs of the job: the same in every rank."""
     found = _gpus_of_job(topology, gpus, all_gpus)
     if found is None:
-        plan = _alone(topology, options, ranks, gpus)
-        return _with(plan, _gpus_unknown(plan.shares[0], ranks, gpus))
+        return _gpus_unknown(_alone(topology, options, ranks, gpus), ranks, gpus)
     machine, place = found
-    plan = plan_with(machine, replace(options, nproc=len(machine.visible)))
+    plan = plan_with(machine, options._replace(nproc=len(machine.visible)))
     plan = _share_at(plan, place, ranks.local_rank, gpu=topology.visible[0])
-    if gpus.shared or ranks.local_size > len(machine.visible):
-        return _with(plan, _gpu_shared(plan.shares[0], ranks, len(machine.visible)))
-    return plan
+    if not gpus.shared and ranks.local_size <= len(machine.visible):
+        return plan
+    share = plan.shares[0]
+    text = (
+        f"{ranks.local_size} ranks have {len(machine.visible)} GPUs, and it is unknown which of "
+        f"them are also on GPU {share.gpu}: this rank keeps all of the GPU's part, CPUs "
+        f"{format_cpulist(share.cpus)}, and shares it with them; show every rank all GPUs of the "
+        "job (srun --gpus-per-node)"
+    )
+    return _warned(plan, Notice("gpus-unknown", text, rank=share.rank))
 
 
 def _gpus_of_job(
@@ -160,10 +186,7 @@ def _gpus_of_job(
     """The machine with all of the job's GPUs visible, and the place of this rank's among them.
 
     What ranks that see different GPUs have in common are the machine's GPUs by PCI address, and
-    the scheduler's list of those that the job has.
-
-    Returns:
-        None when that list is missing, or does not fit this machine.
+    the scheduler's list of those that the job has. None when that is missing, or does not fit.
     """
     machine = _in_pci_order(topology, all_gpus)
     if len(machine) < len(topology.gpus):
@@ -197,7 +220,7 @@ def _alone(topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | N
     """The plan for this rank as if there were no other, near its GPU and inside its mask."""
     place = ranks.local_rank % len(topology.visible) if gpus is None else 0
     gpu = topology.visible[place]
-    mine = replace(options, nproc=1, rank_allowed=None)
+    mine = options._replace(nproc=1, rank_allowed=None)
     plan = plan_with(replace(topology, visible=(gpu,)), mine, numbers=(ranks.local_rank,))
     return _share_at(plan, 0, ranks.local_rank, gpu=gpu)
 
@@ -215,53 +238,32 @@ def _inside_domain(
         return _alone(topology, options, ranks, gpus)
     count = len(topology.visible) if gpus is None else gpus.on_node or len(gpus.named or ())
     if gpus is not None and (gpus.shared or ranks.local_size > count):
-        return _alone(topology, replace(options, partition=Partition.JOB), ranks, gpus)
+        return _alone(topology, options._replace(partition=Partition.JOB), ranks, gpus)
     turn, place = divmod(ranks.local_rank, count)
     gpu = topology.visible[place if gpus is None else 0]
     numbers = range(place, ranks.local_size, count)
-    there = replace(options, nproc=len(numbers))
+    there = options._replace(nproc=len(numbers))
     plan = plan_with(replace(topology, visible=(gpu,)), there, numbers=numbers)
     return _share_at(plan, turn, ranks.local_rank, gpu=gpu)
 
 
 def _share_at(plan: Plan, place: int, rank: int, *, gpu: int) -> Plan:
     """One share of a plan that was made for other numbers than ranks, as this rank's."""
-    warnings = [
-        notice if notice.rank is None else replace(notice, rank=rank)
-        for notice in plan.warnings
-        if notice.rank in (None, place)
-    ]
+    found = [notice for notice in plan.warnings if notice.rank in (None, place)]
+    warnings = (one if one.rank is None else replace(one, rank=rank) for one in found)
     share = replace(plan.share_of(place), rank=rank, gpu=gpu)
     return replace(plan, shares=(share,), warnings=tuple(warnings))
 
 
-def _with(plan: Plan, notice: Notice) -> Plan:
+def _warned(plan: Plan, notice: Notice) -> Plan:
     return replace(plan, warnings=(*plan.warnings, notice))
 
 
-def _masks_unknown(share: Share, masks: Masks) -> Notice:
-    return Notice(
-        "masks-unknown",
-        f"the CPUs that the other ranks may use are unknown ({masks.source}), so nothing is "
-        f"divided: this rank keeps all CPUs near its GPU that it may use, "
-        f"{format_cpulist(share.cpus)}; start the ranks unbound ({masks.unbound}), or give "
-        "rank_allowed=",
-        rank=share.rank,
-    )
-
-
-def _mask_cut(rank: int, own: CpuSet, beyond: CpuSet) -> Notice:
-    return Notice(
-        "mask-cut",
-        f"rank_allowed also names the CPUs {format_cpulist(beyond)}, which this rank may not use: "
-        f"it stays inside {format_cpulist(own)}",
-        rank=rank,
-    )
-
-
-def _gpus_unknown(share: Share, ranks: Ranks, gpus: OwnGpus) -> Notice:
-    kept = f"this rank keeps all CPUs near GPU {share.gpu} that it may use, " + format_cpulist(
-        share.cpus
+def _gpus_unknown(plan: Plan, ranks: Ranks, gpus: OwnGpus) -> Plan:
+    share = plan.shares[0]
+    kept = (
+        f"this rank keeps all CPUs near GPU {share.gpu} that it may use, "
+        f"{format_cpulist(share.cpus)}"
     )
     text = (
         f"each rank has GPUs of its own, and those of the other ranks are unknown: {kept}, and "
@@ -273,41 +275,4 @@ def _gpus_unknown(share: Share, ranks: Ranks, gpus: OwnGpus) -> Notice:
             f"each rank claimed its own GPU, so the ranks cannot divide the cores: {kept}; claim "
             f"once, around the launcher: gpuaff run -n {ranks.local_size} -- torchrun ..."
         )
-    return Notice("gpus-unknown", text, rank=share.rank)
-
-
-def _one_gpu(ranks: Ranks) -> Notice:
-    """The driver knows other GPUs: a wrapper may show each rank another one."""
-    return Notice(
-        "one-gpu",
-        f"{ranks.local_size} ranks see one GPU and share its cores; if a wrapper gave each rank a "
-        "GPU of its own through CUDA_VISIBLE_DEVICES, the shares are too small and may overlap: "
-        "show all of the job's GPUs to every rank",
-    )
-
-
-def _ranks_and_gpus(ranks: Ranks, visible: Sequence[int]) -> Notice:
-    """Not as many GPUs as ranks: mostly one number of the job is wrong."""
-    size, count = ranks.local_size, len(visible)
-    what = (
-        f"ranks that are {count} apart are on one GPU and divide its share again"
-        if size > count
-        else f"no rank is on GPU {format_cpulist(frozenset(visible[size:]))}"
-    )
-    return Notice(
-        "ranks-gpus",
-        f"{size} ranks are on this node and {count} GPUs visible to them: {what}; if that is not "
-        "intended, start as many ranks per node as it has GPUs, or check CUDA_VISIBLE_DEVICES",
-    )
-
-
-def _gpu_shared(share: Share, ranks: Ranks, gpus: int) -> Notice:
-    """Several ranks on each GPU, or perhaps on this one."""
-    return Notice(
-        "gpus-unknown",
-        f"{ranks.local_size} ranks have {gpus} GPUs, and it is unknown which of them are also on "
-        f"GPU {share.gpu}: this rank keeps all of the GPU's part, CPUs "
-        f"{format_cpulist(share.cpus)}, and shares it with them; show every rank all GPUs of the "
-        "job (srun --gpus-per-node)",
-        rank=share.rank,
-    )
+    return _warned(plan, Notice("gpus-unknown", text, rank=share.rank))

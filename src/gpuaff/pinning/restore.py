@@ -1,210 +1,300 @@
-"""Undo what gpuaff has set in this process, and put a share into force again."""
+"""What ``set_affinity`` returns: it undoes the call, or puts the share into force again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
-from gpuaff.pinning.effective import masks_now
-from gpuaff.pinning.report import say
+from gpuaff.pinning import threads
 from gpuaff.pinning.state import (
-    NOTHING,
     VARIABLES,
-    Extras,
     Process,
     State,
-    VariableChange,
     grant_around,
     inherit,
     known_process,
+    say,
     this_process,
     transaction,
+    way_back,
 )
-from gpuaff.pinning.threads import MasksThat, Moved, move, move_all, move_caller, own_threads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from typing_extensions import Self
+
+    from gpuaff.allocator.model import Plan
+    from gpuaff.pinning.state import Policies
 
 
-def undo_call(share: CpuSet | None, before: State, extras: Extras) -> None:
+class Affinity(frozenset[int]):
+    """The CPUs of this process after a call of :func:`set_affinity`, as the kernel grants them.
+
+    A frozenset of logical CPU ids, and a context manager that restores at its end.
+
+    Attributes:
+        rank: the local rank that it was made for; None when the launcher's variables name none, or
+            the rank is unknown and several GPUs are visible.
+        plan: the plan for all ranks, or for this one alone where the CPUs of the others are
+            unknown; None when none was made (switched off, no Linux, no rank).
+        gpu: the physical index of this rank's GPU; None when no GPU is known.
+        pinned: whether the mask was set.
+        reserved: the CPUs that ``reserve=`` has kept out of the share, for helpers.
+        memory: the memory policy that was set for the calling thread (``bind:0-1``), else None.
+        warnings: what was not as hoped.
+    """
+
+    rank: int | None
+    plan: Plan | None
+    gpu: int | None
+    pinned: bool
+    reserved: CpuSet
+    memory: str | None
+    warnings: tuple[Notice, ...]
+    _states: tuple[State, State] | None
+
+    def __new__(
+        cls,
+        cpus: CpuSet,
+        *,
+        rank: int | None = None,
+        plan: Plan | None = None,
+        pinned: bool = False,
+        states: tuple[State, State] | None = None,
+        memory: str | None = None,
+        warnings: Iterable[Notice] = (),
+    ) -> Self:
+        """Only :func:`set_affinity` and :func:`spread` make them.
+
+        ``states`` are those before and after a call that may have changed anything.
+        """
+        self = super().__new__(cls, cpus)
+        self.rank, self.plan, self.pinned, self.memory = rank, plan, pinned, memory
+        share = plan.share_of(rank) if plan is not None and rank is not None else None
+        self.gpu = None if share is None else share.gpu
+        self.reserved = share.reserved if share is not None and pinned else frozenset()
+        self.warnings, self._states = tuple(warnings), states
+        return self
+
+    def restore(self) -> CpuSet:
+        """Give the process the CPUs back that it had before gpuaff was first called.
+
+        Every thread that still has what gpuaff has set goes back, also when a later call has set
+        it; threads that the program has bound elsewhere since stay. The main thread also goes back
+        from a part of the share: a runtime or a cpuset has cut it. May be called again, and from
+        any thread. In a forked child (a DataLoader worker) it moves the child's threads, if they
+        have what was set here, or what the child has set itself since, as by
+        :func:`gpuaff.spread`.
+
+        A memory policy goes back in the calling thread only, as the kernel has it: the thread that
+        called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set here
+        and is still the same.
+
+        While a cpuset denies all of the CPUs that the process had, nothing is given back; call it
+        again when that has changed.
+
+        Returns:
+            The calling thread's CPUs afterwards; none while the interpreter shuts down.
+
+        Raises:
+            GPUAffinityError: a signal handler called it during another call.
+        """
+        if _is_finalizing():
+            return frozenset()
+        if self.pinned and self._states is not None:
+            before, after = self._states
+            undo_call(frozenset(self), before.first, after)
+        return threads.current()
+
+    def reapply(self) -> CpuSet:
+        """Put this share into force again: after an import or a framework has moved threads.
+
+        The calling thread goes there, the main thread, every thread that is not inside, and those
+        started by a narrowed main thread that have its mask. Threads that are bound to a part of
+        the share, or to reserved CPUs, stay; so do those that were bound elsewhere when
+        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is
+        cut, with a warning. Only CPUs are set. May be called again, from any thread, after
+        ``restore()``, and in a forked child, such as a DataLoader worker (cases C8, C10).
+
+        Returns:
+            The calling thread's CPUs afterwards; none while the interpreter shuts down.
+
+        Raises:
+            GPUAffinityError: a signal handler called it during another call.
+        """
+        if _is_finalizing():
+            return frozenset()
+        if self.pinned:
+            reapply_share(frozenset(self), reserved=self.reserved, rank=self.rank)
+        return threads.current()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what was in force before: an outer block's share, or the first mask."""
+        if self._states is not None and not _is_finalizing():
+            undo_call(frozenset(self) if self.pinned else None, *self._states)
+
+    def __repr__(self) -> str:
+        state = f"gpu={self.gpu}" if self.pinned else "not pinned"
+        return f"<Affinity rank={self.rank} {state} cpus={format_cpulist(self) or 'unknown'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Elsewhere it is only a set: another process cannot restore this one."""
+        return frozenset, (tuple(self),)
+
+
+def _is_finalizing() -> bool:
+    """Whether the interpreter shuts down, when modules may be gone."""
+    try:
+        from sys import is_finalizing
+    except ImportError:
+        return True
+    return is_finalizing()
+
+
+# Undo a call.
+
+
+def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     """Undo a call and all later ones; nothing where that is done already.
 
-    Args:
-        share: what the call has set; None when it has taken back what was set.
-        before: the state before it.
-        extras: what the call has set besides CPUs.
+    ``share`` is what the call has set; None when it has taken back what was set.
     """
     known = known_process()
     is_child = known is None or known.state.pid != before.pid
-    if is_child and before.grant is not grant_around()[0]:
+    if is_child and before.grant is not grant_around():
         return  # a call from outside the grant that this child is in
     own = State(pid=kernel.process_id(), original=before.original, share=share)
     process = known or Process(own)
     undo = _undo_in_child if is_child else _undo
-    memory = bool(extras.memory or (is_child and before.extras.memory))
+    memory = bool(after.memory or (is_child and before.memory))
     try:
         with transaction(process, memory=memory, undoes=True):
-            notices = undo(process, share, before, extras)
+            notices = undo(process, share, before, after)
     except OSError as error:
-        notices = [refusal(error)]
+        notices = [threads.refusal(error)]
     say(notices)
 
 
-def _undo(process: Process, share: CpuSet | None, before: State, extras: Extras) -> list[Notice]:
-    state = process.state
-    if before.grant is not state.grant:
-        return _undo_across_grant(process, share, before, extras)
-    notices: list[Notice] = []
-    # Undone by a restore() already: what other threads have left undone goes back as well.
-    is_undone = share is not None and state.share is None
-    if not is_undone and (share is not None or state.share != before.share):
-        notices += _rewind_share(process, share, before).notices()
-    notices += put_extras_back(process, NOTHING if is_undone else before.extras)
-    return notices + _shed_policy(process, extras)
-
-
-def _undo_across_grant(
-    process: Process, share: CpuSet | None, before: State, extras: Extras
-) -> list[Notice]:
-    """Undo a call from before the grant in force, or from a grant that was given back.
-
-    A grant is a border, so no thread moves: in the first case the grant's end brings back another
-    mask than it would have; in the second the end has undone the call.
-    """
-    grant, notices = process.state.grant, list[Notice]()
-    if grant is not None and before.grant is grant.before.grant:
-        then = grant.before
-        is_undone = share is not None and then.share is None
-        if process.state.share is None:  # else what is set besides is that call's
-            notices += put_extras_back(process, NOTHING if is_undone else before.extras)
-        if not is_undone and (share is not None or then.share != before.share):
-            grant.before = before
-    return notices + _shed_policy(process, extras)
+def _undo(process: Process, share: CpuSet | None, before: State, after: State) -> list[Notice]:
+    state, grant, notices = process.state, process.state.grant, list[Notice]()
+    now: State | None = state
+    if before.grant is not grant:  # it is from before the grant, or from one given back since
+        then = None if grant is None else grant.before
+        now = then if then is not None and before.grant is then.grant else None
+    if now is not None:
+        # Undone by a restore() already: what other threads have left undone goes back as well.
+        is_undone = share is not None and now.share is None
+        if not is_undone and (share is not None or now.share != before.share):
+            if now is state:
+                notices += _rewind_share(process, share, before)
+            elif grant is not None:  # a border, so no thread moves; its end brings this back
+                grant.before = before
+        if now is state or state.share is None:  # else what is set besides is a later call's
+            notices += put_extras_back(process, state.first if is_undone else before)
+    if kernel.thread_id() not in process.state.memory:
+        notices += _shed_policy(after.memory, {}, before.pid)
+    return notices
 
 
 def _undo_in_child(
-    process: Process, share: CpuSet | None, before: State, extras: Extras
+    process: Process, share: CpuSet | None, before: State, after: State
 ) -> list[Notice]:
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
     notices: list[Notice] = []
     if not share == process.state.share == before.share:
         to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
-        notices += _rewind_share(process, share, to).notices()
+        notices += _rewind_share(process, share, to)
         process.update(given=before.mask)
-    _put_variables_back(extras.variables, before.extras.variables)
+    _put_variables_back(after, before)
     inherit(before.in_force)
-    return notices + _put_policy_back_in_child(extras, before)
+    return notices + _shed_policy(after.memory, before.memory, before.pid)
 
 
-def _rewind_share(process: Process, share: CpuSet | None, before: State) -> Moved:
+def _rewind_share(process: Process, share: CpuSet | None, before: State) -> list[Notice]:
     masks = {mask for mask in (share, process.state.share) if mask is not None}
-    return rewind(process, masks_now(process, masks or {process.state.original}), before)
+    masks = threads.masks_now(process, masks or {process.state.original})
+    return rewind(process, masks, before)
 
 
-def rewind(process: Process, masks: Collection[CpuSet], before: State) -> Moved:
+def rewind(process: Process, masks: Collection[CpuSet], before: State) -> list[Notice]:
     """Move the threads that have one of these masks to where they were before."""
     bound = {tid: mask for tid, mask in process.state.bound.items() if tid not in before.bound}
     for tid, mask in bound.items():
-        move_if(process, tid, masks, mask)
+        move_if(process, tid, masks.__contains__, mask)
     for tid in before.bound.keys() - process.state.bound.keys():  # it was taken back meanwhile
-        move_if(process, tid, {before.bound[tid]}, before.mask)
+        move_if(process, tid, before.bound[tid].__eq__, before.mask)
     # The main thread also goes from a part of the share: a runtime has cut it.
-    if process.state.pid not in bound:
-        parts = MasksThat(lambda mask: any(mask < whole for whole in masks))
-        move_if(process, process.state.pid, parts, before.mask)
-    moved = move_all(before.mask, ours=masks, spare=bound, moved=process.moved)
-    if not moved.none:
+    pid, to = process.state.pid, before.mask
+    if pid not in bound:
+        move_if(process, pid, lambda mask: any(mask < whole for whole in masks), to)
+    moved = threads.move_all(to, ours=masks.__contains__, spare=bound, moved=process.moved)
+    if moved.arrived or not moved.refused:
         process.recall(before)
-    return moved
+    return moved.notices()
 
 
-def move_if(process: Process, tid: int, masks: Container[CpuSet], to: CpuSet) -> None:
-    """Move a thread if it has one of these masks."""
+def move_if(process: Process, tid: int, ours: Callable[[CpuSet], bool], to: CpuSet) -> None:
+    """Move a thread if its mask is one of gpuaff's."""
     with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
         mask = kernel.get_affinity(tid)
-        if mask in masks:
-            move(to, tid, mask, process.moved)
+        if ours(mask):
+            threads.move(to, tid, mask, process.moved)
 
 
-def current() -> CpuSet:
-    """The calling thread's CPUs; empty where the system does not tell."""
-    with suppress(OSError):
-        return kernel.get_affinity()
-    return frozenset()
-
-
-def refusal(error: OSError) -> Notice:
-    """The kernel refuses to tell masks, or to set them."""
-    return Notice(
-        "pin-failed",
-        f"the system does not tell this process's CPUs, or moves no threads ({error.strerror}): "
-        "nothing was changed; a seccomp filter may forbid it",
-    )
-
-
-# What is set besides CPUs: memory policies, and environment variables.
-
-
-def put_extras_back(process: Process, to: Extras) -> list[Notice]:
-    """Put back what was set then; warnings about what only other threads can put back."""
-    notices: list[Notice] = []
-    now = process.state.extras
+def put_extras_back(process: Process, to: State) -> list[Notice]:
+    """Put back what was set besides CPUs then; warnings of what only other threads can put back."""
+    now, notices = process.state, list[Notice]()
     memory = now.memory
     if now.memory or to.memory:
         from gpuaff.pinning.memory import rewind_policies
 
         memory, notices = rewind_policies(now.memory, to.memory)
-    _put_variables_back(now.variables, to.variables)
-    process.update(extras=Extras(memory=memory, variables=to.variables))
+    _put_variables_back(now, to)
+    process.update(memory=memory, variables=to.variables)
     return notices
 
 
-def _shed_policy(process: Process, extras: Extras) -> list[Notice]:
+def _shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
     """Put back a policy that this thread inherited, where its maker has put it back already."""
-    if not extras.memory or kernel.thread_id() in process.state.extras.memory:
+    if not now and not to:
         return []
     from gpuaff.pinning.memory import shed_policy
 
-    return shed_policy(extras.memory, {})
+    return shed_policy(now, to, maker)
 
 
-def _put_policy_back_in_child(now: Extras, before: State) -> list[Notice]:
-    then = before.extras.memory
-    if not now.memory and not then:
-        return []
-    from gpuaff.pinning.memory import put_policy_back, shed_policy
-
-    if before.pid in now.memory or before.pid not in then:
-        return shed_policy(now.memory, then)
-    return put_policy_back(None, then[before.pid])  # most probably the main thread has forked
-
-
-def _put_variables_back(
-    now: Mapping[str, VariableChange], then: Mapping[str, VariableChange]
-) -> None:
+def _put_variables_back(now: State, then: State) -> None:
     """Put variables back to what they were then, except those that the program has set since."""
     for name in VARIABLES:
-        ours, theirs = now.get(name), then.get(name)
-        if ours is not None and ours != theirs:
-            _replace_variable(name, ours.ours, ours.first if theirs is None else theirs.ours)
-        elif theirs is not None and ours is None:  # a call that set none had taken it away
-            _replace_variable(name, theirs.first, theirs.ours)
-
-
-def _replace_variable(name: str, expected: str | None, wanted: str | None) -> None:
-    if env.get(name) == expected:
-        env.put(name, wanted)
+        way = way_back(now.variables.get(name), then.variables.get(name))
+        if way is not None and env.get(name) == way[0]:
+            env.put(name, way[1])
 
 
 # Put a share into force again that threads have left since.
 
 
 def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
-    """See :meth:`gpuaff.Affinity.reapply`: helpers may be on the reserved CPUs."""
-    granted = grant_around()[1]
-    inside = share if granted is None else share & granted
-    notices = [] if granted is None or inside == share else [_outside(share, granted, inside)]
+    """See :meth:`Affinity.reapply`: helpers may be on the reserved CPUs."""
+    grant, notices = grant_around(), list[Notice]()
+    inside = share if grant is None else share & grant.cpus
+    if grant is not None and inside != share:
+        instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
+        text = (
+            f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
+            f"{format_cpulist(grant.cpus)}: {instead}; call set_affinity to plan from the claim's"
+        )
+        notices.append(Notice("mask-cut", text))
     if inside:
         try:
             # A forked child that has called nothing yet started with its parent's share.
@@ -212,27 +302,23 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
             with transaction(process):
                 notices += put_threads(process, inside, reserved)
         except OSError as error:
-            notices.append(refused(inside, error))
+            notices.append(threads.refused(inside, error))
     say(notices, rank=rank)
 
 
 def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
-    """Move the threads that are not where they should be; in a transaction.
-
-    Raises:
-        OSError: the kernel refuses the share's CPUs.
-    """
+    """Move the threads that are not where they should be; in a transaction."""
     state, own = process.state, kernel.thread_id()
-    before, caller = _masks(), kernel.get_affinity()
-    move(share, own, caller, process.moved)
-    got = kernel.get_affinity()
-    notices = [] if got == share else [settle_for(share, got)]
-    main = before.get(state.pid, got)
+    before, caller = threads.masks(), kernel.get_affinity()
+    got, notices = threads.take(process, share, caller)
     # Threads that have the main thread's mask were started after it was narrowed.
-    ours = {state.original, state.share, main}
-    strays = MasksThat(lambda mask: mask in ours or not (mask <= got or mask <= reserved))
+    ours = {state.original, state.share, before.get(state.pid, got)}
+
+    def is_stray(mask: CpuSet) -> bool:
+        return mask in ours or not (mask <= got or mask <= reserved)
+
     apart = {tid: mask for tid, mask in state.apart.items() if before.get(tid) == mask}
-    moving = {tid: mask for tid, mask in before.items() if mask in strays or mask == got}
+    moving = {tid: mask for tid, mask in before.items() if is_stray(mask) or mask == got}
     bound = {tid: mask for tid, mask in moving.items() if tid not in apart} | {own: caller}
     process.update(
         share=got,
@@ -241,44 +327,5 @@ def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notic
         reserved=reserved,
         whole=state.whole if share == state.share else None,
     )
-    moved = move_all(got, ours=strays, spare=apart, moved=process.moved)
-    return [*notices, *moved.notices()]
-
-
-def settle_for(requested: CpuSet, got: CpuSet) -> Notice:
-    """Request what a cpuset has left of the requested CPUs.
-
-    When it grows, the kernel gives back what was requested last: the same as of other threads.
-    """
-    return Notice(
-        "mask-cut",
-        f"requested CPUs {format_cpulist(requested)}; the kernel granted "
-        f"{format_cpulist(move_caller(got))}: a cpuset denies the others",
-    )
-
-
-def _masks() -> dict[int, CpuSet]:
-    """The CPUs of each thread, as far as they can be seen."""
-    found = {}
-    for tid in own_threads():
-        with suppress(OSError):  # it has ended
-            found[tid] = kernel.get_affinity(tid)
-    return found
-
-
-def _outside(share: CpuSet, granted: CpuSet, inside: CpuSet) -> Notice:
-    instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
-    return Notice(
-        "mask-cut",
-        f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
-        f"{format_cpulist(granted)}: {instead}; call set_affinity to plan from the claim's",
-    )
-
-
-def refused(cpus: CpuSet, error: OSError) -> Notice:
-    """The kernel refuses these CPUs."""
-    return Notice(
-        "pin-failed",
-        f"the kernel refused CPUs {format_cpulist(cpus)} ({error.strerror}): no thread was moved; "
-        "a cpuset or a seccomp filter may forbid it; call set_affinity() to plan anew",
-    )
+    moved = threads.move_all(got, ours=is_stray, spare=apart, moved=process.moved)
+    return notices + moved.notices()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuaff import options
 from gpuaff._system import kernel
 from gpuaff.allocator.cores import allowed_cores, workers_parts
@@ -9,20 +11,19 @@ from gpuaff.allocator.model import check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
 from gpuaff.notices import Notice
-from gpuaff.pinning.affinity import Affinity
-from gpuaff.pinning.effective import request
-from gpuaff.pinning.pin import Outcome, unsupported_reason
-from gpuaff.pinning.report import say, say_worker
-from gpuaff.pinning.restore import current, put_threads, refusal
+from gpuaff.pinning import threads
+from gpuaff.pinning.pin import unsupported_reason
+from gpuaff.pinning.restore import Affinity, put_threads
 from gpuaff.pinning.state import (
     Process,
     expected,
     grant_around,
+    log,
     remembered,
+    say,
     this_process,
     transaction,
 )
-from gpuaff.pinning.threads import put_again
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import read_cpus
 
@@ -64,80 +65,68 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
     """:func:`spread`, with the share set in the parent process; None when that is unknown."""
     count = options.count("workers", workers)
     number = check_rank(worker, count, name="worker")
-    why = unsupported_reason()
-    if why is not None:
-        return _unspread(number, count, why)
-    try:
-        cpus = _cpus_to_divide(share)
-        process = this_process(border=cpus)
-        with transaction(process):
-            before = process.state
-            notices = _spread(process, cpus, number, count)
-            got = current()
-            say(notices)
-            say_worker(number, count, got)
-    except OSError as error:
-        return _unspread(number, count, _refused(error))
-    return Affinity(Outcome(cpus=got, before=before, pinned=True, warnings=tuple(notices)))
+    who, why = f"worker {number} of {count}", unsupported_reason()
+    if why is None:
+        try:
+            cpus = _cpus_to_divide(share)
+            process = this_process(border=cpus)
+            with transaction(process):
+                before = process.state
+                notices = _spread(process, cpus, number, count)
+                got = threads.current()
+                say(notices)
+                log("info", f"{who} -> cpus {format_cpulist(got)}")
+                states = (before, process.state)
+                return Affinity(got, states=states, pinned=True, warnings=notices)
+        except OSError as error:
+            why = _refused(error)
+    got = threads.current()
+    if number == 0:  # it is the same in all of them
+        say([why])
+    log("info", f"{who} not pinned: cpus {format_cpulist(got) or 'unknown'}")
+    return Affinity(got, warnings=[why])
 
 
 def _cpus_to_divide(share: CpuSet | None) -> CpuSet:
-    state, granted = remembered(), grant_around()[1]
+    state, grant = remembered(), grant_around()
     found = state.undivided if state is not None else expected() or share or _own()
-    return found if granted is None else found & granted or granted
+    return found if grant is None else found & grant.cpus or grant.cpus
 
 
 def _own() -> CpuSet:
     """The main thread's CPUs, as far as the process that has started this one may use them.
 
     A fork server keeps the mask that it was started with, which may have been before the rank was
-    pinned.
+    pinned; the parent in /proc may be that server.
     """
     own = kernel.get_affinity(kernel.process_id())
-    # The parent in /proc may be the fork server.
-    maker = inherited.maker()
-    theirs = None if maker is None else kernel.affinity_of(maker)
-    return own if theirs is None else own & theirs or own
+    return own & (kernel.affinity_of(inherited.maker()) or own) or own
 
 
 def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[Notice]:
-    part = workers_parts(_cores(_effective(process, cpus)), workers)[worker]
+    caller, granted = kernel.get_affinity(), cpus
+    if caller != cpus:
+        got = threads.request(process, cpus, caller)
+        # put_threads looks first where each thread is: a bound one goes back there at the end.
+        threads.put_again(kernel.thread_id(), caller, {caller})
+        granted = got & cpus or got
+    part = workers_parts(_cores(granted), workers)[worker]
     notices = put_threads(process, part, frozenset())
     process.update(whole=cpus)
     return notices
 
 
-def _effective(process: Process, cpus: CpuSet) -> CpuSet:
-    """What the kernel grants of these CPUs by now."""
-    caller = kernel.get_affinity()
-    if caller == cpus:
-        return cpus
-    got = request(process, cpus, caller)
-    # put_threads looks first where each thread is: a bound one goes back there at the end.
-    put_again(kernel.thread_id(), caller, {caller})
-    return got & cpus or got
-
-
 def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
     machine = read_cpus(kernel.machine_tree())
-    cores = machine.cores if machine.cpus & cpus else None  # else a container shows other files
-    slow = machine.efficiency_cpus if cores is not None else frozenset[int]()
-    here = Topology(cpus=machine.cpus | cpus, cores=cores, efficiency_cpus=slow)
-    return allowed_cores(here, cpus).cpus
-
-
-def _unspread(worker: int, workers: int, why: Notice) -> Affinity:
-    found = current()
-    if worker == 0:  # it is the same in all of them
-        say([why])
-    say_worker(worker, workers, found, pinned=False)
-    return Affinity(Outcome(cpus=found, warnings=(why,)))
+    if machine.cpus.isdisjoint(cpus):  # a container shows other files
+        machine = Topology()
+    return allowed_cores(replace(machine, cpus=machine.cpus | cpus), cpus).cpus
 
 
 def _refused(error: OSError) -> Notice:
-    cpus = format_cpulist(current())
+    cpus = format_cpulist(threads.current())
     if not cpus:
-        return refusal(error)
+        return threads.refusal(error)
     return Notice(
         "pin-failed",
         f"the kernel refused to move this worker to its part of the rank's CPUs "

@@ -5,23 +5,32 @@ The only module of ``pinning`` that holds state.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from gpuaff._system import env, kernel
-from gpuaff._system.interrupts import deliver_pending, uninterrupted
+from gpuaff._system.interrupts import deliver_pending, interruptible, uninterrupted
 from gpuaff.cpuset import CpuSet
-from gpuaff.errors import GPUAffinityError
+from gpuaff.errors import GPUAffinityError, NoDriverError
+from gpuaff.formatting import printable
 from gpuaff.launch.inherited import PINNED_VARIABLE
-from gpuaff.pinning.threads import move_all, put_again
+from gpuaff.notices import KINDS, Notice
+from gpuaff.pinning.threads import move_all, put_again, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeAlias, TypeVar
 
-    from gpuaff.pinning.memory import PolicyChange
+    from gpuaff._system.mempolicy import Policy
+    from gpuaff.allocator.model import Plan
+    from gpuaff.pinning.grant import Grant
+
+    _T = TypeVar("_T")
+
+    Policies: TypeAlias = Mapping[int, tuple[Policy, Policy]]
 
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
@@ -29,39 +38,13 @@ VARIABLES = (OMP_NUM_THREADS, PINNED_VARIABLE)
 """The environment variables that gpuaff sets when it pins."""
 
 
-@dataclass(frozen=True, slots=True)
-class VariableChange:
-    """An environment variable: its value before gpuaff set it (None: unset), and gpuaff's."""
-
-    first: str | None
-    ours: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """What gpuaff has set besides CPUs: memory policies by thread id, and variables by name."""
-
-    memory: Mapping[int, PolicyChange] = field(default_factory=dict)
-    variables: Mapping[str, VariableChange] = field(default_factory=dict)
-
-
-NOTHING = Extras()
-
-
-@dataclass(eq=False)
-class GrantInForce:
-    """The CPUs of a claim, while they are this process's border (:mod:`gpuaff.pinning.grant`).
-
-    Attributes:
-        before: the state to go back to; a call that is undone meanwhile is taken out of it.
-        bound: as in :class:`State`, when the grant was taken; likewise ``apart``.
-        cut: threads that were bound partly outside the grant: their mask then and now, by id.
-    """
-
-    before: State
-    bound: Mapping[int, CpuSet] = field(default_factory=dict)
-    apart: Mapping[int, CpuSet] = field(default_factory=dict)
-    cut: Mapping[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
+def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T, _T] | None:
+    """What must be in force to return to an earlier pair, and what is put there instead."""
+    if now == then:
+        return None
+    if now is None:  # a call that set none had put the first value back
+        return then
+    return now[1], now[0] if then is None else then[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +52,16 @@ class State:
     """What gpuaff has set in a process, and what it found there.
 
     Attributes:
-        pid: the process.
         original: the border: the main thread's mask when gpuaff was first called; during a grant,
             the grant's CPUs.
         share: the mask that gpuaff has set; None when none is.
         bound: the masks of threads that the program had bound itself and that gpuaff moved all the
             same, or cannot tell from its own by their mask; by thread id.
         apart: the masks of threads that the program had bound and that stayed, by thread id.
-        reserved: the CPUs kept out of the share for helpers.
         whole: the share that ``spread`` divides, while a part of it is ``share``; else None.
         given: in a forked child, the mask that undoing a call of its parent has given it.
-        extras: what is set besides CPUs.
-        grant: the grant in force; None when there is none.
+        memory: memory policies by thread id: the one before gpuaff set one, and gpuaff's.
+        variables: environment variables by name, likewise; None: unset.
     """
 
     pid: int
@@ -91,8 +72,9 @@ class State:
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None
     given: CpuSet | None = None
-    extras: Extras = NOTHING
-    grant: GrantInForce | None = None
+    memory: Policies = field(default_factory=dict)
+    variables: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    grant: Grant | None = None
 
     @property
     def requested(self) -> tuple[CpuSet, ...]:
@@ -123,21 +105,14 @@ class State:
         return start if grant is None else replace(start, bound=grant.bound, apart=grant.apart)
 
 
-@dataclass(eq=False)
 class Process:
-    """This process.
+    """This process: its state, and the transaction at work."""
 
-    Attributes:
-        state: what is set in it.
-        moved: the mask that each thread had before the transaction at work moved it, by id.
-        lock: held by the thread whose transaction is at work.
-        thread: the identifier of that thread.
-    """
-
-    state: State
-    moved: dict[int, CpuSet] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    thread: int | None = None
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.moved: dict[int, CpuSet] = {}  # the mask that each thread had before, by id
+        self.lock = threading.RLock()
+        self.thread: int | None = None  # the one that holds the lock
 
     def update(self, **changes: Any) -> None:
         """Change attributes of the state."""
@@ -153,41 +128,35 @@ class Process:
             original=border.original,
             grant=border.grant,
             given=now.given,
-            extras=now.extras,
+            memory=now.memory,
+            variables=now.variables,
         )
 
     def set_variable(self, name: str, value: str) -> None:
         """Set one of ``VARIABLES``, and remember its first value."""
-        change = VariableChange(first=env.get(name), ours=value)
-        extras = self.state.extras
-        self.update(extras=replace(extras, variables={**extras.variables, name: change}))
+        self.update(variables={**self.state.variables, name: (env.get(name), value)})
         env.put(name, value)
 
 
 _processes: dict[int, Process] = {}
 """This process, by its id; empty until gpuaff is called in it."""
 
+_inherited_share: CpuSet | None = None
+"""In a forked child: what its parent had set."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inherited:
-    """What a forked child has from its parent: the share in force, the grant, and its CPUs."""
+_inherited_grant: Grant | None = None
+"""In a forked child: the grant that its parent was in."""
 
-    share: CpuSet | None = None
-    grant: GrantInForce | None = None
-    granted: CpuSet | None = None
-
-
-_inherited = Inherited()
+_logged: set[str] = set()
+"""The messages of warnings that were logged."""
 
 
 def _start_anew() -> None:
     """In a forked child. One that called nothing passes on to its children what it inherited."""
-    global _inherited
+    global _inherited_grant
     for process in _processes.values():
-        state = process.state
-        _inherited = replace(_inherited, share=state.in_force)
-        if state.grant is not None:
-            _inherited = replace(_inherited, grant=state.grant, granted=state.original)
+        inherit(process.state.in_force)
+        _inherited_grant = process.state.grant or _inherited_grant
     _processes.clear()
 
 
@@ -208,8 +177,7 @@ def remembered() -> State | None:
 def this_process(border: CpuSet | None = None) -> Process:
     """This process; the first call remembers the main thread's mask, or ``border``, as its border.
 
-    Raises:
-        OSError: the kernel refuses to tell the mask.
+    An OSError is raised where the kernel refuses to tell the mask.
     """
     found = known_process()
     if found is None:
@@ -220,24 +188,42 @@ def this_process(border: CpuSet | None = None) -> Process:
     return found
 
 
-def grant_around() -> tuple[GrantInForce | None, CpuSet | None]:
-    """The grant that this process is in, or was forked in, and its CPUs; None without one."""
+def grant_around() -> Grant | None:
+    """The grant that this process is in, or was forked in; None without one."""
     state = remembered()
-    if state is not None and state.grant is not None:
-        return state.grant, state.original
-    return _inherited.grant, _inherited.granted
+    return (None if state is None else state.grant) or _inherited_grant
 
 
 def expected() -> CpuSet | None:
     """The CPUs that gpuaff has set for this process, or for the one that it was forked from."""
     state = remembered()
-    return _inherited.share if state is None else state.in_force
+    return _inherited_share if state is None else state.in_force
 
 
 def inherit(share: CpuSet | None) -> None:
     """In a forked child: of what its parent had set, this is in force by now."""
-    global _inherited
-    _inherited = replace(_inherited, share=share)
+    global _inherited_share
+    _inherited_share = share
+
+
+class UnavailableError(Exception):
+    """Raised in a transaction that cannot pin; the last warning says why."""
+
+    def __init__(self, warnings: Iterable[Notice], plan: Plan | None = None) -> None:
+        super().__init__(warnings, plan)
+        self.warnings, self.plan = tuple(warnings), plan
+
+
+def try_twice(attempt: Callable[[], _T]) -> _T | UnavailableError:
+    """Run transactions: where a cpuset has changed during one, a second plans from what is left."""
+    with suppress(UnavailableError, OSError):
+        return attempt()
+    try:
+        return attempt()
+    except UnavailableError as error:
+        return error
+    except OSError as error:
+        return UnavailableError([refusal(error)])
 
 
 @contextmanager
@@ -265,11 +251,11 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         before = process.state
         process.moved = {}
         undo.callback(setattr, process, "state", before)
-        undo.callback(inherit, _inherited.share)
+        undo.callback(inherit, _inherited_share)
         if before.grant is not None:
             undo.callback(setattr, before.grant, "before", before.grant.before)
         undo.callback(_put_variables_back, {name: env.get(name) for name in VARIABLES})
-        if memory or before.extras.memory:
+        if memory or before.memory:
             _guard_policy(process, undo)
         undo.callback(_move_back, process, before)
         yield
@@ -299,13 +285,15 @@ def _put_variables_back(values: Mapping[str, str | None]) -> None:
 
 def _guard_policy(process: Process, undo: ExitStack) -> None:
     """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
-    from gpuaff.pinning import memory  # only where a policy may change
+    from gpuaff._system import mempolicy  # only where a policy may change
 
-    undo.callback(memory.keep_policy())
-    placed, own = process.state.extras.memory, kernel.thread_id()
-    found = memory.inherited(placed) if placed and own not in placed else None
-    if found is not None:
-        process.update(extras=replace(process.state.extras, memory={**placed, own: found}))
+    placed, own = process.state.memory, kernel.thread_id()
+    with suppress(OSError):  # it cannot be set either
+        policy = mempolicy.get_policy()
+        undo.callback(mempolicy.ensure_policy, policy)
+        found = next((pair for pair in placed.values() if pair[1] == policy), None)
+        if found is not None and own not in placed:
+            process.update(memory={**placed, own: found})
 
 
 def _move_back(process: Process, before: State) -> None:
@@ -315,4 +303,39 @@ def _move_back(process: Process, before: State) -> None:
     set_meanwhile = {process.state.mask, process.state.original} - {*likely, before.original}
     if set_meanwhile:  # threads born with it
         spare = {*process.moved, *process.state.bound}
-        move_all(before.mask, ours=set_meanwhile, spare=spare)
+        move_all(before.mask, ours=set_meanwhile.__contains__, spare=spare)
+
+
+# The log: one INFO line for each call, and each warning once in a process.
+
+
+def say(notices: Iterable[Notice], *, rank: int | None = None) -> None:
+    """Log each warning once per process."""
+    who = "" if rank is None else f"rank {rank}: "
+    for notice in notices:
+        kind = KINDS[notice.code]
+        if notice.message in _logged or (kind.once_per_job and rank):
+            continue
+        if log(kind.level, f"{who}{notice.message} [{notice.code}]"):
+            _logged.add(notice.message)
+
+
+def log(level: str, message: str) -> bool:
+    """Log a message; whether that was done, as far as can be known."""
+    # No handler shows INFO where logging was not imported, which takes a while.
+    if level == "info" and "logging" not in sys.modules:
+        return False
+    import logging
+
+    with interruptible():  # a handler may wait
+        getattr(logging.getLogger("gpuaff"), level)(f"gpuaff: {printable(message)}")
+    return True
+
+
+def refuse_if_broken(notices: Iterable[Notice]) -> None:
+    """Raise the first warning that ``strict`` makes an error."""
+    for notice in notices:
+        if notice.code == "no-driver":
+            raise NoDriverError(notice.message)
+        if KINDS[notice.code].strict:
+            raise GPUAffinityError(f"{notice.message} [{notice.code}; strict]")

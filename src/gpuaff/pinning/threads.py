@@ -1,61 +1,35 @@
-"""Move the threads of this process from one set of CPUs to another.
+"""Move the threads of this process, and see which CPUs the kernel grants them.
 
 ``sched_setaffinity`` acts on one thread, and a new thread starts with its maker's mask. So the
 caller moves first, and then passes over ``/proc/self/task`` are repeated until one finds nothing
 to do: a thread made meanwhile by one that had not moved yet is moved as well (case A13).
+
+A cpuset may change meanwhile (cases A17, G4). One that loses CPUs cuts every thread's mask; where
+nothing is left of a mask, the kernel shows all of the cpuset instead. It remembers what each thread
+has requested last, and gives that back when the cpuset grows.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuaff._system import kernel
-from gpuaff.cpuset import CpuSet
+from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuaff.pinning.state import Process
 
 MOST_PASSES = 20
 
 
-@dataclass(slots=True, kw_only=True)
-class Moved:
-    """What :func:`move_all` has found.
-
-    Attributes:
-        settled: whether the last pass found nothing to do.
-        seen: whether /proc shows the threads; else only the main thread and the caller moved.
-        moved_any: whether a thread was moved.
-        refused: the ids of threads that the kernel refused to move.
-        left: the masks of the threads that the program has bound itself, which stayed; by id.
-    """
-
-    settled: bool = False
-    seen: bool = True
-    moved_any: bool = False
-    refused: set[int] = field(default_factory=set)
-    left: dict[int, CpuSet] = field(default_factory=dict)
-
-    @property
-    def none(self) -> bool:
-        """Whether the kernel refused to move every single one."""
-        return bool(self.refused) and not self.moved_any
-
-    def notices(self) -> Iterator[Notice]:
-        """The warnings about it."""
-        if self.refused:
-            ids = ", ".join(map(str, sorted(self.refused)))
-            yield Notice("threads-refused", f"the kernel refused to move threads {ids}")
-        if not self.seen:
-            text = (
-                "/proc does not show this process's threads: only the main thread and the calling "
-                "one were moved; mount /proc of this PID namespace, or call before threads start"
-            )
-            yield Notice("threads-unseen", text)
-        if not self.settled:
-            text = "threads start faster than they can be moved: call again later"
-            yield Notice("threads-unsettled", text)
+def current() -> CpuSet:
+    """The calling thread's CPUs; empty where the system does not tell."""
+    return kernel.affinity_of(0) or frozenset()
 
 
 def own_threads() -> list[int]:
@@ -63,50 +37,50 @@ def own_threads() -> list[int]:
     return kernel.thread_ids() or sorted({kernel.process_id(), kernel.thread_id()})
 
 
-def alive(masks: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
+def masks() -> dict[int, CpuSet]:
+    """The CPUs of each thread, as far as they can be seen."""
+    seen = {tid: kernel.affinity_of(tid) for tid in own_threads()}
+    return {tid: mask for tid, mask in seen.items() if mask is not None}
+
+
+def having(cpus: CpuSet) -> dict[int, CpuSet]:
+    """The threads that have just these CPUs, with them."""
+    return {tid: mask for tid, mask in masks().items() if mask == cpus}
+
+
+def bound_caller(process: Process, caller: CpuSet, ours: Collection[CpuSet]) -> dict[int, CpuSet]:
+    """The calling thread and its mask, where the program has bound it; else nothing."""
+    state, own = process.state, kernel.thread_id()
+    # The main thread may have been narrowed to a part of its share by a runtime (case C4).
+    narrowed = own == state.pid and state.share is not None and caller < state.share
+    return {} if narrowed or caller in ours else {own: caller}
+
+
+def alive(found: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
     """Without the threads that have ended: the kernel uses their ids again."""
-    ids = set(kernel.thread_ids() or masks)
-    return {tid: mask for tid, mask in masks.items() if tid in ids}
-
-
-@dataclass(frozen=True, slots=True)
-class MasksThat:
-    """All masks that meet a condition, as a container."""
-
-    meets: Callable[[CpuSet], bool]
-
-    def __contains__(self, mask: object) -> bool:
-        return isinstance(mask, frozenset) and self.meets(mask)
-
-
-def move_caller(cpus: CpuSet) -> CpuSet:
-    """Move the calling thread only; its CPUs as read back, without those that a cpuset denies (G4).
-
-    Raises:
-        OSError: EINVAL when it may use none of these CPUs; it stays where it was then.
-    """
-    kernel.set_affinity(cpus)
-    return kernel.get_affinity()
-
-
-def threads_with(mask: CpuSet) -> list[int]:
-    """The ids of the threads that have just this mask."""
-    found = []
-    for tid in kernel.thread_ids() or ():
-        with suppress(OSError):
-            if kernel.get_affinity(tid) == mask:
-                found.append(tid)
-    return found
+    ids = set(kernel.thread_ids() or found)
+    return {tid: mask for tid, mask in found.items() if tid in ids}
 
 
 def move(cpus: CpuSet, tid: int, mask: CpuSet, moved: dict[int, CpuSet]) -> None:
-    """Move a thread, and remember in ``moved`` that it had this mask.
-
-    Raises:
-        OSError: the kernel refuses it, or the thread has ended.
-    """
+    """Move a thread, and remember in ``moved`` that it had this mask."""
     kernel.set_affinity(cpus, tid)
     moved.setdefault(tid, mask)
+
+
+def take(process: Process, cpus: CpuSet, caller: CpuSet) -> tuple[CpuSet, list[Notice]]:
+    """Move the calling thread; what the kernel grants, and a warning where that is not all."""
+    move(cpus, kernel.thread_id(), caller, process.moved)
+    got = kernel.get_affinity()
+    if got == cpus:
+        return got, []
+    # When a cpuset grows, the kernel gives back what was requested last: the same to all threads.
+    kernel.set_affinity(got)
+    text = (
+        f"requested CPUs {format_cpulist(cpus)}; the kernel granted "
+        f"{format_cpulist(kernel.get_affinity())}: a cpuset denies the others"
+    )
+    return got, [Notice("mask-cut", text)]
 
 
 def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
@@ -122,61 +96,168 @@ def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
                 return
 
 
+class Moved:
+    """What :func:`move_all` has found: the ids of threads, and what could not be done.
+
+    Attributes:
+        settled: whether the last pass found nothing to do.
+        seen: whether /proc shows the threads; else only the main thread and the caller moved.
+        arrived: the threads that were moved.
+        refused: those that the kernel refused to move.
+        left: those that the program has bound itself, which stayed, with their masks.
+    """
+
+    def __init__(self) -> None:
+        self.settled, self.seen = False, kernel.thread_ids() is not None
+        self.arrived: set[int] = set()
+        self.refused: set[int] = set()
+        self.left: dict[int, CpuSet] = {}
+
+    def notices(self) -> list[Notice]:
+        """The warnings about it."""
+        ids = ", ".join(map(str, sorted(self.refused)))
+        refused = Notice("threads-refused", f"the kernel refused to move threads {ids}")
+        found = [refused] if self.refused else []
+        found += [] if self.seen else [_UNSEEN]
+        return found + ([] if self.settled else [_UNSETTLED])
+
+
+_UNSEEN = Notice(
+    "threads-unseen",
+    "/proc does not show this process's threads: only the main thread and the calling one were "
+    "moved; mount /proc of this PID namespace, or call before threads start",
+)
+
+_UNSETTLED = Notice(
+    "threads-unsettled", "threads start faster than they can be moved: call again later"
+)
+
+
 def move_all(
     cpus: CpuSet,
     *,
-    ours: Container[CpuSet],
+    ours: Callable[[CpuSet], bool],
     spare: Collection[int] = (),
     moved: dict[int, CpuSet] | None = None,
 ) -> Moved:
-    """Move every thread that has one of the masks in ``ours``.
+    """Move every thread whose mask is one of gpuaff's.
 
-    A thread with another mask was bound by the program itself, and stays.
-
-    Args:
-        cpus: where they go.
-        ours: the masks of those that go.
-        spare: the ids of threads that stay, whatever mask they have.
-        moved: where to remember the mask of each thread that is moved.
+    A thread with another mask was bound by the program itself, and stays; so do those in ``spare``.
+    ``moved`` remembers the mask of each thread that is moved.
     """
-    sweep = _Sweep(cpus, ours, set(spare), {} if moved is None else moved)
-    sweep.found.settled = any(sweep.is_quiet() for _ in range(MOST_PASSES))
-    sweep.found.seen = kernel.thread_ids() is not None
-    return sweep.found
+    found, done = Moved(), set(spare)
+    before: dict[int, CpuSet] = {} if moved is None else moved
 
-
-@dataclass(slots=True)
-class _Sweep:
-    """Passes over the threads of this process, and what they have found so far."""
-
-    cpus: CpuSet
-    ours: Container[CpuSet]
-    done: set[int]
-    moved: dict[int, CpuSet]
-    found: Moved = field(default_factory=Moved)
-
-    def is_quiet(self) -> bool:
-        """Go over all threads once; whether there was nothing to do, and none can be missing."""
-        found = [self._was_done(tid) for tid in own_threads()]
-        return all(found)
-
-    def _was_done(self, tid: int) -> bool:
-        if tid in self.done:
+    def settle(tid: int) -> bool:
+        """Move a thread; whether there was nothing to do, and it has started none elsewhere."""
+        if tid in done:
             return True
+        is_in_place = True
         try:
             mask = kernel.get_affinity(tid)
             # Also where it is there already: a cpuset may have cut it to just this, and when that
             # grows the kernel gives back what was requested last.
-            if mask == self.cpus or mask in self.ours:
-                move(self.cpus, tid, mask, self.moved)
-                self.found.moved_any = True
+            if mask == cpus or ours(mask):
+                move(cpus, tid, mask, before)
+                found.arrived.add(tid)
+                is_in_place = mask == cpus
+            else:
+                found.left[tid] = mask
         except OSError as error:
             if error.errno == errno.ESRCH:
                 return False  # it has ended, and may have started one that is not moved either
-            self.found.refused.add(tid)
-            mask = self.cpus
-        self.done.add(tid)
-        is_ours = mask in self.ours
-        if mask != self.cpus and not is_ours:
-            self.found.left[tid] = mask
-        return mask == self.cpus or not is_ours
+            found.refused.add(tid)
+        done.add(tid)
+        return is_in_place
+
+    passes = (list(map(settle, own_threads())) for _ in range(MOST_PASSES))
+    found.settled = any(map(all, passes))
+    return found
+
+
+class EffectiveMasks(NamedTuple):
+    """What the kernel grants.
+
+    Attributes:
+        cpus: what it grants of the original mask; where that is nothing, what it grants instead.
+        cpuset: all that it grants, as far as can be seen.
+    """
+
+    cpus: CpuSet
+    cpuset: CpuSet
+
+    def of(self, requested: Collection[CpuSet]) -> set[CpuSet]:
+        """The masks that threads have by now that have requested one of these.
+
+        That is nothing for a thread that sleeps while all of its CPUs are offline.
+        """
+        cut = {mask & self.cpuset for mask in requested}
+        return {*requested, *cut, *([] if all(cut) else [self.cpuset])}
+
+
+def effective_masks(process: Process, caller: CpuSet) -> EffectiveMasks:
+    """Request the original mask for the calling thread, and see what it gets; it keeps that.
+
+    Not where it has requested a share of which nothing is left: that could not be requested again,
+    if the call fails. ``caller`` is what the calling thread has.
+    """
+    original = process.state.original
+    if caller == original:
+        return EffectiveMasks(original, cpuset=original)
+    if _has_lost_its_share(process, caller):
+        return EffectiveMasks(caller & original or caller, cpuset=caller)
+    got = request(process, original, caller)
+    return EffectiveMasks(got, cpuset=caller if caller.issuperset(got) else got)
+
+
+def masks_now(process: Process, requested: set[CpuSet]) -> set[CpuSet]:
+    """The masks that threads have by now that have requested one of these; no thread moves."""
+    caller = kernel.get_affinity()
+    if caller in requested or caller == process.state.original:
+        return requested
+    found = effective_masks(process, caller)
+    put_again(kernel.thread_id(), caller, process.state.requested)
+    return found.of(requested)
+
+
+def request(process: Process, cpus: CpuSet, caller: CpuSet) -> CpuSet:
+    """Request CPUs for the calling thread; what it then has, which may be other ones."""
+    _is_denied(process, cpus, caller)
+    return kernel.get_affinity()
+
+
+def _is_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
+    """Request CPUs for the calling thread; whether a cpuset denies all of them."""
+    try:
+        move(cpus, kernel.thread_id(), caller, process.moved)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return True
+    return False
+
+
+def _has_lost_its_share(process: Process, caller: CpuSet) -> bool:
+    """Whether a cpuset has taken the whole share away; else the program has moved this thread."""
+    share = process.state.share
+    if share is None or caller & share or caller != kernel.get_affinity(process.state.pid):
+        return False
+    return _is_denied(process, share, caller)
+
+
+def refusal(error: OSError) -> Notice:
+    """The kernel refuses to tell masks, or to set them."""
+    return Notice(
+        "pin-failed",
+        f"the system does not tell this process's CPUs, or moves no threads ({error.strerror}): "
+        "nothing was changed; a seccomp filter may forbid it",
+    )
+
+
+def refused(cpus: CpuSet, error: OSError) -> Notice:
+    """The kernel refuses these CPUs."""
+    return Notice(
+        "pin-failed",
+        f"the kernel refused CPUs {format_cpulist(cpus)} ({error.strerror}): no thread was moved; "
+        "a cpuset or a seccomp filter may forbid it; call set_affinity() to plan anew",
+    )

@@ -1,7 +1,7 @@
 """Observe: what a machine has, as one immutable value, :class:`gpuaff.Topology`.
 
 The records in :mod:`gpuaff.topology.model` import none of the modules that make them. The methods
-of ``Topology`` that need those modules are added to it here; each loads its module when called.
+of ``Topology`` that need those modules are added to it here; most load theirs when called.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpuaff.topology.model import Topology
+from gpuaff.topology.visible import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ class Methods:
 
         The rules are the driver's: see :mod:`gpuaff.topology.visible`.
         """
-        from gpuaff.topology.visible import resolve
-
         here: Topology = self
         seen = resolve(here.gpus, text, device_order=device_order, lost=lost)
         kept = tuple(note for note in here.notes if not note.code.startswith("visible-"))

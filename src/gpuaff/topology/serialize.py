@@ -34,7 +34,8 @@ MAX_BYTES = 4 << 20
 """The longest text accepted. A machine of 8192 CPUs needs less than a tenth of it."""
 
 _MOST_GPUS = 256
-_PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
+_SOURCES = [str(source) for source in Source]
 _MAY_BE_EMPTY = {"allowed", "efficiency_cpus", "numa_nodes.cpus"}
 
 
@@ -66,7 +67,7 @@ class _Member:
 
     def __getitem__(self, key: str) -> _Member:
         path = f"{self.path}.{key}" if self.path else key
-        return _Member(self.document, self._expect(dict, "an object").get(key), path)
+        return _Member(self.document, self.expect(dict, "an object").get(key), path)
 
     def required(self, key: str) -> _Member:
         member = self[key]
@@ -102,7 +103,7 @@ class _Member:
         return tuple(found)
 
     def items(self) -> list[_Member]:
-        values = self._expect(list, "a list")
+        values = self.expect(list, "a list")
         return [_Member(self.document, v, f"{self.path}[{i}]") for i, v in enumerate(values)]
 
     def rows(self, count: int, unit: str) -> list[_Member]:
@@ -112,16 +113,13 @@ class _Member:
         return items
 
     def integer(self, lowest: int = 0, highest: int = 2**31 - 1) -> int:
-        number: int = self._expect(int, "a whole number")
+        number: int = self.expect(int, "a whole number")
         if not lowest <= number <= highest:
             self.fail(f"expected a number from {lowest} to {highest}")
         return number
 
-    def boolean(self) -> bool:
-        return bool(self._expect(bool, "true or false"))
-
     def text(self) -> str:
-        text: str = self._expect(str, "a text")
+        text: str = self.expect(str, "a text")
         if not text:
             self.fail("is empty; write null for what is not known")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -136,20 +134,15 @@ class _Member:
         used.add(name.lower())
         return name
 
-    def pci_address(self) -> str:
-        """A PCI address as sysfs spells it; nvidia-smi's domain of eight digits is accepted."""
-        address = pci_address(self.text()) if _PCI.fullmatch(self.text()) else None
-        return self.name(address or self.fail("expected a PCI address such as 0000:07:00.0"))
-
-    def vendor(self) -> str:
-        if re.fullmatch("[0-9a-f]{4}", self.text()) is None:
-            self.fail("expected a PCI vendor such as 10de")
+    def matching(self, pattern: str, expected: str) -> str:
+        if re.fullmatch(pattern, self.text()) is None:
+            self.fail(f"expected {expected}")
         return self.text()
 
-    def source(self) -> Source:
-        if self.text() not in [str(source) for source in Source]:
-            self.fail(f"expected one of {', '.join(Source)}")
-        return Source(self.value)
+    def pci_address(self) -> str:
+        """A PCI address as sysfs spells it; nvidia-smi's domain of eight digits is accepted."""
+        text = self.matching(_PCI, "a PCI address such as 0000:07:00.0")
+        return self.name(pci_address(text))
 
     def some_cpus(self) -> CpuSet:
         return self._cpus() or self.fail("names no CPU; write null if they are not known")
@@ -185,13 +178,13 @@ class _Member:
         return self.document.used.setdefault(self._family(), set())
 
     def _cpus(self) -> CpuSet:
-        text = self._expect(str, "CPUs such as '0-3,8'")
+        text = self.expect(str, "CPUs such as '0-3,8'")
         try:
             return parse_cpulist(text)
         except ValueError as error:
             self.fail(str(error))
 
-    def _expect(self, kind: type, words: str) -> Any:
+    def expect(self, kind: type, words: str) -> Any:
         value = self.value
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             found = {type(None): "null", dict: "an object", list: "a list"}.get(type(value))
@@ -254,7 +247,7 @@ _READERS: Mapping[str, Callable[[_Member], Any]] = {
     "cores": _cores,
     "distances": _distances,
     "gpus": _gpus,
-    "has_memory": _Member.boolean,
+    "has_memory": lambda member: member.expect(bool, "true or false"),
     "l3": _groups,
     "links": _links,
     "mig": lambda member: member.records(MigInstance),
@@ -262,9 +255,11 @@ _READERS: Mapping[str, Callable[[_Member], Any]] = {
     "numa_nodes": lambda member: member.ordered(NumaNode),
     "packages": lambda member: member.ordered(Package),
     "pci_bus_id": _Member.pci_address,
-    "source": _Member.source,
+    "source": lambda member: Source(
+        member.matching("|".join(_SOURCES), f"one of {', '.join(_SOURCES)}")
+    ),
     "uuid": _Member.name,
-    "vendor": _Member.vendor,
+    "vendor": lambda member: member.matching("[0-9a-f]{4}", "a PCI vendor such as 10de"),
     "visible": _visible,
 }
 """How to read each member, in whichever record it stands."""

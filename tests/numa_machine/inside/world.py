@@ -15,7 +15,7 @@ from gpuaff.topology.model import Gpu, Topology
 import cpusets
 from fakedriver.driver import FakeDriver
 from numa_machine.inside.looking import field, nodes_of_pages, policy_of_pages, threads
-from processes import Stopped, environment, stopped
+from processes import Program, environment, stopped
 
 LAUNCHER = ["sh", "-c", '"$0" "$@"; exit $?']
 """A prefix that stays the parent of what it starts, as a launcher does."""
@@ -65,7 +65,7 @@ def _gpu(index: int, device: Path) -> Gpu:
 class Rank:
     """A process that does what it is told (:mod:`numa_machine.inside.agent`)."""
 
-    def __init__(self, process: Stopped) -> None:
+    def __init__(self, process: Program) -> None:
         self._process = process
         self.pid = int(process.heard())
 

@@ -25,34 +25,29 @@ from gpuaff.claims.devices.occupancy import (
 )
 from gpuaff.claims.devices.probe import Probe, process_info
 from gpuaff.claims.locking import directory
-from gpuaff.claims.model import Busy, Device, DeviceReading, Usage
+from gpuaff.claims.model import Device, DeviceReading, Usage
 from gpuaff.errors import ClaimLostError, PlaceholderError
 from gpuaff.formatting import size
 
+# In seconds: so long must a process stay. The driver lists ended processes for another 0.10 to
+# 0.15 s, and another claimer may have had the GPU, and ended, since our first look. An exiting one
+# gets longer.
 _SETTLES = 0.5
-"""How long a process must stay, in seconds. The driver lists ended processes for another 0.10 to
-0.15 s, and another claimer may have had the GPU, and ended, since our first look. An exiting one
-gets longer."""
-
+# So long does it take to start CUDA and make a context where one GPU is visible (H100, H200): a
+# process that saw a free GPU just before our context was made is there by then. With more GPUs, or
+# after importing a framework, it takes longer; we do not wait for that.
 _COMES = 0.35
-"""How long it takes to start CUDA and make a context, in seconds, where one GPU is visible (H100,
-H200): a process that saw a free GPU just before our context was made is there by then. With more
-GPUs, or after importing a framework, it takes longer; we do not wait for that."""
 
 
 def unlisted(
     readings: Sequence[DeviceReading], devices: Collection[Device]
 ) -> Mapping[Device, int]:
-    """The bytes in use on each device that no listed process has.
+    """The bytes in use on each of some devices that no listed process has.
 
     Devices are missing on which they would prove nothing: where the memory in use is unknown, where
     a display is active (the lists show only part of its memory), where the compute mode allows one
     process, as another and we cannot both be there, and where another part of the same GPU
     instance (MIG) uses the memory too: a rightful neighbour may not be listed either.
-
-    Args:
-        readings: what the driver reports of all devices of the machine.
-        devices: the ones to check.
     """
     return {
         one.device: one.used - memory_of_listed(readings, one.device)[0]
@@ -66,20 +61,21 @@ def unlisted(
 def shows_our_memory(
     reading: DeviceReading, new: Collection[int], processes: ListedProcesses
 ) -> bool:
-    """Whether what no listed process has is not ours, on a device that we are on.
+    """Whether we are listed, with our memory, so that what no listed process has is not ours.
 
-    Args:
-        reading: what the driver reports of the device.
-        new: the processes that are listed and were not before we came.
-        processes: what is known of them.
+    ``new`` are the processes that are listed and were not before we came.
     """
-    listed = reading.compute or {}
-    is_listed = processes.me in listed or len(new) == 1
-    return is_listed and not processes.first_namespace and None not in listed.values()
+    compute = reading.compute or {}
+    is_listed = processes.me in compute or len(new) == 1
+    return is_listed and not processes.first_namespace and None not in compute.values()
 
 
 class SecondLook:
-    """Looks again at the devices that are about to be claimed."""
+    """Looks again at the devices that are about to be claimed.
+
+    Each look raises ClaimLostError where another process is there, and stays, and PlaceholderError
+    where a device was lost meanwhile.
+    """
 
     def __init__(self, probe: Probe, devices: Collection[Device]) -> None:
         """Remember what was there at the last look, when they were leased."""
@@ -88,23 +84,13 @@ class SecondLook:
         self._unlisted = unlisted(probe.readings, devices)
 
     def before_occupying(self) -> None:
-        """Look where another process may not be listed; CUDA is mostly not started yet.
-
-        Raises:
-            ClaimLostError: there is another process, and it stays.
-            PlaceholderError: a device was lost meanwhile.
-        """
+        """Look where another process may not be listed; CUDA is mostly not started yet."""
         is_complete = all(one.compute is not None for one in self._before.values())
         if not (is_complete and process_info(self._probe.readings).first_namespace):
             self._refuse_others(we_are_there=False)
 
     def after_occupying(self) -> None:
-        """Look whether we are alone there; once more where memory alone reveals others.
-
-        Raises:
-            ClaimLostError: there is another process, and it stays.
-            PlaceholderError: a device was lost meanwhile.
-        """
+        """Look whether we are alone there; once more where memory alone reveals others."""
         readings = self._refuse_others(we_are_there=True)
         processes = process_info(readings)
         ours = (one for one in readings if one.device in self._unlisted)
@@ -127,7 +113,7 @@ class SecondLook:
                 time.sleep(STEP)
 
     def _others(self, readings: Sequence[DeviceReading], we_are_there: bool) -> Iterator[Usage]:
-        """The use of the devices by other processes that were not there before."""
+        """The use of the devices by processes that were not there before."""
         processes, now = process_info(readings), unlisted(readings, self._devices)
         for reading in readings:
             device = reading.device
@@ -141,20 +127,20 @@ class SecondLook:
             others = new - {*processes.own, processes.me}
             if processes.me is None or not processes.first_namespace:
                 others = new if len(new) > we_are_there else frozenset()  # one of them is ours
+            more = now.get(device, 0) - self._unlisted.get(device, now.get(device, 0))
             if others:
                 yield Usage(
                     device=device,
-                    busy=Busy.PROCESSES,
                     pids=tuple(sorted(others)),
                     message=", ".join(f"pid {pid}" for pid in sorted(others)),
                     leaving=others <= processes.leaving,
                     exiting=not others.isdisjoint(processes.exiting),
                 )
-            elif not we_are_there or shows_our_memory(reading, new, processes):
-                more = now.get(device, 0) - self._unlisted.get(device, now.get(device, 0))
-                if more > UNEXPLAINED:
-                    message = f"{size(more)} more are in use, by no process that is listed here"
-                    yield Usage(device=device, busy=Busy.MEMORY, message=message)
+            elif more > UNEXPLAINED and (
+                not we_are_there or shows_our_memory(reading, new, processes)
+            ):
+                message = f"{size(more)} more are in use, by no process that is listed here"
+                yield Usage(device=device, message=message)
 
     def _new(self, reading: DeviceReading) -> frozenset[int]:
         known = self._before[reading.device].compute or {}
@@ -182,12 +168,8 @@ def _lost(found: Sequence[Usage]) -> ClaimLostError:
 # onto a GPU at the same time and both give up, because one of them takes no lease or the other
 # cannot see it, would otherwise collide again at every new start.
 
-_FRESH = 60.0
-"""How long a loss is remembered, in seconds."""
-
-_LONGEST = 2.0
-"""The longest pause, in seconds."""
-
+_FRESH = 60.0  # seconds: so long is a loss remembered
+_LONGEST = 2.0  # the longest pause
 _TIME = struct.Struct("<d")
 
 
@@ -223,11 +205,7 @@ def _name() -> str:
 
 @contextmanager
 def _losses() -> Iterator[int]:
-    """Open this user's file, which is made if it is missing.
-
-    Raises:
-        OSError: it cannot be used, or another user owns it.
-    """
+    """Open this user's file; OSError if it cannot be used, or another user owns it."""
     handle = directory.open_file(_name(), size=_TIME.size)
     try:
         if descriptors.owner_of(handle) != kernel.user_id():

@@ -73,14 +73,10 @@ def evaluate(
     Args:
         readings: what the driver reports of all devices of the machine.
         processes: the processes that it lists.
-        leased: the holders of leases, by UUID, each in one line (``train.py (pid 42) of alice, for
-            3 h``; empty: unknown). Our own leases are missing. A partitioned (MIG) GPU is in it
-            only when the lease of the whole GPU is held.
+        leased: the holders of leases by UUID, in one line each; empty: unknown. Our own leases are
+            missing. A MIG GPU is in it only when the lease of the whole GPU is held.
         ending: the leases whose holders are exiting, by UUID.
-        demand: the requirements of each device. Which ones are allowed is not checked here.
-
-    Returns:
-        In the order of the readings.
+        demand: the requirements of each device.
     """
     demand = demand or Demand()
     return tuple(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff._system.processes import look_up, user_name
+from gpuaff._system.processes import ProcessInfo, look_up, user_name
 from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate, listed
 from gpuaff.claims.locking import leases
 from gpuaff.claims.locking.queue import who
@@ -31,10 +31,6 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     Outside of the first PID namespace the driver's numbers may be the host's, and happen to be
     those of other processes here (case E15). So they count there only if each of them exists here,
     and only a process that has CUDA's device file open counts as own, or is named.
-
-    Args:
-        readings: what the driver lists.
-        own_is_free: whether to ignore own processes.
     """
     pids = listed(readings)
     first = kernel.in_first_pid_namespace()
@@ -68,68 +64,33 @@ def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
     if processes.me is None:
         return {}
     sure = [pid for pid in pids if processes.first_namespace or _computes(pid)]
-    return {pid: name for pid in sure if (name := describe(pid)) is not None}
+    return {pid: name for pid in sure if (name := describe(pid, with_age=True)) is not None}
 
 
-def describe(pid: int) -> str | None:
-    """``train.py (pid 42) of alice, for 3 h``, with the process's age.
+def describe(pid: int | None, entry: Entry | None = None, *, with_age: bool = False) -> str | None:
+    """``train.py (pid 42) of alice, for 3 h``: a process by /proc, else by its registry entry.
 
-    Returns:
-        None when there is no such process, or it is hidden. What this user may not see of it is
-        left out.
+    The age is the entry's, or without one the process's own. None when nothing is known.
     """
-    found = look_up(pid)
+    is_gone = entry is not None and entry.pid == pid and not living([entry])
+    found = None if pid is None or is_gone else look_up(pid)
+    if entry is not None:
+        found = writer_of(entry, found, None if entry.uid is None else user_name(entry.uid))
     if found is None:
         return None
-    return process_in_words(found.command, pid, user=found.user, since=found.started)
+    command, since = found.command or "an unknown program", found.since if with_age else None
+    return process_in_words(command, found.pid, user=found.user, since=since)
 
 
-def describe_lease(pid: int | None, entry: Entry | None) -> str:
-    """The process that holds a lease: by the kernel, with the lease's age by the registry.
-
-    Args:
-        pid: the process; None when it is not visible here.
-        entry: the registry's entry of the lease; None when there is none.
-
-    Returns:
-        Empty when nothing is known.
-    """
-    found = None if pid is None else look_up(pid)
-    if found is not None:
-        since = None if entry is None else entry.since
-        return process_in_words(found.command, pid, user=found.user, since=since)
-    if entry is None:
-        return "" if pid is None else f"pid {pid}"
-    return who(entry) if pid is None else f"{who(entry)}, which has ended; children hold it"
-
-
-def describe_writer(entry: Entry, *, since: float | None = None) -> str:
-    """The process of a registry entry: by /proc, else by what it has written.
-
-    Args:
-        entry: what it has written.
-        since: its age is since then, in seconds since 1970; None shows none.
-    """
-    found = look_up(entry.pid) if living([entry]) and entry.pid is not None else None
-    command, user = (found.command, found.user) if found else (entry.name, None)
-    if user is None and entry.uid is not None:
-        user = user_name(entry.uid)
-    return process_in_words(command or "an unknown program", entry.pid, user=user, since=since)
-
-
-def describe_waiter(entry: Entry) -> str:
-    """A waiter, and how many GPUs it requests."""
-    wanted = "some" if entry.wanted is None else entry.wanted
-    return f"{describe_writer(entry)}, who waits for {wanted} of them"
+def writer_of(entry: Entry, found: ProcessInfo | None, user: str | None) -> ProcessInfo:
+    """The process of an entry: itself where it was found, else by what it has written. Pure."""
+    found = found or ProcessInfo(pid=entry.pid)
+    command = found.command or entry.name or None
+    return replace(found, command=command, user=found.user or user, since=entry.since)
 
 
 class Probe:
-    """Finds out how devices are used, as often as needed.
-
-    Attributes:
-        readings: the last answer of the driver, for all devices of the machine.
-        processes: the processes in it.
-    """
+    """Finds out how devices are used, as often as needed; keeps the driver's last answer."""
 
     def __init__(
         self,
@@ -140,15 +101,7 @@ class Probe:
         own_is_free: bool = True,
         utilization: bool = False,
     ) -> None:
-        """Nothing is known yet.
-
-        Args:
-            session: asks the driver.
-            devices: those that are evaluated, in their order.
-            demand: the requirements that each must meet.
-            own_is_free: whether this process, its descendants and its ancestors are ignored.
-            utilization: whether it is needed without a requirement.
-        """
+        """Of these devices, which must meet the demand; utilization also if none is demanded."""
         self._session, self._devices, self._demand = session, devices, demand
         self._own_is_free = own_is_free
         needed = demand is not None and demand.max_utilization is not None
@@ -244,6 +197,15 @@ def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> d
         # The locks of a MIG GPU's instances are shared.
         pids = [one.pid for one in found if not (uuid in wholes and one.shared)]
         if pids:
-            pid = max((pid for pid in pids if pid is not None), default=None)
-            described[uuid] = describe_lease(pid, written.get(uuid))
+            pid = next((pid for pid in pids if pid is not None), None)
+            described[uuid] = _described_lease(pid, written.get(uuid))
     return described
+
+
+def _described_lease(pid: int | None, entry: Entry | None) -> str:
+    """The process that holds a lease, by the kernel; its age is known to the registry only."""
+    if entry is None:
+        return describe(pid) or ("" if pid is None else f"pid {pid}")
+    name = describe(entry.pid if pid is None else pid, entry, with_age=True)
+    is_gone = pid is not None and pid == entry.pid and not living([entry])
+    return f"{name}, which has ended; children hold it" if is_gone else str(name)

@@ -1,33 +1,26 @@
 """Which of the free GPUs a claim takes: the best connected ones that leave the rest most useful.
 
-Of all sets of the requested size the best one is taken. The first rule by which two sets differ
-decides:
+Of all sets of the requested size the best is taken, by the first rule that distinguishes two sets
+(docs/claims.md has the reasons):
 
-1. The worst pair of a set counts first: a ring all-reduce is as fast as its slowest hop. So the
-   set with fewer pairs of the farthest kind is better; then of the second farthest kind, and so on.
-2. What is left for the next claim: more pairs of the nearest kind are better, then of the second
-   nearest, and so on. This takes single GPUs from islands that are broken already.
-3. Then the best four GPUs that are left, by rule 1, and then the best eight: claims are mostly for
-   1, 2, 4 or 8. Pairs alone don't show which of two sets breaks a group of four.
-4. Rules 2 and 3 once more, for what is left when the GPUs that are busy now have been given back.
-5. The lowest indices, compared from the first.
+1. fewer pairs of the farthest kind, then of the second farthest, and so on;
+2. what is left has more pairs of the nearest kind, then of the second nearest, and so on;
+3. the best four GPUs that are left, by rule 1, then the best eight;
+4. rules 2 and 3 once more, for what is left when the busy GPUs have been given back;
+5. the lowest indices, compared from the first.
 
 This is exact for up to ``MOST_SETS`` sets, and so for any claim on 16 GPUs. Beyond that sets are
 built step by step, by rules 1 and 2, and the best of these is taken.
-
-Other allocators give points to each pair and add them up (NVIDIA's go-gpuallocator, "best
-effort"). Sums let a good pair outweigh a bad one, which a ring does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 from math import comb
 
 from gpuaff._system.kernel import Tree
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +33,9 @@ if TYPE_CHECKING:
     Chosen: TypeAlias = tuple[int, ...]  # rows of the table, ascending
     Price: TypeAlias = Callable[[Chosen], int]
 
-MOST_SETS = 20_000
-"""As many sets are compared one by one: 8 of 16 GPUs have 12,870."""
-
-_STARTS = 8
-"""How many sets are built with foresight."""
-
-_LATER_CLAIMS = (4, 8)
-"""The sizes of later claims that rule 3 considers."""
+MOST_SETS = 20_000  # 8 of 16 GPUs have 12,870
+_STARTS = 8  # the most sets that are built
+_LATER_CLAIMS = (4, 8)  # rule 3
 
 
 def choose(
@@ -58,16 +46,14 @@ def choose(
     idle: Collection[int] | None = None,
     usable: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """Choose GPUs that are well connected and leave the rest useful, by the module's rules.
+    """Choose GPUs by the module's rules.
 
     Args:
         count: how many.
         free: the GPUs to choose from, by physical index: free ones that meet all requirements.
         topology: how they are connected. Unknown GPUs are alike.
-        idle: all free GPUs, also those that don't meet this claim's requirements: the next claim
-            may want them. Those of ``free`` count as well.
+        idle: all free GPUs, whether or not they meet this claim's requirements; None: ``free``.
         usable: all GPUs that a later claim may use, busy ones too; None: all of the topology.
-            Those of ``free`` and ``idle`` count as well.
 
     Returns:
         Their physical indices, ascending; the same for the same arguments in any order.
@@ -86,11 +72,8 @@ def choose(
     row = {index: at for at, index in enumerate(indices)}
     prices = _Prices(table, [row[index] for index in sorted(now)])
     rows = [row[index] for index in pool]
-    if comb(len(pool), count) > MOST_SETS:
-        best = prices.built(count, rows)
-    else:
-        best = prices.best(combinations(rows, count), count)
-    return tuple(indices[at] for at in best)
+    best = prices.built if comb(len(pool), count) > MOST_SETS else prices.best
+    return tuple(indices[at] for at in best(count, rows))
 
 
 class _Prices:
@@ -112,9 +95,9 @@ class _Prices:
             for i, row in enumerate(table)
         ]
 
-    def best(self, found: Iterable[Chosen], count: int) -> Chosen:
-        """The best of some sets: of those that are alike by one rule, the next decides."""
-        sets = list(found)
+    def best(self, count: int, pool: Sequence[int]) -> Chosen:
+        """The best of all sets: of those that are alike by one rule, the next decides."""
+        sets = list(combinations(pool, count))
         for price in self._rules(count):
             prices = [price(chosen) for chosen in sets]
             least = min(prices)
@@ -132,8 +115,7 @@ class _Prices:
                 if len(members) - count >= size and comb(len(members), size) <= MOST_SETS:
                     yield self._best_left(size, members)
 
-    def _cost(self, chosen: Chosen) -> int:
-        """Rule 1."""
+    def _cost(self, chosen: Chosen) -> int:  # rule 1
         costs = self._costs
         return sum([costs[i][j] for i, j in combinations(chosen, 2)])
 
@@ -159,25 +141,24 @@ class _Prices:
         return price
 
     def built(self, count: int, pool: Sequence[int]) -> Chosen:
-        """A good set of many: built up from each GPU by adding what is cheapest next.
+        """A good set of many: built up from unlike GPUs by adding what is cheapest next.
 
-        From the best GPUs it is done again with foresight, so that the cheapest that could follow
-        count as well: else broken islands would come before whole ones.
+        The cheapest that could follow count as well: else broken islands would come before whole
+        ones.
         """
         lost = self._lost(self._idle)
         shift = (count * max(lost)).bit_length()  # so that rule 2 decides where rule 1 does not
         costs = [[cost << shift for cost in row] for row in self._costs]
 
-        def grown(first: int, *, foresight: bool) -> tuple[int, Chosen]:
+        def grown(first: int) -> tuple[int, Chosen]:
             chosen, price = [first], lost[first]
             joins = {i: lost[i] + costs[first][i] for i in pool if i != first}
 
             def with_followers(i: int) -> int:
-                followers = count - len(chosen) - 1 if foresight else 0
-                later = (join + costs[i][j] for j, join in joins.items() if j != i)
-                return joins[i] + (sum(sorted(later)[:followers]) if followers else 0)
+                later = sorted(join + costs[i][j] for j, join in joins.items() if j != i)
+                return joins[i] + sum(later[: count - len(chosen) - 1])
 
-            while joins and len(chosen) < count:
+            while len(chosen) < count:
                 last = min(joins, key=with_followers)
                 price += joins.pop(last)
                 chosen.append(last)
@@ -185,10 +166,8 @@ class _Prices:
                     joins[i] += costs[last][i]
             return price, tuple(sorted(chosen))
 
-        tried = sorted((*grown(first, foresight=False), first) for first in pool)
-        again = [grown(first, foresight=True) for _, _, first in tried[:_STARTS]]
-        best: tuple[int, Chosen] = min(tried[0][:2], *again)
-        return best[1]
+        unlike = {(lost[i], *sorted(costs[i][j] for j in pool)): i for i in reversed(pool)}
+        return min(grown(unlike[kind]) for kind in sorted(unlike)[:_STARTS])[1]
 
 
 def _bits(chosen: Chosen) -> int:
@@ -203,20 +182,12 @@ _PATHS = {"C2C": 0, "PIX": 1, "PSB": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5,
 
 
 def ranks(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
-    """How far apart each two of these GPUs are.
+    """How far apart each two of these GPUs are, from 0 for the nearest kind of pair among them.
 
     The link counts first (the more NVLinks the nearer, any of them before PCI, and there
     PIX < PXB < PHB < NODE < SYS), then whether they share a NUMA node, or at least a package. Where
     the two cells of a pair differ, the farther counts. An unknown pair (``N/A``, no table) is taken
     for PHB on one PCI bus, for NODE on one NUMA node, else for SYS.
-
-    Args:
-        topology: the machine; a GPU that it lacks is far from all.
-        indices: physical indices.
-
-    Returns:
-        A number for positions ``i`` and ``j`` of ``indices``: 0 for the nearest kind of pair that
-        there is among them, 1 for the next, and so on without gaps; 0 where ``i`` is ``j``.
     """
     distances = {
         (topology.gpus[i].index, topology.gpus[j].index): distance
@@ -275,7 +246,7 @@ def observe_connections(session: Session) -> Topology:
     gpus = []
     for index in indices:
         address = addresses[index]
-        text = Tree().read(f"{DEVICES}/{address}/numa_node") if address else None
+        text = Tree().read(f"sys/bus/pci/devices/{address}/numa_node") if address else None
         node = int(text) if text is not None and text.isdecimal() else None  # -1: unknown
         gpus.append(Gpu(index=index, pci_bus_id=address, numa_node=node))
     return Topology(gpus=tuple(gpus), links=links)

@@ -99,6 +99,12 @@ def has(name: str) -> bool:
     return locks.identity(f"{path()}/{name}") is not None
 
 
+def check() -> None:
+    """Raise a LockDirectoryError where the lock directory neither is nor can be made."""
+    with using(path()):
+        locks.check_folder(path())
+
+
 def still_has(name: str, handle: int) -> bool:
     """Whether an open file is still the one of that name."""
     return locks.identity(f"{path()}/{name}") == locks.identity(handle)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import descriptors, locks
 from gpuaff.claims.locking import directory
@@ -52,13 +52,12 @@ def files_of(device: Device) -> list[str]:
     return [locks.real_name(path) for path, is_shared in locks_of(device) if not is_shared]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(NamedTuple):
     """A process that holds a lock of a device.
 
     Attributes:
-        pid: the process that has taken it; children may share it, and may have outlived that
-            process. None when it is not visible here.
+        pid: the process that has taken it; None when it is not visible here. Children may share
+            the lock, and may have outlived that process.
         shared: whether it is shared: the GPU has leased MIG instances.
     """
 
@@ -69,9 +68,8 @@ class Holder:
 def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
     """The holders that keep others from leasing each device, by UUID, from /proc/locks.
 
-    Looking takes no lock. The holders of a whole GPU include those that share its lock, as the
-    holders of its instances do. A process in a PID namespace of its own does not see the locks of
-    those outside.
+    Looking takes no lock. A process in a PID namespace of its own does not see those outside. The
+    holders of a whole GPU include those that share its lock, as the holders of its instances do.
     """
     held: dict[tuple[int, int] | None, list[Holder]] = {}
     for lock in locks.held_locks():
@@ -108,9 +106,6 @@ class Lease:
 
         Returns:
             None; or a device that another process has leased.
-
-        Raises:
-            LockDirectoryError: a lock file, or a directory in sysfs, cannot be used.
         """
         try:
             for device in devices:

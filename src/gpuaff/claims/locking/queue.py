@@ -79,13 +79,7 @@ def kept_for(ahead: Iterable[Entry], gpu: str) -> Entry | None:
 
 
 def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> tuple[Entry, ...]:
-    """The waiters that must leave, in order, before enough GPUs are left to choose from.
-
-    Args:
-        ahead: the waiters that come first, in order.
-        wants: the keys of the GPUs that are wanted.
-        count: how many of them.
-    """
+    """Those of the waiters ahead that must leave, in order, before enough wanted GPUs are left."""
     left = set(wants)
     for place in reversed(range(len(ahead))):
         left = left.difference(ahead[place].gpus) if ahead[place].gpus else set()
@@ -115,12 +109,7 @@ def who(entry: Entry) -> str:
 
 
 class Place:
-    """This process's place in the queue; :func:`join` makes them.
-
-    Attributes:
-        slot: its slot, which becomes its claim's.
-        ticket: its number.
-    """
+    """This process's place in the queue; :func:`join` makes them. Its slot becomes its claim's."""
 
     def __init__(self, slot: Slot, record: Mapping[str, Any], ticket: int) -> None:
         self.slot, self.ticket = slot, ticket
@@ -135,20 +124,12 @@ class Place:
         return registry.read(self.slot.handle, before=self.ticket)
 
     def write(self) -> None:
-        """Write ticket, beat and record into the slot.
-
-        Raises:
-            LockDirectoryError: the registry is unusable.
-        """
+        """Write ticket, beat and record into the slot."""
         self.slot.beat(ticket=self.ticket)
         self.slot.write(self._record)
 
     def beat(self) -> None:
-        """Write that this process is well; move to the new registry if the file was removed.
-
-        Raises:
-            LockDirectoryError: the registry is unusable.
-        """
+        """Write that this process is well; move to the new registry if the file was removed."""
         self._beaten = time.monotonic()
         if self.slot.is_current:
             self.slot.beat()
@@ -158,12 +139,7 @@ class Place:
         self.write()
 
     def wait_behind(self, others: Sequence[Entry], seconds: float = math.inf) -> None:
-        """Sleep until a waiter in the way leaves or is passed over, or a full read is due.
-
-        Args:
-            others: the waiters that are :func:`in_the_way`.
-            seconds: how long at most.
-        """
+        """Sleep until one that is in the way leaves or is passed over, or a full read is due."""
         self.beat()
         handle, now = self.slot.handle, time.monotonic()
         is_near = len(others) <= NEAR
@@ -221,15 +197,9 @@ def _exists(pid: int) -> bool:
 
 
 def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
-    """Join the queue behind all its waiters. The guard must be held.
+    """Join the queue behind all its waiters, for some of the GPUs of these keys.
 
-    Args:
-        record: this process's record in the registry.
-        wanted: how many GPUs are wanted.
-        gpus: of which, by their keys.
-
-    Raises:
-        LockDirectoryError: the registry is unusable, or full.
+    The guard must be held.
     """
     slot = registry.take()
     try:

@@ -4,7 +4,7 @@ One file with a slot for each claimer: a ticket and a beat, and a record in JSON
 while its writer locks one of its bytes by an open file description lock, which ends with the
 writer; so no entry is ever stale. Every user can write the file, so its content only orders the
 queue and explains; a forged record never gives a GPU to two claims. docs/lease-protocol.md has the
-layout.
+layout. Functions raise LockDirectoryError where the file cannot be used.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from json import dumps, loads
+from typing import NamedTuple
 
 from gpuaff._system import descriptors, kernel, locks
-from gpuaff._system.kernel import ThreadFacts
 from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 
@@ -42,20 +41,16 @@ MOST = (1 << 53) - 1  # the largest number that counts: others are not exact in 
 _READS = 3  # of an unreadable record: a write may be half done
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """A slot whose writer lives. Values of its record that are invalid count as missing.
 
     Attributes:
-        slot: its number.
         waits: whether the writer waits for GPUs; else it holds some.
         ticket: its place in the queue; the lowest is first.
         beat: when it was last known to be well, in seconds since the machine started.
         is_written: whether it has a record.
         pid: the writer's process id, in its own PID namespace.
         start: when the writer started, in clock ticks since the machine started.
-        uid: the writer's user id.
-        name: the writer's program.
         since: since when it waits or holds, in seconds since 1970.
         wanted: how many GPUs a waiter wants.
         gpus: the keys of the GPUs that it holds or would accept; a waiter without any accepts all.
@@ -102,71 +97,53 @@ def about_me() -> dict[str, Any]:
 
 def living(found: Iterable[Entry]) -> frozenset[int]:
     """The slots of processes that are visible here and have not ended; children may keep others."""
-    return frozenset(e.slot for e in found if (facts := _facts(e)) is not None and not facts.ended)
+    return frozenset(entry.slot for entry in found if _state(entry) not in ("gone", "ended"))
 
 
 def stopped(found: Iterable[Entry]) -> frozenset[int]:
     """The slots of visible processes that are stopped (SIGSTOP, Ctrl-Z) or exiting."""
-    return frozenset(
-        e.slot
-        for e in found
-        if (facts := _facts(e)) and (facts.stopped or (facts.exiting and is_exiting(e)))
-    )
-
-
-def is_exiting(entry: Entry) -> bool:
-    """Whether all threads of the writer are exiting: the kernel is about to free its locks."""
-    return entry.pid is not None and _facts(entry) is not None and kernel.is_exiting(entry.pid)
+    return frozenset(entry.slot for entry in found if _state(entry) in ("stopped", "exiting"))
 
 
 def ending(found: Iterable[Entry]) -> frozenset[str]:
-    """The UUIDs of the GPUs that only exiting processes hold."""
-    held = [(entry.devices, is_exiting(entry)) for entry in found if not entry.waits]
+    """The UUIDs of the GPUs that only exiting processes hold: the kernel is about to free them."""
+    held = [(entry.devices, _state(entry) == "exiting") for entry in found if not entry.waits]
     stay = {uuid for devices, exits in held if not exits for uuid in devices}
     return frozenset(uuid for devices, exits in held if exits for uuid in devices) - stay
 
 
-def _facts(entry: Entry) -> ThreadFacts | None:
-    """What the kernel shows of the writer; None if it is gone, or its id is another process's."""
+def _state(entry: Entry) -> str:
+    """What the writer does; ``gone`` also where it is not visible, or its id is another's."""
     facts = None if entry.pid is None else kernel.thread_facts(entry.pid, entry.pid)
-    return facts if facts is not None and facts.started == entry.start else None
+    if entry.pid is None or facts is None or facts.started != entry.start:
+        return "gone"
+    if facts.exiting and kernel.is_exiting(entry.pid):
+        return "exiting"
+    return "ended" if facts.ended else "stopped" if facts.stopped else "running"
 
 
 # ---- this process's slot -----------------------------------------------------------------------
 
 
 class Slot:
-    """This process's slot in the registry; :func:`take` makes them.
-
-    Attributes:
-        handle: the descriptor of the registry by which it is locked; −1 when it is given back.
-        number: its number.
-    """
+    """This process's slot in the registry, locked through ``handle``; :func:`take` makes them."""
 
     def __init__(self, handle: int, number: int) -> None:
-        """It is locked; remove what its last writer has written."""
+        """Remove what its last writer has written."""
         self.handle, self.number = handle, number
         self._mark = descriptors.mark_of(handle)
         self._put(RECORDS + self.number * SLOT_SIZE, b" " * SLOT_SIZE)
         self.beat(ticket=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the record.
-
-        Raises:
-            LockDirectoryError: the file refuses to be written.
-        """
+        """Write the record."""
         text = dumps({"v": VERSION, **record})
         if len(text) > SLOT_SIZE:  # about ninety MIG instances: then the waiter accepts any
             text = dumps({"v": VERSION, **record, "gpus": []})
         self._put(RECORDS + self.number * SLOT_SIZE, text.encode().ljust(SLOT_SIZE)[:SLOT_SIZE])
 
     def beat(self, *, ticket: int | None = None) -> None:
-        """Write that this process is well, and its ticket if there is a new one.
-
-        Raises:
-            LockDirectoryError: the file refuses to be written.
-        """
+        """Write that this process is well, and its ticket if there is a new one."""
         if ticket is not None:
             self._put(8 * self.number, struct.pack("<Q", ticket))
         self._put(TICKETS.size + 8 * self.number, struct.pack("<d", kernel.uptime()))
@@ -220,11 +197,7 @@ class Slot:
 
 
 def take() -> Slot:
-    """Take a free slot, as a waiter without a record and a ticket.
-
-    Raises:
-        LockDirectoryError: the registry is unusable, or full.
-    """
+    """Take a free slot, as a waiter without a record and a ticket; an error when all are in use."""
     handle = opened()
     descriptors.private.add(handle)  # until it holds GPUs: a child must not keep a waiter's place
     try:
@@ -263,11 +236,7 @@ def path() -> str:
 
 
 def opened() -> int:
-    """Open the registry, which is made if it is missing; programs do not inherit it.
-
-    Raises:
-        LockDirectoryError: it is unusable.
-    """
+    """Open the registry, which is made if it is missing; programs do not inherit it."""
     return directory.open_file(NAME, size=WAITS)
 
 
@@ -276,11 +245,9 @@ def entries(*, before: int | None = None) -> tuple[Entry, ...]:
 
     Args:
         before: leave out waiters with this ticket or a higher one: to read 200 takes 2 ms.
-
-    Raises:
-        LockDirectoryError: the registry is unusable.
     """
     if not directory.has(NAME):
+        directory.check()
         return ()
     handle = opened()
     try:

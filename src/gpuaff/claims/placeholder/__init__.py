@@ -6,22 +6,22 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from enum import Enum
 
 from gpuaff._system import cuda
-from gpuaff._system.cuda import Contexts, CudaError
+from gpuaff._system.cuda import NOT_INITIALIZED, Contexts, CudaError
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.placeholder.cuda_errors import explain
-from gpuaff.claims.placeholder.frameworks import Occupant, load, one_line
 from gpuaff.errors import InvalidOptionError, NoDriverError, PlaceholderError
 from gpuaff.options import suggestion
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
+    from typing import TypeAlias, TypeVar
+
+    _Result = TypeVar("_Result")
 
 
 class Placeholder(str, Enum):
@@ -46,12 +46,8 @@ Kind: TypeAlias = Placeholder | Callable[[int], object] | None
 """What occupies GPUs; None: nothing does."""
 
 
-def kind_of(value: object, *, option: str = "placeholder") -> Kind:
-    """Check what was requested.
-
-    Args:
-        value: a member of :class:`Placeholder`, its string, a function, or None.
-        option: the option's name.
+def kind_of(value: object) -> Kind:
+    """Check the argument: a member of :class:`Placeholder`, its string, a function, or None.
 
     Raises:
         InvalidOptionError: it is none of these, or its ``release`` is not a function.
@@ -61,65 +57,24 @@ def kind_of(value: object, *, option: str = "placeholder") -> Kind:
         return None
     if isinstance(value, str) and value in words:
         return Placeholder(value)
-    expected = f"one of {', '.join(words)}, a function of a device number, or None"
     if not callable(value):
-        text = str(value) if isinstance(value, str) else ""
-        raise InvalidOptionError(option, value, expected + suggestion(text, words))
+        expected = f"one of {', '.join(words)}, a function of a device number, or None"
+        hint = suggestion(value, words) if isinstance(value, str) else ""
+        raise InvalidOptionError("placeholder", value, expected + hint)
     release = getattr(value, "release", None)
     if release is not None and not callable(release):
-        raise InvalidOptionError(f"{option}.release", release, "a function, or none at all")
+        raise InvalidOptionError("placeholder.release", release, "a function, or none at all")
     return value
 
 
-class Occupied:
-    """GPUs that are occupied, until :meth:`release`.
-
-    Attributes:
-        made_context: whether CUDA is initialised in this process since. Then the GPUs that it shows
-            never change, also after the release.
-    """
-
-    def __init__(self, occupant: Occupant | None = None) -> None:
-        self._held: list[object] = []
-        self._occupant = occupant
-        self.made_context = False
-
-    @property
-    def held(self) -> tuple[object, ...]:
-        """What each GPU's placeholder returned, in their order; empty once released."""
-        return tuple(self._held)
-
-    def take(self, ordinals: Iterable[int]) -> None:
-        """Occupy the GPUs of these ordinals, one after another."""
-        if self._occupant is not None:
-            with interruptible():
-                # One step of the interpreter puts what is returned into the list, so that no
-                # signal handler comes between.
-                self._held.extend(map(self._occupant.make, ordinals))
-
-    def release(self) -> None:
-        """Release all, the last one first; a second call does nothing.
-
-        Raises:
-            BaseException: the first error of a placeholder's own release, when all were tried.
-        """
-        if self._occupant is None:
-            return
-        errors: list[BaseException] = []
-        while self._held:
-            try:
-                self._occupant.release(self._held.pop())
-            except BaseException as error:  # noqa: BLE001, PERF203 - raised after all tries
-                errors.append(error)
-        self._occupant.finish()
-        if errors:  # Ctrl-C goes before an Exception
-            raise min(errors, key=lambda error: isinstance(error, Exception))
-
-
 def occupy(
-    kind: Kind, expected_uuids: Sequence[str], *, ordinals: Sequence[int] | None = None
-) -> Occupied:
-    """Occupy the claimed GPUs, all or none.
+    kind: Kind,
+    expected_uuids: Sequence[str],
+    undo: ExitStack,
+    *,
+    ordinals: Sequence[int] | None = None,
+) -> tuple[tuple[object, ...], bool]:
+    """Occupy the claimed GPUs; ``undo`` releases them, the last one first, also after an error.
 
     With None nothing is done, and CUDA is not started. With one of ours CUDA is initialised first,
     and must show the claimed GPUs; with a function this is checked afterwards, if it has
@@ -128,91 +83,100 @@ def occupy(
     Args:
         kind: what occupies them.
         expected_uuids: the claimed GPUs.
+        undo: the claim's steps.
         ordinals: CUDA's numbers of these; None: 0, 1 … in their order, and CUDA shows no others.
+
+    Returns:
+        What the placeholder returned for each, and whether CUDA is initialised since: then the
+        GPUs that it shows never change, also after the release.
 
     Raises:
         PlaceholderError: one of ours failed, or CUDA shows other GPUs than the claimed ones.
-        BaseException: what a function raised. Whatever is raised, all is released; but CUDA, once
-            initialised, stays so.
+        BaseException: what a function raised.
     """
     if kind is None:
-        return Occupied()
+        return (), False
     claimed = dict(zip(ordinals or range(len(expected_uuids)), expected_uuids, strict=True))
     is_alone = ordinals is None
     if isinstance(kind, Placeholder):
-        occupied = Occupied(_ours(kind, claimed, is_alone))
+        make, release = _prepared(kind, claimed, undo, is_alone)
     else:
-        occupied = Occupied(_of_function(kind))
-    try:
-        occupied.take(claimed)
-        occupied.made_context = cuda.is_initialized() is True
-        if occupied.made_context and not isinstance(kind, Placeholder):
-            _check_visible(claimed, is_alone)
-    except BaseException:
-        with suppress(Exception):  # the first error says more
-            occupied.release()
-        raise
-    return occupied
+        make, release = kind, getattr(kind, "release", None)
+    held: list[object] = []
+    undo.callback(_release, held, release)
+    with interruptible():
+        # One step of the interpreter puts what is returned into the list, so that no signal
+        # handler comes between.
+        held.extend(map(make, claimed))
+    is_started = cuda.is_initialized() is True
+    if is_started and not isinstance(kind, Placeholder):
+        _check_visible(claimed, is_alone)
+    return tuple(held), is_started
 
 
-def _of_function(function: Callable[[int], object]) -> Occupant:
-    release = getattr(function, "release", None)
-    return Occupant(make=function) if release is None else Occupant(make=function, release=release)
-
-
-def _ours(kind: Placeholder, claimed: Mapping[int, str], is_alone: bool) -> Occupant:
-    name = str(kind)
-    occupant = _contexts() if kind is Placeholder.CONTEXT else load(name)
-    _start_cuda(name)
-    _check_visible(claimed, is_alone, name)
-
-    def make(ordinal: int) -> object:
+def _release(held: list[object], release: Callable[[object], object] | None) -> None:
+    errors: list[BaseException] = []
+    while held and release is not None:
         try:
-            return occupant.make(ordinal)
+            release(held.pop())
+        except BaseException as error:  # noqa: BLE001, PERF203 - raised after all tries
+            errors.append(error)
+    if errors:  # Ctrl-C goes before an Exception
+        raise min(errors, key=lambda error: isinstance(error, Exception))
+
+
+def _prepared(
+    kind: Placeholder, claimed: Mapping[int, str], undo: ExitStack, is_alone: bool
+) -> tuple[Callable[[int], object], Callable[[object], object] | None]:
+    """How one of ours occupies a GPU, and how it is released; CUDA is started."""
+    name, contexts = str(kind), Contexts()
+    make: Callable[[int], object] = contexts.retain
+    release = None
+    if kind is not Placeholder.CONTEXT:
+        from gpuaff.claims.placeholder.frameworks import load
+
+        framework = load(name)
+        make, release = framework.make, framework.release
+    _call(cuda.start, _NO_START, name)
+    _check_visible(claimed, is_alone, name)
+    undo.callback(_release_contexts, contexts)
+    return _explaining(make, name, claimed), release
+
+
+def _release_contexts(contexts: Contexts) -> None:
+    with suppress(CudaError):  # after an error of the job's own, which the job has seen
+        contexts.release()
+
+
+def _explaining(
+    make: Callable[[int], object], name: str, claimed: Mapping[int, str]
+) -> Callable[[int], object]:
+    def make_or_explain(ordinal: int) -> object:
+        try:
+            return make(ordinal)
         except Exception as error:  # a framework may raise anything
             code = error.code if isinstance(error, CudaError) else None
-            why = explain(error) if isinstance(error, CudaError) else one_line(error)
             failed = f"placeholder={name!r} could not occupy {claimed[ordinal]}"
-            problem = f"{failed} (CUDA device {ordinal}): {why}"
+            problem = f"{failed} (CUDA device {ordinal}): {explain(error)}"
             raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
 
-    return replace(occupant, make=make)
+    return make_or_explain
 
 
-def _contexts() -> Occupant:
-    """Primary contexts, which frameworks use as well: so they cost nothing once one does."""
-    held = Contexts()
-
-    def finish() -> None:
-        # It fails after an error of the job's own, which the job has seen, and at exit.
-        with suppress(CudaError):
-            held.release()
-
-    return Occupant(make=held.retain, finish=finish)
+_NO_START, _NO_LIST = "CUDA does not start", "CUDA does not list its GPUs"
 
 
-@contextmanager
-def _cuda_call(failure: str, kind: str | None) -> Iterator[None]:
-    """A call of CUDA's, which takes a while; its errors are raised as a placeholder's."""
+def _call(function: Callable[[], _Result], failure: str, kind: str | None) -> _Result:
+    """Call CUDA, which takes a while; its errors are raised as a placeholder's."""
     for_kind = f"placeholder={kind!r}: " if kind else ""
     try:
         with interruptible():
-            yield
+            return function()
     except NoDriverError as error:
         raise PlaceholderError(f"{for_kind}{error}", kind) from error
     except CudaError as error:
         problem = f"{for_kind}{failure}: {explain(error)}"
         raise PlaceholderError(problem, kind, code=error.code) from error
-
-
-def _start_cuda(kind: str) -> None:
-    with _cuda_call("CUDA does not start", kind):
-        cuda.start()
-
-
-def _visible_uuids(kind: str | None) -> tuple[str, ...]:
-    with _cuda_call("CUDA does not list its GPUs", kind):
-        return cuda.uuids()
 
 
 def _check_visible(claimed: Mapping[int, str], is_alone: bool, kind: str | None = None) -> None:
@@ -221,7 +185,7 @@ def _check_visible(claimed: Mapping[int, str], is_alone: bool, kind: str | None 
     Only the hex digits are compared: CUDA does not report the kind of the device, and older drivers
     report the GPU in place of its MIG instance.
     """
-    visible = dict(enumerate(_visible_uuids(kind)))
+    visible = dict(enumerate(_call(cuda.uuids, _NO_LIST, kind)))
     shown = {ordinal: _digits(uuid) for ordinal, uuid in visible.items()}
     wanted = {ordinal: _digits(uuid) for ordinal, uuid in claimed.items()}
     if shown != wanted if is_alone else not wanted.items() <= shown.items():
@@ -235,33 +199,102 @@ def _check_visible(claimed: Mapping[int, str], is_alone: bool, kind: str | None 
         )
 
 
+def _numbered(uuids: Mapping[int, str]) -> str:
+    return ", ".join(f"{uuid} as device {ordinal}" for ordinal, uuid in uuids.items())
+
+
 def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
-    """CUDA's own numbers of GPUs in this process, where our variables do not set them.
-
-    Args:
-        claimed: their UUIDs.
-        kind: what is to occupy them.
-
-    Raises:
-        PlaceholderError: CUDA does not start, or does not show them.
-    """
-    _start_cuda(kind)
-    seen = [_digits(uuid) for uuid in _visible_uuids(kind)]
-    try:
-        return tuple(seen.index(_digits(uuid)) for uuid in claimed)
-    except ValueError:
+    """CUDA's own numbers of GPUs in this process, where our variables do not set them."""
+    _call(cuda.start, _NO_START, kind)
+    shown = [_digits(uuid) for uuid in _call(cuda.uuids, _NO_LIST, kind)]
+    if not {_digits(uuid) for uuid in claimed} <= {*shown}:
         raise PlaceholderError(
             f"CUDA does not show {', '.join(claimed)} to this process: CUDA_VISIBLE_DEVICES was "
             "changed meanwhile, or a device is denied; claim at the beginning of the program",
             kind,
             tuple(claimed),
-        ) from None
-
-
-def _numbered(uuids: Mapping[int, str]) -> str:
-    return ", ".join(f"{uuid} as device {ordinal}" for ordinal, uuid in uuids.items())
+        )
+    return tuple(shown.index(_digits(uuid)) for uuid in claimed)
 
 
 def _digits(uuid: str) -> str:
     """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
     return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()
+
+
+# What a failed call of CUDA means for a claim, and what to do: the meanings are those of
+# ``CUresult`` in the CUDA Driver API's reference.
+
+_VISIBLE = "see CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and which devices the container has"
+
+_MEANING = {
+    2: "its memory is full, by a process that the driver does not list; see nvidia-smi",
+    NOT_INITIALIZED: "this process was forked from one that had initialised CUDA, and cannot use "
+    "CUDA. Start workers by spawn (multiprocessing.set_start_method('spawn')), or fork before "
+    "anything uses CUDA: a parent that only claims uses placeholder=None",
+    34: "the libcuda.so.1 that was found is the stub for building, not the driver's: take CUDA's "
+    "stubs folder out of LD_LIBRARY_PATH",
+    46: "its compute mode allows one process (exclusive), which another one is, or none "
+    "(prohibited): nvidia-smi -q -d COMPUTE,PIDS. A parent that claims for its children uses "
+    "placeholder=None",
+    100: f"CUDA finds no GPU that this process may use: {_VISIBLE}",
+    101: f"CUDA does not accept the list of visible devices: {_VISIBLE}",
+    304: "the operating system refuses CUDA: see the access rights of /dev/nvidia*, and whether "
+    "/dev/nvidia-uvm is there; a container needs the capability compute",
+    802: "the GPUs are not ready yet: where NVSwitches connect them, the fabric manager must run "
+    "(systemctl status nvidia-fabricmanager)",
+    803: "the driver's kernel module and its library libcuda differ: reboot, or reload the nvidia "
+    "modules; a container needs the host's driver version",
+    804: "the CUDA compatibility package does not work with this GPU: take its folder (compat) "
+    "out of LD_LIBRARY_PATH",
+    999: "the driver gives no reason; see whether nvidia-smi runs, and look for Xid in dmesg. "
+    "After a suspend, reload the module nvidia_uvm",
+}
+
+_INITIALIZERS = {
+    "torch": "torch.cuda.is_available() (unless PYTORCH_NVML_BASED_CUDA_CHECK=1), "
+    "torch.cuda.init(), or a tensor on a GPU",
+    "tensorflow": "tf.config.list_physical_devices('GPU') or a first operation of TensorFlow",
+    "jax": "jax.devices() or a first array of JAX",
+    "cupy": "cupy.cuda.is_available() or a first array of CuPy",
+    "pycuda": "import pycuda.autoinit",
+    "numba": "numba.cuda.is_available()",
+}
+"""What initialises CUDA, by module; the likeliest first."""
+
+
+def explain(error: Exception) -> str:
+    """An error's message in one line, and for known ones of CUDA, what to do."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    meaning = _MEANING.get(error.code) if isinstance(error, CudaError) else None
+    return f"{message}; {meaning}" if meaning else message
+
+
+def cuda_already_initialized() -> str | None:
+    """Why it is too late for a claim, as CUDA fixes its visible GPUs once (case D9); else None.
+
+    Nothing is imported, loaded or initialised to find out. In a forked child CUDA does not report
+    that the parent had initialised it; its first call there fails (error 3).
+    """
+    if not (cuda.is_initialized() or _is_initialized_by_torch()):
+        return None
+    return (
+        "CUDA is already initialised in this process, and its GPUs cannot be changed any more; "
+        f"{likely_initializers(sys.modules)}. Claim before that, at the beginning of the program"
+    )
+
+
+def _is_initialized_by_torch() -> bool:
+    """By torch, if it is imported: it may use another libcuda."""
+    try:
+        return sys.modules["torch"].cuda.is_initialized() is True
+    except (KeyError, AttributeError):  # not imported, or still being imported
+        return False
+
+
+def likely_initializers(modules: Container[str]) -> str:
+    """What has probably initialised CUDA, by the modules that are imported. Pure."""
+    found = [how for name, how in _INITIALIZERS.items() if name in modules]
+    if not found:
+        return "an import or call has done it (a check whether CUDA is available is enough)"
+    return f"usual causes: {'; '.join(found)}"

@@ -7,8 +7,8 @@ whatever is released, except for pycuda's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
+from typing import NamedTuple
 
 from gpuaff.errors import PlaceholderError
 
@@ -17,26 +17,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _nothing(*_: object) -> None:
-    """A tensor needs no release."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupant:
-    """How GPUs are occupied.
+class Occupant(NamedTuple):
+    """How a framework occupies GPUs.
 
     Attributes:
         make: occupies the GPU of an ordinal, and returns what must be kept for that.
-        release: is called with what was returned.
-        finish: is called after all releases, perhaps several times.
+        release: is called with what was returned; None: it needs no release.
     """
 
     make: Callable[[int], object]
-    release: Callable[[Any], object] = _nothing
-    finish: Callable[[], object] = _nothing
+    release: Callable[[Any], object] | None = None
 
 
-PACKAGES = {
+_PACKAGES = {
     "torch": "torch",
     "tensorflow": "tensorflow",
     "pycuda": "pycuda",
@@ -51,30 +44,21 @@ def load(name: str) -> Occupant:
     Raises:
         PlaceholderError: it is not installed, cannot be imported, or has no CUDA.
     """
-    return _HOW[name](name)
+    return _OCCUPANTS[name](name)
 
 
 def _imported(name: str, part: str = "") -> Any:
+    problem = f"placeholder={name!r}: the Python module {name}"
     try:
         return import_module(name + part)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise _broken(name, error) from error
-        text = f"placeholder={name!r}: the Python module {name} is not installed"
-        raise PlaceholderError(f"{text}; pip install {PACKAGES[name]}", name) from None
     except Exception as error:  # a module may run and raise anything
-        raise _broken(name, error) from error
-
-
-def _broken(name: str, error: Exception) -> PlaceholderError:
-    text = f"placeholder={name!r}: the Python module {name} cannot be imported ({one_line(error)})"
-    mend = f"pip install --force-reinstall {PACKAGES[name]}"
-    return PlaceholderError(f"{text}; mend it: {mend}", name)
-
-
-def one_line(error: Exception) -> str:
-    """An error's message as one line; its type, if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            install = f"pip install {_PACKAGES[name]}"
+            raise PlaceholderError(f"{problem} is not installed; {install}", name) from None
+        why = " ".join(str(error).split()) or type(error).__name__
+        mend = f"pip install --force-reinstall {_PACKAGES[name]}"
+        problem = f"{problem} cannot be imported ({why}); mend it: {mend}"
+        raise PlaceholderError(problem, name) from error
 
 
 def _torch(name: str) -> Occupant:
@@ -85,7 +69,7 @@ def _torch(name: str) -> Occupant:
             "install a build with CUDA (https://pytorch.org/get-started), or another placeholder",
             name,
         )
-    return Occupant(make=lambda ordinal: torch.zeros(1, device=f"cuda:{ordinal}"))
+    return Occupant(lambda ordinal: torch.zeros(1, device=f"cuda:{ordinal}"))
 
 
 def _tensorflow(name: str) -> Occupant:
@@ -102,7 +86,7 @@ def _tensorflow(name: str) -> Occupant:
             )
         return tensor
 
-    return Occupant(make=make)
+    return Occupant(make)
 
 
 def _pycuda(name: str) -> Occupant:
@@ -124,7 +108,7 @@ def _pycuda(name: str) -> Occupant:
             raise
         return context
 
-    return Occupant(make=make, release=lambda context: context.detach())
+    return Occupant(make, lambda context: context.detach())
 
 
 def _cupy(name: str) -> Occupant:
@@ -134,7 +118,7 @@ def _cupy(name: str) -> Occupant:
         with cupy.cuda.Device(ordinal):  # the current device is the one from before, afterwards
             return cupy.zeros(1)
 
-    return Occupant(make=make)
+    return Occupant(make)
 
 
-_HOW = {"torch": _torch, "tensorflow": _tensorflow, "pycuda": _pycuda, "cupy": _cupy}
+_OCCUPANTS = {"torch": _torch, "tensorflow": _tensorflow, "pycuda": _pycuda, "cupy": _cupy}

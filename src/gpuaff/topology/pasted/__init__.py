@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+from gpuaff._system.nvml_records import Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.formatting import counted
 from gpuaff.options import natural
 from gpuaff.topology.model import Gpu, Source, Topology
 from gpuaff.topology.pasted.cpus import assemble
-from gpuaff.topology.pasted.nvidia_smi import Row, read_list, read_table
+from gpuaff.topology.pasted.nvidia_smi import Row, Rows, read_list, read_table
 from gpuaff.topology.pasted.text import Paste
 
 _PRINTED = 6
@@ -69,7 +70,7 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
     indices = sorted({*named, *listed})
     if len(indices) > _MOST_GPUS:
         raise paste.error(f"it names {len(indices)} GPUs: not one machine's")
-    placer = _Placer(paste, rows, machine, near if is_complete else None)
+    placer = _Placer(paste, rows, machine, is_complete)
     gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index))) for index in indices)
     for code, doubtful in placer.doubts.items():
         paste.note(code, _NOTES[code].format(f"GPU {format_cpulist(doubtful)}"))
@@ -90,10 +91,8 @@ def _nothing_found(paste: Paste, *, is_rocm: bool) -> str:
         return translated[0]
     found = "only AMD's GPUs are in it" if is_rocm else "no CPU and no NVIDIA GPU in it"
     count = len(paste.lines) - (paste.cut_line < 0)  # nothing follows the last newline
-    return (
-        f"{found} ({count} {'line' if count == 1 else 'lines'}); paste the output of "
-        "`nvidia-smi topo -m` and of `lscpu`, whole"
-    )
+    add = "paste the output of `nvidia-smi topo -m` and of `lscpu`, whole"
+    return f"{found} ({counted(count, 'line')}); {add}"
 
 
 def _note_missing(paste: Paste, without_row: set[int], gpus: tuple[Gpu, ...]) -> None:
@@ -107,9 +106,7 @@ def _note_missing(paste: Paste, without_row: set[int], gpus: tuple[Gpu, ...]) ->
         paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown: add `nvidia-smi -L`")
 
 
-def _links(
-    paste: Paste, rows: Mapping[int, Row], gpus: tuple[Gpu, ...]
-) -> tuple[tuple[str, ...], ...] | None:
+def _links(paste: Paste, rows: Rows, gpus: tuple[Gpu, ...]) -> Matrix | None:
     """The matrix of links between these GPUs; None unless every row is whole."""
     names = [f"GPU{gpu.index}" for gpu in gpus]
     links = [rows.get(gpu.index, _NO_ROW).links for gpu in gpus]
@@ -129,16 +126,11 @@ class _Placer:
         doubts: the GPUs for each code of :data:`_NOTES`.
     """
 
-    def __init__(
-        self,
-        paste: Paste,
-        rows: Mapping[int, Row],
-        machine: Topology,
-        near: Collection[CpuSet] | None,
-    ) -> None:
+    def __init__(self, paste: Paste, rows: Rows, machine: Topology, is_complete: bool) -> None:
         self._paste, self._rows, self._cpus = paste, rows, machine.cpus
-        self._is_complete = near is not None
-        self._are_all_named = frozenset().union(*near or ()) == machine.cpus
+        self._is_complete = is_complete
+        lists = filter(None, (paste.cpulist(row.affinity[0]) for row in rows.values()))
+        self._are_all_named = is_complete and frozenset().union(*lists) == machine.cpus
         self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
         self._memory_nodes = {natural(row.affinity[2]) for row in rows.values()}
         self.doubts: dict[str, set[int]] = defaultdict(set)

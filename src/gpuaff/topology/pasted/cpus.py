@@ -131,7 +131,6 @@ class _Machine:
         )
 
     def note_cpus(self) -> None:
-        """Note what is missing about the CPUs."""
         count, found = self._printed.numbers.get(CPUS), len(self.cpus)
         hint = f" (lscpu counts {count})" if count else ""
         if not found:
@@ -145,7 +144,6 @@ class _Machine:
             self._note("contradiction", message)
 
     def note_nodes(self) -> None:
-        """Note what is missing about the NUMA nodes."""
         count, found = self._printed.numbers.get(NODES, 0), len(self.nodes)
         if not found:
             message = "the NUMA nodes are unknown: add the output of `lscpu` or `numactl -H`"
@@ -293,7 +291,7 @@ class _Machine:
             count, places = len(self.cpus), {cpu: n for n, cpu in enumerate(sorted(self.cpus))}
         sizes = [size for size in _SIZES if size * min(expected, default=0) == count]
         for size in dict.fromkeys([self._threads, *sizes]):
-            if size == 1 or count % size:
+            if size not in _SIZES or count % size:  # an old lscpu's 3 is 4, rounded down
                 continue
             cores = self._numbered(size, count, places)
             if cores is None or (expected and len(cores) not in expected):
@@ -349,6 +347,8 @@ class _Machine:
         if unpaired > self._all - len(cpus) or (printed.cores and distance not in printed.cores):
             return None
         if frozenset().union(*lists) != cpus or max(cpus) >= 2 * distance:
+            return None
+        if max(cpus) < self._all != 2 * distance:  # offline CPUs have shifted the second run
             return None
         return grouped(cpus, lambda cpu: cpu % distance)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet
 from gpuaff.topology.pasted.text import Paste
@@ -34,35 +34,26 @@ _TRANSLATED = re.compile(
 """A number or a list of CPUs under a key that lscpu does not have in English."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
+class Printed(NamedTuple):
     """What the commands printed; of two lines that differ the first one counts.
 
-    Attributes:
-        online: lscpu's online CPUs.
-        nodes: lscpu's CPUs of each node; empty sets for nodes without any.
-        numbers: lscpu's numbers.
-        cores: how many cores with online CPUs there may be, by sockets and cores per socket,
-            which lscpu rounds down; empty when unknown, or when there are such numbers for each
-            of several kinds of cores.
-        rows: for each online CPU of ``lscpu -p`` or ``-e``, the numbers of its ``core``,
-            ``socket``, ``node``, ``l1d`` (its first-level cache, which no two cores share) and
-            ``l3``, as far as the row has them.
-        numactl: numactl's CPUs of each node.
-        has_memory: by node, from numactl.
-        distances: by node, to every node of numactl's matrix.
+    ``cores`` is how many cores with online CPUs there may be, by sockets and cores per socket,
+    which lscpu rounds down; empty when unknown, or when there are such numbers for each of several
+    kinds of cores. ``rows`` has the numbers that ``lscpu -p`` or ``-e`` prints for each online CPU:
+    of its ``core``, ``socket``, ``node``, ``l1d`` (its first-level cache, which no two cores share)
+    and ``l3``, as far as the row has them.
     """
 
     online: CpuSet | None
-    nodes: Mapping[int, CpuSet]
+    nodes: Mapping[int, CpuSet]  # by lscpu; empty sets for nodes without CPUs
     numbers: Mapping[str, int]
     cores: range
     is_power: bool
     is_virtual: bool
+    numactl: Mapping[int, CpuSet]  # the nodes again
     rows: Mapping[int, Mapping[str, int]]
-    numactl: Mapping[int, CpuSet]
     has_memory: Mapping[int, bool]
-    distances: Mapping[int, Mapping[int, int]]
+    distances: Mapping[int, Mapping[int, int]]  # to every node of the matrix
 
 
 def read(paste: Paste) -> Printed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Gpu, MigInstance
@@ -52,7 +52,11 @@ class Row(NamedTuple):
     affinity: tuple[str, str, str] = ("", "", "")
 
 
-def read_table(paste: Paste) -> tuple[set[int], Mapping[int, Row]]:
+Rows: TypeAlias = Mapping[int, Row]
+"""The rows by GPU."""
+
+
+def read_table(paste: Paste) -> tuple[set[int], Rows]:
     """The tables of ``nvidia-smi topo -m``: the GPUs that they name, and the rows by GPU.
 
     Of two rows that differ the first one counts; a table that differs from one before it is
@@ -87,8 +91,7 @@ def read_table(paste: Paste) -> tuple[set[int], Mapping[int, Row]]:
 
 def _exclude(one: Row, other: Row) -> bool:
     """Whether two rows contradict each other, and not just one of them has less."""
-    both = zip(one.affinity, other.affinity, strict=True)
-    return any(here and there and here != there for here, there in both)
+    return any(a and b and a != b for a, b in zip(one.affinity, other.affinity, strict=True))
 
 
 # From lines to tables of cells.
@@ -96,11 +99,10 @@ def _exclude(one: Row, other: Row) -> bool:
 
 @dataclass(slots=True)
 class _RawRow:
-    """A row as found: its cells, how many are not empty, and the line where it ends."""
+    """A row as found, with the line where it ends."""
 
     gpu: int
     cells: list[str]
-    filled: int
     has_tabs: bool
     last_line: int
 
@@ -198,17 +200,16 @@ def _add_row(tables: list[_RawTable], number: int, line: str, *, is_inside: bool
         return False
     if not tables:
         tables.append(_RawTable())
-    tables[-1].rows.append(_RawRow(int(gpu[1]), cells, len(words), "\t" in line, number))
+    tables[-1].rows.append(_RawRow(int(gpu[1]), cells, "\t" in line, number))
     return True
 
 
 def _add_rest(table: _RawTable, number: int, line: str) -> bool:
     """Add the rest of a row that did not fit the window."""
     words, row = _cells(line), table.rows[-1] if table.rows else None
-    if not row or row.filled > len(table.devices) or not all(map(_CELL.fullmatch, words)):
+    if not row or _filled(row.cells) > len(table.devices) or not all(map(_CELL.fullmatch, words)):
         return False
     row.cells += words
-    row.filled += len(words)
     row.last_line = number
     return True
 
@@ -217,7 +218,7 @@ def _cells(line: str) -> list[str]:
     """A row's cells: separated by tabs, where an empty one counts, and by blanks."""
     line = _GLUED_LABEL.sub(r"\1 ", line).replace(", ", ",")
     line = _GLUED_LINKS.sub(r"\1\2 ", line, count=_MAX_COLUMNS)
-    return [word for cell in line.split("\t") for word in (cell.split() or [""])]
+    return [word for cell in line.split("\t", _MAX_COLUMNS) for word in (cell.split() or [""])]
 
 
 # From cells to rows.

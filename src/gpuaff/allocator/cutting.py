@@ -1,0 +1,293 @@
+"""Cutting cores into parts: in blocks, in turn, by L3 domains, and max-min fair.
+
+gpu_affinity refuses machines on which the near cores of GPUs overlap without being equal. There the
+sizes of the shares are *max-min fair*: no share can grow without making one shrink that is no
+larger. Cores are whole, so it is the vector of sizes that is best when sorted ascending and
+compared from the front. Cores are first grouped by who may have them; the sizes come from a small
+flow network between claimants and groups.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
+
+from gpuaff.allocator.cores import Cores
+from gpuaff.topology.model import Topology
+
+Fill = Callable[[Sequence[int], Sequence[int]], list[tuple[int, ...]]]
+"""Takes places and the size of each part; returns the parts. Places beyond the sum stay free."""
+
+
+def in_blocks(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Parts are consecutive blocks."""
+    ends = accumulate(sizes)
+    return [tuple(places[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def in_turn(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Parts take one place after another in turn, each until it is full."""
+    rounds = range(max(sizes, default=0))
+    takers = [part for turn in rounds for part, size in enumerate(sizes) if turn < size]
+    parts: list[list[int]] = [[] for _ in sizes]
+    for part, place in zip(takers, places, strict=False):
+        parts[part].append(place)
+    return list(map(tuple, parts))
+
+
+def in_l3_domains(
+    places: Iterable[int], sizes: Sequence[int], *, l3_of: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """First each part in turn takes the lowest L3 domains that are wholly free and fit into it.
+
+    Then each in turn is filled up from as few domains as possible: the lowest with enough free
+    places, or else the one with most. A domain counts as far as its places are in the list.
+
+    Args:
+        places: what to cut.
+        sizes: the size of each part.
+        l3_of: the number of the L3 domain of each place.
+    """
+    domains: dict[int, list[int]] = {}
+    for place in sorted(places):
+        domains.setdefault(l3_of[place], []).append(place)
+    free = list(domains.values())
+    parts: list[list[int]] = [[] for _ in sizes]
+    for part, size in zip(parts, sizes, strict=True):
+        for domain in free:
+            if len(domain) <= size - len(part):
+                part += domain
+                domain.clear()
+    for part, size in zip(parts, sizes, strict=True):
+        _fill_up(part, size, free)
+    return list(map(tuple, parts))
+
+
+def _fill_up(part: list[int], size: int, free: Iterable[list[int]]) -> None:
+    while lacking := size - len(part):
+        enough = (domain for domain in free if len(domain) >= lacking)
+        domain = next(enough, None) or max(free, key=len)
+        part += domain[:lacking]
+        del domain[:lacking]
+
+
+def by_l3(topology: Topology, cores: Cores) -> Fill:
+    """:func:`in_l3_domains` of a machine; :func:`in_blocks` where its domains are unknown.
+
+    A core in no domain is one of its own.
+    """
+    if not topology.l3:
+        return in_blocks
+    domain_of = {cpu: number for number, cpus in enumerate(topology.l3) for cpu in cpus}
+    found = map(domain_of.get, map(min, cores.cpus))
+    alone = len(topology.l3)
+    l3_of = [
+        alone + cores.core(place) if domain is None else domain
+        for place, domain in enumerate(found)
+    ]
+    return partial(in_l3_domains, l3_of=l3_of)
+
+
+class Cutter(NamedTuple):
+    """How lists of places are cut in one plan.
+
+    Attributes:
+        slow_from: the place of the first slow core.
+        fill: how parts are filled.
+    """
+
+    slow_from: int
+    fill: Fill
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether parts are made of neighbouring cores."""
+        return self.fill is not in_turn
+
+    @property
+    def in_blocks(self) -> Cutter:
+        """The same without L3 domains: parts have the same sizes."""
+        return self._replace(fill=in_blocks) if self.contiguous else self
+
+    def kinds(self, places: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+        """The lists that are cut on their own: fast and slow cores (case G5).
+
+        With fewer fast cores than parts there is one list: otherwise some parts would be empty
+        while cores are left.
+        """
+        fast = bisect_left(places, self.slow_from)
+        if parts <= fast < len(places):
+            return [tuple(places[:fast]), tuple(places[fast:])]
+        return [tuple(places)]
+
+    def even(self, places: Sequence[int], parts: int) -> int:
+        """The largest size that all parts can have."""
+        return sum(len(kind) // parts for kind in self.kinds(places, parts))
+
+    def cut(
+        self, places: Sequence[int], parts: int, size: int | None = None
+    ) -> list[tuple[int, ...]]:
+        """Cut places, ascending, into parts, each with its fast cores first.
+
+        Args:
+            places: what to cut.
+            parts: the number of parts.
+            size: the size of every part, or less where there is not enough. None: every place is
+                in a part, and the first parts get the odd ones.
+        """
+        found: list[tuple[int, ...]] = [()] * parts
+        for kind in self.kinds(places, parts):
+            each, odd = divmod(len(kind), parts)
+            if size is None:
+                sizes = [each + 1] * odd + [each] * (parts - odd)
+            else:
+                sizes = [min(each, size - len(found[0]))] * parts
+            more = self.fill(kind, sizes)
+            found = [part + rest for part, rest in zip(found, more, strict=True)]
+        return found
+
+    def in_trimming_order(self, places: Sequence[int], size: int | None) -> tuple[int, ...]:
+        """Places, ascending, with the ``size`` first (None: all) that a share keeps when trimmed:
+        fast cores, and whole L3 domains.
+        """  # noqa: D205 - one sentence
+        left = len(places) if size is None else size
+        kept: list[int] = []
+        for kind in self.kinds(places, 1):
+            kept += self.fill(kind, [min(len(kind), left - len(kept))])[0]
+        return (*kept, *sorted(set(places).difference(kept)))
+
+
+# Sharing cores among claimants that may have different ones.
+
+Group = tuple[tuple[int, ...], tuple[int, ...]]
+"""The claimants that may have some cores, and the places of these cores; both ascending."""
+
+
+def fair_shares(wanted: Sequence[frozenset[int]], fill: Fill) -> list[tuple[int, ...]]:
+    """Share cores out.
+
+    Args:
+        wanted: the cores that each claimant may have; earlier claimants win ties.
+        fill: cuts a group of cores into parts of given sizes.
+
+    Returns:
+        Each claimant's cores, ascending. Every wanted core is in exactly one share; a share
+        is empty only where more claimants than cores compete.
+    """
+    groups = group_cores(wanted)
+    flow = _Flow(groups, len(wanted))
+    flow.fill()
+    shares: list[list[int]] = [[] for _ in wanted]
+    for number, (claimants, cores) in enumerate(groups):
+        sizes = [flow.given[claimant][number] for claimant in claimants]
+        for claimant, part in zip(claimants, fill(cores, sizes), strict=True):
+            shares[claimant] += part
+    return [tuple(sorted(share)) for share in shares]
+
+
+def grow(
+    shares: Sequence[frozenset[int]], more: Iterable[frozenset[int]], fill: Fill
+) -> Sequence[frozenset[int]]:
+    """Share out more cores; what a claimant has already counts, and it keeps that.
+
+    Args:
+        shares: what each has: no other may have any of it.
+        more: the cores that each may have besides.
+        fill: as in :func:`fair_shares`.
+    """
+    wanted = [have | claim for have, claim in zip(shares, more, strict=True)]
+    return shares if wanted == shares else list(map(frozenset, fair_shares(wanted, fill)))
+
+
+def group_cores(wanted: Sequence[frozenset[int]]) -> list[Group]:
+    """Group cores by who may have them; groups of few claimants first, then by lowest core."""
+    groups: list[tuple[tuple[int, ...], frozenset[int]]] = [((), frozenset().union(*wanted))]
+    for claimant, cores in enumerate(wanted):
+        halves = [
+            half
+            for claimants, members in groups
+            for half in (((*claimants, claimant), members & cores), (claimants, members - cores))
+        ]
+        groups = [(claimants, members) for claimants, members in halves if members]
+    found = [(claimants, tuple(sorted(members))) for claimants, members in groups]
+    return sorted(found, key=lambda group: (len(group[0]), group[1][0]))
+
+
+class _Flow:
+    """How many cores of each group each claimant has.
+
+    Attributes:
+        given: by claimant, then by group.
+    """
+
+    def __init__(self, groups: Sequence[Group], claimants: int) -> None:
+        self.given = [[0] * len(groups) for _ in range(claimants)]
+        self._free = [len(cores) for _, cores in groups]
+        self._claimants = [claimants for claimants, _ in groups]
+        self._groups = [
+            [number for number, (members, _) in enumerate(groups) if claimant in members]
+            for claimant in range(claimants)
+        ]
+
+    def fill(self) -> None:
+        """Give out everything: raise all claimants equally, and leave out who cannot rise.
+
+        Who cannot rise by one core now never can: the cores within reach are all with
+        claimants that have no more than it has, or one more.
+        """
+        rising = list(range(len(self.given)))
+        while rising:
+            step = sum(self._free) // len(rising)
+            while step > 1 and not self._raise_all(rising, step):
+                step //= 2
+            if step <= 1:
+                rising = [claimant for claimant in rising if self._raise(claimant, 1)]
+
+    def _raise_all(self, claimants: Iterable[int], amount: int) -> bool:
+        """Give each of them so many cores more, or change nothing."""
+        before = [row.copy() for row in self.given], self._free.copy()
+        if all(self._raise(claimant, amount) for claimant in claimants):
+            return True
+        self.given, self._free = before
+        return False
+
+    def _raise(self, claimant: int, amount: int) -> bool:
+        while amount:
+            path = self._path(claimant)
+            if not path:
+                return False
+            amount -= self._push(path, amount)
+        return True
+
+    def _push(self, path: Sequence[tuple[int, int]], amount: int) -> int:
+        """Pass cores along a path of (claimant, the group from which it takes)."""
+        pairs = list(zip(path[1:], path, strict=False))
+        amount = min(amount, self._free[path[-1][1]])
+        amount = min([amount, *(self.given[giver][group] for (giver, _), (_, group) in pairs)])
+        for claimant, group in path:
+            self.given[claimant][group] += amount
+        for (giver, _), (_, group) in pairs:
+            self.given[giver][group] -= amount
+        self._free[path[-1][1]] -= amount
+        return amount
+
+    def _path(self, start: int) -> list[tuple[int, int]]:
+        """The shortest way to free cores: who takes from which group, the last one freely."""
+        paths: dict[int, list[tuple[int, int]]] = {start: []}
+        queue, visited = [start], set[int]()
+        for claimant in queue:
+            for group in self._groups[claimant]:
+                if group in visited:
+                    continue
+                visited.add(group)
+                path = [*paths[claimant], (claimant, group)]
+                if self._free[group]:
+                    return path
+                for giver in self._claimants[group]:
+                    if giver not in paths and self.given[giver][group]:
+                        paths[giver] = path
+                        queue.append(giver)
+        return []
