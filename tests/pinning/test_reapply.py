@@ -10,6 +10,7 @@ import pytest
 
 import cpusets
 from fakedriver.driver import FakeDriver
+from openmp_region import NARROWING
 from processes import CPUS, THREADS, all_hold, masks, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
@@ -278,14 +279,7 @@ print(affinity.reapply() == now() == before)
 
 
 @pytest.mark.case("C2", "C4", "C5", "C8")
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"GOMP_CPU_AFFINITY": str(CPUS[0])},
-        {"OMP_PROC_BIND": "close", "OMP_PLACES": f"{{{CPUS[0]}}},{{{CPUS[-1]}}}"},
-    ],
-    ids=["GOMP_CPU_AFFINITY", "OMP_PLACES"],
-)
+@pytest.mark.parametrize("variables", NARROWING, ids=max)
 def test_after_a_library_that_has_narrowed_the_main_thread(
     driver: FakeDriver, openmp_library: Path, variables: dict[str, str]
 ) -> None:
