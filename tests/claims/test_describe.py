@@ -28,7 +28,7 @@ def test_a_process_in_words(tmp_path_factory: pytest.TempPathFactory) -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        said = describe(process.pid, own_age=True)
+        said = describe(process.pid, with_age=True)
         process.kill()
     program = sys.executable.rpartition("/")[2]
     pattern = rf"{re.escape(program)} train\.py --lr 3 \(pid {process.pid}\) of {ME}, for \d+ s"
@@ -39,7 +39,7 @@ def test_a_process_in_words(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_it_is_short_and_on_one_line() -> None:
     with stopped("'" + "x" * 500 + "'\n" + WAIT) as process:
         process.heard()
-        said = describe(process.pid, own_age=True)
+        said = describe(process.pid, with_age=True)
     assert said is not None
     assert len(said.partition(" (pid")[0]) == 40
     assert "… (pid" in said
@@ -50,7 +50,7 @@ def test_a_terminal_obeys_nothing_of_it() -> None:
     with subprocess.Popen(command) as process:
         while kernel.name_of(process.pid) != "sleep":
             pass
-        said = describe(process.pid, own_age=True)
+        said = describe(process.pid, with_age=True)
         process.kill()
     assert said is not None
     assert said.startswith(r"evil \x1b[2J\xad 60 (pid ")
@@ -65,7 +65,7 @@ def test_nobody() -> None:
 def test_a_zombie_and_what_is_gone() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        said = describe(process.pid, own_age=True)
+        said = describe(process.pid, with_age=True)
         assert said is not None
         assert said.startswith(f"true (pid {process.pid}) of {ME}")
-    assert describe(process.pid, own_age=True) is None
+    assert describe(process.pid, with_age=True) is None

@@ -11,6 +11,7 @@ import pytest
 
 from gpuaff._system import kernel
 from gpuaff.claims.devices.probe import describe, names_of, process_info
+from gpuaff.claims.locking.registry import Entry
 
 from claims.lockers import written
 from claims.readings import idle, used_by
@@ -156,7 +157,8 @@ class TestOnBoard:
     def test_the_age_of_a_lease_is_not_its_process_s(self) -> None:
         with stopped(WAIT) as process:
             process.heard()
-            known = describe(process.pid, since=time.time() - 7210)
+            held = Entry(slot=1, waits=False, pid=0, since=time.time() - 7210)
+            known = describe(process.pid, held, with_age=True)
             unknown = describe(process.pid)
         assert known is not None
         assert known.endswith(", for 2 h")

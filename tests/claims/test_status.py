@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from gpuaff._system.processes import ProcessInfo
+from gpuaff.claims.devices.probe import writer_of
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Busy, Usage
 from gpuaff.claims.status import (
     FOREIGN_PIDS,
     Kind,
-    ProcessInfo,
     Snapshot,
     Status,
     status_of,
-    writer_of,
 )
 from gpuaff.cli.status import blocks
 from gpuaff.formatting import plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pwd
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuaff._system import kernel
 from gpuaff.errors import GpuaffError
@@ -35,24 +35,28 @@ def caller_and_descendants() -> list[int]:
     return sorted(process.pid for process in family - own)
 
 
-class Process(NamedTuple):
-    """A process, as it describes itself: its starter has chosen the command.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """A process, as it describes itself: its starter has chosen the command. None is unknown.
 
     Attributes:
+        pid: its id; where it is not visible here, that of its own PID namespace.
         command: its program, without the folder, and its arguments; its name where this user may
             not read those.
-        user: its user's name; None where this user may not read it.
-        started: when it started, in seconds since 1970.
+        user: its user's name.
+        since: when it started, in seconds since 1970; of a claimer or waiter, when it began to
+            hold or wait.
+        exiting: whether the kernel is about to free all that it holds.
     """
 
-    pid: int
-    command: str
-    user: str | None
-    started: float
+    pid: int | None = None
+    command: str | None = None
+    user: str | None = None
+    since: float | None = None
     exiting: bool = False
 
 
-def look_up(pid: int) -> Process | None:
+def look_up(pid: int) -> ProcessInfo | None:
     """Describe a process; None when there is no such process, or it is not visible."""
     import psutil
 
@@ -62,11 +66,11 @@ def look_up(pid: int) -> Process | None:
         return None
     program, *arguments = found["cmdline"] or [""]  # a zombie's is empty
     command = " ".join((program.rpartition("/")[2], *arguments))
-    return Process(
+    return ProcessInfo(
         pid=pid,
         command=command or found["name"] or "a process",
         user=found["username"],
-        started=found["create_time"],
+        since=found["create_time"],
         exiting=kernel.is_exiting(pid),
     )
 

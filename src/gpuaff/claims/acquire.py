@@ -43,10 +43,6 @@ from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
 from gpuaff.options import flag
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpuaff.pinning.grant import Grant
-
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
@@ -137,18 +133,14 @@ class _Acquisition:
             return
         codes = {note.code for note in resolve_visible(self._devices, self._limits).notes}
         if "visible-lost" in codes:
-            lost = "; ".join(map(str, self._limits.left_out))
-            expected = (
-                "index or uuid: before CUDA is started it is not known how it numbers the GPUs "
-                f"beside a lost one ({lost}); or name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
-            )
-            raise InvalidOptionError("visible", None, expected)
-        if "visible-order" in codes:
-            expected = (
-                "index or uuid: the GPUs here differ, and before CUDA is started it is not known "
-                "how it numbers them; or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-            )
-            raise InvalidOptionError("visible", None, expected)
+            which = f"the GPUs beside a lost one ({'; '.join(map(str, self._limits.left_out))})"
+            remedy = "name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
+        elif "visible-order" in codes:
+            which, remedy = "GPUs that differ, as these do", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        else:
+            return
+        unknown = f"before CUDA is started it is not known how it numbers {which}"
+        raise InvalidOptionError("visible", None, f"index or uuid: {unknown}; or {remedy}")
 
     def claim(self, obtained: Obtained, kind: Kind, undo: Undo, *, pin: bool) -> Claim:
         """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
@@ -168,7 +160,12 @@ class _Acquisition:
             )
             for ordinal, device in zip(ordinals, obtained.devices, strict=True)
         )
-        grant = _take_grant(gpus, undo) if pin else None  # first: CUDA allocates memory there
+        grant = None
+        if pin:  # first: CUDA allocates memory there
+            from gpuaff.pinning.grant import take_grant
+
+            grant = take_grant([gpu.index for gpu in gpus])
+            undo.callback(grant.give_back)
         undo.callback(_bind_cuda, gpus)
         placeholders = self._occupy(gpus, kind, second_look, undo)
         lost = [str(one) for one in left_out if not one.cut]  # in MIG mode it is no fault
@@ -286,14 +283,6 @@ def _bind_cuda(gpus: tuple[ClaimedGpu, ...]) -> None:
     """If CUDA was started under a claim, it shows the GPUs of that claim for good."""
     if cuda.is_initialized():
         state.cuda_bound_gpus = gpus
-
-
-def _take_grant(gpus: Sequence[ClaimedGpu], undo: Undo) -> Grant:
-    from gpuaff.pinning.grant import take_grant
-
-    grant = take_grant([gpu.index for gpu in gpus])
-    undo.callback(grant.give_back)
-    return grant
 
 
 def _lost(gpus: Sequence[str]) -> tuple[Notice, ...]:

@@ -131,9 +131,7 @@ class _Refused(NamedTuple):
 class Attempts:
     """Tries to lease some of the candidates, until it succeeds or its time is up.
 
-    Attributes:
-        probe: asks the driver about them, unless they are part of a parent claim.
-        warnings: what went wrong without preventing the claim.
+    The driver is asked about them by ``probe``, unless they are part of a parent claim.
     """
 
     def __init__(
@@ -146,16 +144,7 @@ class Attempts:
         own_is_free: bool = True,
         until_occupied: ExitStack,
     ) -> None:
-        """Nothing is leased yet.
-
-        Args:
-            session: asks the driver.
-            request: what each device must meet, and how long to wait.
-            candidates: the devices to choose from, and how many are requested.
-            parent: the claim that they are part of.
-            own_is_free: whether a device is free that only own processes use.
-            until_occupied: gets safe_gpu's lock when devices are leased.
-        """
+        """Nothing is leased yet; ``until_occupied`` gets safe_gpu's lock when devices are."""
         self._devices, self._count = candidates.devices, candidates.wanted
         self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
         demand = Demand(
@@ -183,7 +172,6 @@ class Attempts:
             NotEnoughGpusError: too many of the devices can never be used by this process.
             GpusBusyError: they are not free, and no wait was requested.
             ClaimTimeoutError: they did not become free in time.
-            LockDirectoryError: the lock directory cannot be used.
         """
         settling, wait = Settling(), self._wait
         while isinstance(got := self._attempt(), _Refused):
@@ -393,7 +381,7 @@ class Attempts:
             held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
             for device in self._devices:
                 if (entry := held.get(self._key(device))) is not None:
-                    holder = describe(entry.pid, entry, since=entry.since)
+                    holder = describe(entry.pid, entry, with_age=True)
                     reasons[device] = f"{device}: leased by {holder}"
         waiters = {entry.slot: describe(entry.pid, entry) for entry in got.kept.values()}
         for device, entry in got.kept.items():

@@ -5,9 +5,10 @@ Pure: their use is looked at elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -83,14 +84,6 @@ def parse_request(n: object, **arguments: object) -> Request:
     return Request(count=len(gpus) if gpus else count, **checked)
 
 
-def _bytes(option: str, value: object) -> int:
-    return options.count(option, value, least=0, most=2**63, expected="a number of bytes")
-
-
-def _percent(option: str, value: object) -> int:
-    return options.count(option, value, least=0, most=100, expected="percent, from 0 to 100")
-
-
 def _seconds(option: str, value: object) -> float | None:
     seconds = value if isinstance(value, float) else whole(value)
     if seconds is None or not seconds >= 0:
@@ -124,11 +117,11 @@ def _names(option: str, value: object) -> tuple[Name, ...]:
     return tuple(name for name in names if name is not None)
 
 
-_READERS = {
+_READERS: Mapping[str, Callable[[str, object], object]] = {
     "gpus": _names,
     "candidates": _names,
-    "min_free_memory": _bytes,
-    "max_utilization": _percent,
+    "min_free_memory": partial(options.count, least=0, most=2**63, expected="a number of bytes"),
+    "max_utilization": partial(options.count, least=0, most=100, expected="percent, from 0 to 100"),
     "wait": _seconds,
     "visible": _visible_as,
 }
@@ -314,8 +307,8 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
             count,
             f"{count} {'was' if count == 1 else 'were'} granted to the {ranks.local_size} ranks of "
             "this node, and each needs its own\n  start fewer ranks; or claim once for all of them "
-            "(gpuaff run -n auto -- torchrun ...), and claim nothing in the ranks\n  if each rank "
-            "was granted GPUs of its own, say how many: claim_gpus(n)",
+            "(gpuaff run -n auto -- torchrun ...), and nothing in the ranks; or say how many each "
+            "rank was granted for itself: claim_gpus(n)",
         )
     each, more = divmod(count, ranks.local_size)
     first = ranks.local_rank * each + min(ranks.local_rank, more)
@@ -323,10 +316,7 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
 
 
 def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
-    """The devices that claims cannot identify by their UUIDs, and why; usually none.
-
-    GPUs that are passed through to a virtual machine wrongly may share one, or have invalid ones.
-    """
+    """The devices whose UUIDs identify none, as in a badly configured VM, and why."""
     by_uuid: dict[str, list[Device]] = {}
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)
@@ -432,6 +422,5 @@ def _fitting(name: Name, devices: Sequence[Device]) -> list[Device]:
 
 def _counted(devices: Collection[Device]) -> str:
     instances = sum(device.is_mig for device in devices)
-    gpus = len(devices) - instances
-    words = [counted(gpus, "GPU")] if gpus else [] if instances else ["no GPUs"]
-    return " and ".join([*words, counted(instances, "MIG instance")] if instances else words)
+    kinds = (len(devices) - instances, "GPU"), (instances, "MIG instance")
+    return " and ".join(counted(number, noun) for number, noun in kinds if number) or "no GPUs"

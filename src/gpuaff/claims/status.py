@@ -8,10 +8,10 @@ from enum import Enum
 
 from gpuaff._system import kernel
 from gpuaff._system.nvml import open_session
-from gpuaff._system.processes import look_up, user_name
+from gpuaff._system.processes import ProcessInfo, look_up, user_name
 from gpuaff.claims.candidates import unclaimable
 from gpuaff.claims.devices.occupancy import listed
-from gpuaff.claims.devices.probe import Probe, process_info
+from gpuaff.claims.devices.probe import Probe, process_info, writer_of
 from gpuaff.claims.locking import leases, queue, registry
 from gpuaff.claims.locking.registry import Entry, living, stopped
 from gpuaff.claims.model import Busy, Device, DeviceReading, Usage
@@ -29,26 +29,6 @@ FOREIGN_PIDS = Notice(
     "the driver's process ids are not those of this container, so they are not looked up; run "
     "gpuaff status on the host",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
-    """A process. What is not known is None.
-
-    Attributes:
-        pid: its id; where it is not visible here, that of its own PID namespace.
-        command: its program and arguments; where it is not visible here, its program's name.
-        user: its user's name.
-        since: when a claimer or waiter began to hold or wait, or another process started, in
-            seconds since 1970.
-        exiting: whether it is exiting: the kernel is about to free all that it holds.
-    """
-
-    pid: int | None = None
-    command: str | None = None
-    user: str | None = None
-    since: float | None = None
-    exiting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +197,7 @@ def take_snapshot() -> Snapshot:
         writers={
             entry.slot: writer_of(
                 entry,
-                _look_up(entry.pid) if entry.slot in alive else None,
+                look_up(entry.pid) if entry.slot in alive and entry.pid else None,
                 None if entry.uid is None else user_name(entry.uid),
             )
             for entry in entries
@@ -227,30 +207,10 @@ def take_snapshot() -> Snapshot:
         holders=holders,
         opened=opened,
         processes={
-            pid: found for pid in pids if pid is not None and (found := _look_up(pid)) is not None
+            pid: found for pid in pids if pid is not None and (found := look_up(pid)) is not None
         },
         notices=tuple(notices),
     )
-
-
-def _look_up(pid: int | None) -> ProcessInfo | None:
-    found = None if pid is None else look_up(pid)
-    if found is None:
-        return None
-    return ProcessInfo(
-        pid=pid,
-        command=found.command,
-        user=found.user,
-        since=found.started,
-        exiting=found.exiting,
-    )
-
-
-def writer_of(entry: Entry, found: ProcessInfo | None, user: str | None) -> ProcessInfo:
-    """The process of an entry: itself where it was found, else by what it has written. Pure."""
-    found = found or ProcessInfo(pid=entry.pid)
-    command = found.command or entry.name or None
-    return replace(found, command=command, user=found.user or user, since=entry.since)
 
 
 def _entries(notices: list[Notice]) -> tuple[Entry, ...]:

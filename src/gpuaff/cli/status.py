@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuaff._system import env
+from gpuaff._system.processes import ProcessInfo
 from gpuaff.claims.model import Busy
 from gpuaff.claims.status import (
     GpuStatus,
     Kind,
     LeaseStatus,
-    ProcessInfo,
     Status,
     Waiter,
     status_of,

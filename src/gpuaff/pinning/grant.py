@@ -143,8 +143,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     ours, own = effective.of(before.requested), kernel.thread_id()
     # Threads that have just these CPUs cannot be told from the others afterwards.
     alike = {} if cpus in ours else threads.having(cpus)
-    threads.move(cpus, own, caller, process.moved)
-    got = kernel.get_affinity()
+    got, _ = threads.take(process, cpus, caller)
     if got != cpus:
         why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
         raise UnavailableError([why])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff._system.processes import look_up, user_name
+from gpuaff._system.processes import ProcessInfo, look_up, user_name
 from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate, listed
 from gpuaff.claims.locking import leases
 from gpuaff.claims.locking.queue import who
@@ -64,32 +64,29 @@ def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
     if processes.me is None:
         return {}
     sure = [pid for pid in pids if processes.first_namespace or _computes(pid)]
-    return {pid: name for pid in sure if (name := describe(pid, own_age=True)) is not None}
+    return {pid: name for pid in sure if (name := describe(pid, with_age=True)) is not None}
 
 
-def describe(
-    pid: int | None,
-    entry: Entry | None = None,
-    *,
-    since: float | None = None,
-    own_age: bool = False,
-) -> str | None:
+def describe(pid: int | None, entry: Entry | None = None, *, with_age: bool = False) -> str | None:
     """``train.py (pid 42) of alice, for 3 h``: a process by /proc, else by its registry entry.
 
-    The age is the process's own, or counts from ``since``. None when nothing is known.
+    The age is the entry's, or without one the process's own. None when nothing is known.
     """
     is_gone = entry is not None and entry.pid == pid and not living([entry])
     found = None if pid is None or is_gone else look_up(pid)
-    if found is not None:
-        command, user = found.command, found.user
-        since = found.started if own_age else since
-    elif entry is not None:
-        pid, command, user = entry.pid, entry.name or "an unknown program", None
-    else:
+    if entry is not None:
+        found = writer_of(entry, found, None if entry.uid is None else user_name(entry.uid))
+    if found is None:
         return None
-    if user is None and entry is not None and entry.uid is not None:
-        user = user_name(entry.uid)
-    return process_in_words(command, pid, user=user, since=since)
+    command, since = found.command or "an unknown program", found.since if with_age else None
+    return process_in_words(command, found.pid, user=found.user, since=since)
+
+
+def writer_of(entry: Entry, found: ProcessInfo | None, user: str | None) -> ProcessInfo:
+    """The process of an entry: itself where it was found, else by what it has written. Pure."""
+    found = found or ProcessInfo(pid=entry.pid)
+    command = found.command or entry.name or None
+    return replace(found, command=command, user=found.user or user, since=entry.since)
 
 
 class Probe:
@@ -209,6 +206,6 @@ def _described_lease(pid: int | None, entry: Entry | None) -> str:
     """The process that holds a lease, by the kernel; its age is known to the registry only."""
     if entry is None:
         return describe(pid) or ("" if pid is None else f"pid {pid}")
-    name = describe(entry.pid if pid is None else pid, entry, since=entry.since)
+    name = describe(entry.pid if pid is None else pid, entry, with_age=True)
     is_gone = pid is not None and pid == entry.pid and not living([entry])
     return f"{name}, which has ended; children hold it" if is_gone else str(name)

@@ -83,7 +83,7 @@ def occupy(
     Args:
         kind: what occupies them.
         expected_uuids: the claimed GPUs.
-        undo: it raises the first error of a placeholder's own release, when all were tried.
+        undo: the claim's steps.
         ordinals: CUDA's numbers of these; None: 0, 1 … in their order, and CUDA shows no others.
 
     Returns:
@@ -204,11 +204,7 @@ def _numbered(uuids: Mapping[int, str]) -> str:
 
 
 def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
-    """CUDA's own numbers of GPUs in this process, where our variables do not set them.
-
-    Raises:
-        PlaceholderError: CUDA does not start, or does not show them.
-    """
+    """CUDA's own numbers of GPUs in this process, where our variables do not set them."""
     _call(cuda.start, _NO_START, kind)
     shown = [_digits(uuid) for uuid in _call(cuda.uuids, _NO_LIST, kind)]
     if not {_digits(uuid) for uuid in claimed} <= {*shown}:
