@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src"
@@ -75,7 +76,10 @@ def unmeasured(env: Mapping[str, str]) -> dict[str, str]:
 
 _NURSERY = Path(__file__).parent / "programs/nursery.py"
 _COUNTS_AT_START = ("LD_PRELOAD", "MALLOC_", "PYTHON")
-"""The beginnings of variables that count when a process starts: a fork would be without them."""
+"""The beginnings of variables that count when a process starts: a fork would be without them. Only
+the folders of PYTHONPATH it has, for what is not imported yet."""
+usual_libraries: set[str] = set()
+"""Each LD_LIBRARY_PATH for which a nursery pays: that of complete fake drivers."""
 
 
 class _Pipes:
@@ -199,11 +203,11 @@ class Program:
 class Nursery:
     """The process of which programs are forked: see programs/nursery.py."""
 
-    def __init__(self, libraries: str) -> None:
-        """Start it, with this LD_LIBRARY_PATH."""
+    def __init__(self, libraries: str, prefix: Sequence[str] = ()) -> None:
+        """Start it, with this LD_LIBRARY_PATH, and these words before the command."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, str(_NURSERY), str(theirs.fileno())],
+            [*prefix, sys.executable, str(_NURSERY), str(theirs.fileno())],
             env=environment({"LD_LIBRARY_PATH": libraries}),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -253,24 +257,16 @@ class Nursery:
         self._process.wait(20)
 
 
-_nurseries: dict[str, Nursery] = {}
-_AT_ONCE = 3
-
-
-def nursery(libraries: str) -> Nursery:
-    """This process's nursery for programs with this LD_LIBRARY_PATH; the oldest one gives way."""
-    found = _nurseries.pop(libraries, None) or Nursery(libraries)
-    if len(_nurseries) == _AT_ONCE:
-        _nurseries.pop(next(iter(_nurseries))).close()
-    _nurseries[libraries] = found
-    return found
+@cache
+def nursery(libraries: str, inside: tuple[str, ...] = ()) -> Nursery:
+    """This process's nursery for programs with this LD_LIBRARY_PATH, inside of a namespace."""
+    return Nursery(libraries, inside)
 
 
 def is_forkable(env: Mapping[str, str]) -> bool:
     """Whether a fork can have these variables: some count when a process starts."""
-    counts = any(name.startswith(_COUNTS_AT_START) for name in env)
-    has_own_libraries = "LD_LIBRARY_PATH" in env and "GPUAFF_FAKE_STATE" not in env
-    return not counts and not has_own_libraries
+    counts = any(name.startswith(_COUNTS_AT_START) for name in env.keys() - {"PYTHONPATH"})
+    return not counts and env.get("LD_LIBRARY_PATH") in (None, *usual_libraries)
 
 
 def as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
@@ -284,21 +280,23 @@ def run(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    inside: tuple[str, ...] = (),
     timeout: float = 50,
     fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script to its end; the caller looks at what it printed.
 
     It is a fork of a process that has imported everything and called nothing; one that starts
-    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start.
+    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start. A prefix
+    ``inside``, of several scripts, is their nursery's: a namespace that others have not.
     """
     script = textwrap.dedent(script)
     variables = environment(env)
     if is_forkable(env or {}) and not (fresh or prefix):
-        forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
+        forks = nursery(variables.get("LD_LIBRARY_PATH", ""), inside)
         return as_text(forks.run(script, *arguments, env=variables, timeout=timeout))
     return subprocess.run(
-        [*prefix, sys.executable, "-c", script, *arguments],
+        [*prefix, *inside, sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -316,35 +314,14 @@ def printed(
     return done.stdout.strip()
 
 
-THREADS = """
-import os, threading, time
-
-def tid_bound_to(cpus):
-    # The id of a thread that somebody has bound (None: nobody has).
-    ready = threading.Event()
-    def work():
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
-        ready.set()
-        time.sleep(60)
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    ready.wait()
-    return thread.native_id
-
-def bound_to(cpus):
-    # The same; asked again, the CPUs that it has by now.
-    tid = tid_bound_to(cpus)
-    return lambda: os.sched_getaffinity(tid)
-
-def in_a_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
-"""
+THREADS = (Path(__file__).parent / "programs/threads.py").read_text("utf-8")
 """What a script may begin with that has threads of its own."""
+
+
+def all_hold(script: str, *, env: Mapping[str, str], inside: tuple[str, ...] = ()) -> None:
+    """Run a script that begins with :data:`THREADS`; all that it ``holds`` must, up to its end."""
+    done = run(f"{THREADS}{script}\nprint('the end')\n", env=env, inside=inside)
+    assert done.stdout.endswith("the end\n"), done.stdout + done.stderr
 
 
 _COMMAND = "import runpy; runpy.run_module('gpuaff', run_name='__main__', alter_sys=True)"

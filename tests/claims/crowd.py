@@ -6,24 +6,28 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gpuaff.topology.model import Topology
 
 from fakedriver.driver import FakeDriver
-from processes import environment
+from processes import stopped
 
 Event = dict[str, Any]
 
+_MEMBERS = f"""
+import os, runpy, sys
+os.setsid()  # all of them are killed at the end
+sys.path.append({str(Path(__file__).parent)!r})
+runpy.run_path({str(Path(__file__).with_name("crowd_member.py"))!r}, run_name="__main__")
+"""
 PATIENCE = 20.0
 """How long a test waits for what must happen, in seconds: these machines are shared."""
 
@@ -37,13 +41,9 @@ class Crowd:
         self.seen: list[Event] = []
         self._new: list[Event] = []
         self._heard: queue.Queue[Event] = queue.Queue()
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, str(Path(__file__).with_name("crowd_member.py"))],
-            env=environment(self.variables),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        self._ends = ExitStack()
+        self._program = self._ends.enter_context(
+            stopped(_MEMBERS, env=self.variables, prefix=prefix)
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -122,22 +122,16 @@ class Crowd:
         return [one["who"] for one in self.seen if one["event"] == event]
 
     def _order(self, **order: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{json.dumps(order)}\n")
-        self._process.stdin.flush()
+        self._program.go_on(json.dumps(order))
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._program.out:
             self._heard.put(json.loads(line))
 
     def end(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        os.killpg(self._program.pid, signal.SIGKILL)
         self._listener.join(PATIENCE)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._ends.close()
 
 
 @contextmanager

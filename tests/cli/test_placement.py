@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuaff._system import kernel
 from gpuaff._system.kernel import Tree
-from gpuaff.cli.check import GpuUsage
+from gpuaff.cli.check import gpus_of, with_gpus
 from gpuaff.cpuset import CpuSet
 from gpuaff.pinning.check import Check
 from gpuaff.topology.model import Topology
@@ -37,29 +37,27 @@ def check(usual: CpuSet) -> Check:
 
 def test_who_is_on_which_gpu(box: Topology) -> None:
     """GPU 1 is near the left socket, GPU 0 near the right one, GPU 2 anywhere."""
-    usage = GpuUsage(
-        topology=box,
-        users={1: {7, 8}, 0: {9}},
-        device_files={name: index for index, name in enumerate(NVIDIA)},
-    )
-    told = usage.complete(check(LEFT), NVIDIA)
+    users = {1: {7, 8}, 0: {9}}
+    devices = {name: index for index, name in enumerate(NVIDIA)}
+    assert gpus_of(7, users, NVIDIA, devices) == gpus_of(7, users, [], devices) == {1}
+    told = with_gpus(check(LEFT), box, {1})
     assert (told.gpus, told.near, told.far, told.ok) == ((1,), LEFT, frozenset(), True)
-    far = usage.complete(check(LEFT | {4}), [])
+    far = with_gpus(check(LEFT | {4}), box, {1})
     assert (far.gpus, far.far, far.ok) == ((1,), frozenset({4}), False)
 
 
 def test_open_files_count_where_the_driver_is_silent(box: Topology) -> None:
-    usage = GpuUsage(
-        topology=box,
-        users={},
-        device_files={"/dev/nvidia5": 0, "/dev/nvidia1": 1, "/dev/nvidia2": 2},
-    )
-    one = usage.complete(check(LEFT), ["/dev/nvidia5"])
+    devices = {"/dev/nvidia5": 0, "/dev/nvidia1": 1, "/dev/nvidia2": 2}
+
+    def found(*files: str) -> Check:
+        return with_gpus(check(LEFT), box, gpus_of(7, {}, files, devices))
+
+    one = found("/dev/nvidia5")
     assert (one.gpus, one.far) == ((0,), LEFT)
-    every = usage.complete(check(LEFT), ["/dev/nvidia5", "/dev/nvidia1", "/dev/nvidia2"])
+    every = found("/dev/nvidia5", "/dev/nvidia1", "/dev/nvidia2")
     assert every.gpus == (0, 1, 2)
     assert (every.near, every.far) == (None, frozenset()), "of GPU 2 nothing is known"
-    none = usage.complete(check(LEFT), ["/dev/null", "/dev/nvidia9"])
+    none = found("/dev/null", "/dev/nvidia9")
     assert (none.gpus, none.near, none.ok) == ((), None, True)
 
 

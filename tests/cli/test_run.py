@@ -39,10 +39,11 @@ def started(
     given: bytes = b"",
     before: Callable[[], None] | None = None,
     cwd: Path | None = None,
+    fresh: bool = False,
 ) -> Done:
     """Run a command to its end in a clean environment, or in just this one."""
-    becomes_another = before is not None or tuple(command[: len(ONLY)]) == ONLY
-    if tuple(command[: len(RUN)]) == RUN and not becomes_another:
+    fresh = fresh or before is not None or tuple(command[: len(ONLY)]) == ONLY
+    if tuple(command[: len(RUN)]) == RUN and not fresh:
         words = [str(word) for word in command[3:]]
         return command_line(*words, env=env or environment(), given=given, folder=cwd)
     return subprocess.run(
@@ -399,7 +400,7 @@ class TestCosts:
         env = environment()
         env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
         assert started([*ONLY, "echo", "it"], env=env).stdout == b"it\n"
-        assert b"Become" not in started([*RUN, "--help"], env=env).stderr
+        assert b"Become" not in started([*RUN, "--help"], env=env, fresh=True).stderr
         assert told(started([*ONLY, "nosuch"], env=env))
 
 

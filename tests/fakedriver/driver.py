@@ -29,7 +29,7 @@ from fakedriver.state import (
     locked,
     start_of,
 )
-from processes import as_text, is_forkable, nursery
+from processes import as_text, is_forkable, nursery, usual_libraries
 
 _SOURCE = Path(str(gpuaff.__path__[0])).parent
 """Where the package is that this process tests: its children are to test it as well."""
@@ -384,8 +384,11 @@ class FakeDriver:
         """The variables that make a process see this machine; with ``smi`` PATH is one."""
         library = build(self._builds, without=self._without, smi=smi)
         older = os.environ.get("LD_LIBRARY_PATH")
+        libraries = f"{library}:{older}" if older else str(library)
+        if not self._without:
+            usual_libraries.add(libraries)
         variables = {
-            "LD_LIBRARY_PATH": f"{library}:{older}" if older else str(library),
+            "LD_LIBRARY_PATH": libraries,
             "GPUAFF_FAKE_STATE": str(self.path),
         }
         if smi:

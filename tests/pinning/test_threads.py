@@ -10,7 +10,8 @@ pytestmark = pytest.mark.needs("two-cpus")
 
 STORM = """
     import os, sys, threading, time
-    from gpuaff.pinning.threads import move_all, move_caller
+    from gpuaff._system.kernel import set_affinity
+    from gpuaff.pinning.threads import move_all
 
     ending = False
 
@@ -27,7 +28,7 @@ STORM = """
     time.sleep(0.05)
     everything = frozenset(os.sched_getaffinity(0))
     target = frozenset({min(everything)})
-    move_caller(target)
+    set_affinity(target)
     moved = move_all(target, ours={everything}.__contains__)
     print(moved.settled, len(moved.refused))
     sys.stdin.readline()
@@ -46,7 +47,8 @@ def test_every_thread_moves_in_a_storm_of_births() -> None:
 
 CHAINS = """
     import os, sys, threading, time
-    from gpuaff.pinning.threads import move_all, move_caller
+    from gpuaff._system.kernel import set_affinity
+    from gpuaff.pinning.threads import move_all
 
     ending = False
 
@@ -63,7 +65,7 @@ CHAINS = """
         for _ in range(3):
             threading.Thread(target=link).start()
         time.sleep(0.002)
-        move_caller(target)
+        set_affinity(target)
         moved = move_all(target, ours={everything}.__contains__)
         masks = []
         for tid in os.listdir("/proc/self/task"):
@@ -88,7 +90,8 @@ def test_no_link_of_a_chain_of_threads_is_missed() -> None:
 def test_a_thread_bound_on_purpose_stays() -> None:
     script = """
         import os, threading, time
-        from gpuaff.pinning.threads import move_all, move_caller
+        from gpuaff._system.kernel import set_affinity
+        from gpuaff.pinning.threads import move_all
         first, second = sorted(os.sched_getaffinity(0))[:2]
         everything = frozenset(os.sched_getaffinity(0))
         ready = threading.Event()
@@ -98,7 +101,7 @@ def test_a_thread_bound_on_purpose_stays() -> None:
             time.sleep(60)
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
-        move_caller(frozenset({first}))
+        set_affinity(frozenset({first}))
         moved = move_all(frozenset({first}), ours={everything}.__contains__)
         print(os.sched_getaffinity(thread.native_id) == {second}, moved.settled)
     """
@@ -109,11 +112,12 @@ def test_a_thread_bound_on_purpose_stays() -> None:
 def test_the_kernel_drops_cpus_that_do_not_exist() -> None:
     script = """
         import os
-        from gpuaff.pinning.threads import move_caller
+        from gpuaff._system.kernel import get_affinity, set_affinity
         first = min(os.sched_getaffinity(0))
-        print(sorted(move_caller(frozenset({first, 1000}))) == [first])
+        set_affinity(frozenset({first, 1000}))
+        print(sorted(get_affinity()) == [first])
         try:
-            move_caller(frozenset({1000}))
+            set_affinity(frozenset({1000}))
         except OSError as error:
             print(error.errno == 22, sorted(os.sched_getaffinity(0)) == [first])
     """

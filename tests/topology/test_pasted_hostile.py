@@ -207,25 +207,30 @@ def test_more_than_any_machine_has_is_refused(text: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+_MEGABYTES = [
+    _fill("#"),
+    _fill("\x1b[1;"),
+    _fill("<div "),
+    _fill("<p"),
+    _fill("&#9"),
+    _fill("GPU0"),
+    "GPU0" + _fill("X"),
+    "GPU0 X" + _fill("\t"),
+    "GPU 0: NVIDIA (UUID:" + _fill(" "),
+    "NUMA" + _fill(" 1"),
+    "On-line CPU(s) list: 0" + _fill(",\n1"),
+    "node 0 cpus: " + _fill("1 "),
+    "# CPU,Core\n" + "".join(f"{cpu},{cpu}\n" for cpu in range(16_000)),
+    "".join(f"node {node} cpus: 0 1\n" for node in range(5000)),
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        _fill("#"),
-        _fill("\x1b[1;"),
-        _fill("<div "),
-        _fill("<p"),
-        _fill("&#9"),
-        _fill("GPU0"),
-        "GPU0" + _fill("X"),
-        "GPU0 X" + _fill("\t"),
-        "GPU 0: NVIDIA (UUID:" + _fill(" "),
-        "NUMA" + _fill(" 1"),
-        "On-line CPU(s) list: 0" + _fill(",\n1"),
-        "node 0 cpus: " + _fill("1 "),
-        "# CPU,Core\n" + "".join(f"{cpu},{cpu}\n" for cpu in range(16_000)),
-        "".join(f"node {node} cpus: 0 1\n" for node in range(5000)),
+        pytest.param(text, id=str(number), marks=() if number in (0, 4) else pytest.mark.slow)
+        for number, text in enumerate(_MEGABYTES)
     ],
-    ids=range(14),
 )
 def test_megabytes(text: str) -> None:
     """The test's time limit would end it if the time grew faster than the text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pwd
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuaff._system import kernel
 from gpuaff.errors import GpuaffError
@@ -35,14 +35,9 @@ def caller_and_descendants() -> list[int]:
     return sorted(process.pid for process in family - own)
 
 
-<<<<<<< HEAD
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
     """A process, as it describes itself: its starter has chosen the command. None is unknown.
-=======
-class Process(NamedTuple):
-    """A process, as it describes itself: its starter has chosen the command.
->>>>>>> main
 
     Attributes:
         pid: its id; where it is not visible here, that of its own PID namespace.

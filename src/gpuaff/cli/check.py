@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from gpuaff._system import env, kernel, nvml
@@ -57,8 +57,13 @@ def run(args: argparse.Namespace) -> int:
     checks = _check(args.pid)
     notices: tuple[Notice, ...] = (_OTHER_MACHINE,)
     if env.fsroot() is None:
-        usage, notices = gpu_usage()
-        checks = [usage.complete(check, kernel.open_files(check.pid)) for check in checks]
+        topology = Topology.observe(links=False)
+        indices = {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}
+        devices = device_files(kernel.Tree(), indices)
+        users, notices = _users()
+        pids = {check.pid: kernel.open_files(check.pid) for check in checks}
+        gpus = {pid: gpus_of(pid, users, files, devices) for pid, files in pids.items()}
+        checks = [with_gpus(check, topology, gpus[check.pid]) for check in checks]
     ok = all(check.ok for check in checks)
     if args.json:
         output.show_json(
@@ -93,43 +98,8 @@ def _check(pid: int | None) -> list[Check]:
     return [evaluate(seen) for seen in found]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUsage:
-    """The processes on each GPU of a machine.
-
-    ``users`` are those that the driver lists, by the index of the GPU; ``device_files`` are the
-    indices of GPUs by their device files.
-    """
-
-    topology: Topology
-    users: Mapping[int, Collection[int]]
-    device_files: Mapping[str, int]
-
-    def complete(self, check: Check, files: Collection[str]) -> Check:
-        """A check with the process's GPUs and the CPUs near them.
-
-        CUDA opens the device files of all visible GPUs, so a process's open ``files`` count only
-        where the driver does not list it.
-        """
-        listed = {index for index, pids in self.users.items() if check.pid in pids}
-        opened = {self.device_files[name] for name in self.device_files.keys() & files}
-        gpus = [gpu for gpu in self.topology.gpus if gpu.index in (listed or opened)]
-        near, socket = self._near(gpus, Scope.NODE), self._near(gpus, Scope.SOCKET)
-        # A whole socket is a choice that set_affinity offers too (scope="socket").
-        far = _NONE if near is None or socket is None else check.usual - near - socket
-        return replace(check, gpus=tuple(gpu.index for gpu in gpus), near=near, far=far)
-
-    def _near(self, gpus: list[Gpu], scope: Scope) -> CpuSet | None:
-        """The CPUs near any of these GPUs; None where they are unknown for one of them."""
-        search = Neighbourhood(self.topology, self.topology.cpus)
-        found = [search.near(gpu, scope) for gpu in gpus]
-        is_known = found and all(near.is_local for near in found)
-        return _NONE.union(*(near.cpus for near in found)) if is_known else None
-
-
-def gpu_usage() -> tuple[GpuUsage, tuple[Notice, ...]]:
-    """This machine's GPUs and their processes, as far as the driver reports them."""
-    topology = Topology.observe(links=False)
+def _users() -> tuple[dict[int, set[int]], tuple[Notice, ...]]:
+    """The processes that compute on each GPU, by its index, as far as the driver lists them."""
     try:
         with nvml.open_session() as session:
             readings = session.look()
@@ -143,11 +113,39 @@ def gpu_usage() -> tuple[GpuUsage, tuple[Notice, ...]]:
     is_foreign = not kernel.in_first_pid_namespace() and any(
         kernel.process_of(pid) != pid for pids in users.values() for pid in pids
     )
-    usage = GpuUsage(
-        topology=topology,
-        users={} if is_foreign else users,
-        device_files=device_files(
-            kernel.Tree(), {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}
-        ),
-    )
-    return usage, (_FOREIGN,) if is_foreign else ()
+    return ({}, (_FOREIGN,)) if is_foreign else (users, ())
+
+
+# Evaluate. Pure.
+
+
+def gpus_of(
+    pid: int,
+    users: Mapping[int, Collection[int]],
+    files: Collection[str],
+    devices: Mapping[str, int],
+) -> set[int]:
+    """The GPUs of a process: of those whose users the driver lists, else by its open files.
+
+    CUDA opens the device files of all visible GPUs, so these say less.
+    """
+    listed = {index for index, pids in users.items() if pid in pids}
+    return listed or {devices[name] for name in devices.keys() & files}
+
+
+def with_gpus(check: Check, topology: Topology, indices: Collection[int]) -> Check:
+    """A check with the process's GPUs and the CPUs near them."""
+    gpus = [gpu for gpu in topology.gpus if gpu.index in indices]
+    near, socket = (_near(topology, gpus, scope) for scope in (Scope.NODE, Scope.SOCKET))
+    # Which of these GPUs it uses is not certain: it is far only outside the sockets of all of them.
+    # A whole socket is a choice that set_affinity offers too (scope="socket").
+    far = _NONE if near is None or socket is None else check.usual - near - socket
+    return replace(check, gpus=tuple(gpu.index for gpu in gpus), near=near, far=far)
+
+
+def _near(topology: Topology, gpus: list[Gpu], scope: Scope) -> CpuSet | None:
+    """The CPUs near any of these GPUs; None where they are unknown for one of them."""
+    search = Neighbourhood(topology, topology.cpus)
+    found = [search.near(gpu, scope) for gpu in gpus]
+    is_known = found and all(near.is_local for near in found)
+    return _NONE.union(*(near.cpus for near in found)) if is_known else None

@@ -88,7 +88,7 @@ class Check:
         usual: the CPUs that most of its threads have, of several the larger set; where no two
             threads have the same, all of theirs together.
         threads: each of its threads, by id.
-        gpus: the physical indices of the GPUs that it is on; None when that was not asked.
+        gpus: the physical indices of the GPUs that it is on; None when that was not examined.
         near: the CPUs near those GPUs, by node; None when unknown.
         far: those of ``usual`` that are not even in the socket of such a GPU.
         warnings: what could not be seen.
@@ -136,7 +136,7 @@ def check() -> Check:
     may move threads, a container may lose CPUs. Nothing is changed here: the result names the
     remedy, mostly :meth:`gpuaff.Affinity.reapply`. May be called at any time and from any thread;
     in a forked child (a DataLoader worker) it compares with what the parent had set. The driver is
-    not asked: ``gpuaff check --pid`` also shows whether a process is near its GPUs.
+    not used: ``gpuaff check --pid`` also shows whether a process is near its GPUs.
 
     Returns:
         The findings. Print them, or look at ``ok``.
@@ -263,10 +263,9 @@ def evaluate(seen: Observation) -> Check:
     movable = [thread.cpus for thread in seen.threads if thread.movable]
     usual = most_common(movable or [thread.cpus for thread in seen.threads])
     should = usual if seen.expected is None else seen.expected
-    cut, narrowed = _left_by_cpuset(seen, should), _left_to_main_thread(seen, should)
-    checks = []
+    left, checks = _left(seen, should), []
     for thread in seen.threads:
-        state = _state(seen, thread, should, cut, narrowed)
+        state = _state(seen, thread, should, left)
         why = ("", "") if state in _FINE else _explain(seen, thread, should, state)
         checks.append(ThreadCheck(thread.tid, thread.name, thread.cpus, state, *why))
     return Check(
@@ -285,42 +284,30 @@ def most_common(masks: list[CpuSet]) -> CpuSet:
     Where that is not one set either (an OpenMP runtime has given each thread a CPU of its own), all
     of them together.
     """
-    counts = Counter(masks)
-    most = [mask for mask in counts if counts[mask] == max(counts.values())]
-    size = max(map(len, most), default=0)
-    return frozenset[int]().union(*(mask for mask in most if len(mask) == size))
+    ranked = {mask: (count, len(mask)) for mask, count in Counter(masks).items()}
+    first = max(ranked.values(), default=None)
+    return frozenset[int]().union(*(mask for mask in ranked if ranked[mask] == first))
 
 
-def _left_by_cpuset(seen: Observation, should: CpuSet) -> CpuSet | None:
-    """What a cpuset leaves of what should be; None where it leaves everything.
-
-    Where it leaves nothing, the kernel gives the process all of the cpuset.
-    """
-    if seen.cpuset is not None:
-        return None if should <= seen.cpuset else should & seen.cpuset or seen.cpuset
-    masks = {thread.cpus for thread in seen.threads}
-    same = masks.pop() if len(masks) == 1 and len(seen.threads) > 1 else None
-    return same if same is not None and same < should else None
-
-
-def _left_to_main_thread(seen: Observation, should: CpuSet) -> CpuSet | None:
-    """The main thread's mask, if it is a part of what it should have.
-
-    Where every thread has CPUs of its own, no thread has all of them: an OpenMP runtime does that
-    on purpose.
-    """
+def _left(seen: Observation, should: CpuSet) -> dict[CpuSet, State]:
+    """The masks that are what is left of what should be, and how they came to be."""
     masks = {thread.tid: thread.cpus for thread in seen.threads}
-    main = masks.get(seen.pid)
-    known = seen.expected is not None or should in masks.values()
-    return main if main is not None and main < should and known else None
+    different, main = set(masks.values()), masks.get(seen.pid, should)
+    found = {}
+    # A thread on a part is bound on purpose, unless it is the main one: all that it starts
+    # inherits its mask, so there a fault spreads.
+    # Where every thread has CPUs of its own, an OpenMP runtime has bound them on purpose.
+    if main < should and (seen.expected is not None or should in different):
+        found[main] = State.NARROWED
+    if seen.cpuset is not None:  # where it leaves nothing, the kernel gives the process all of it
+        found[should & seen.cpuset or seen.cpuset] = State.CUT
+    elif len(different) == 1 < len(masks):
+        found.update({same: State.CUT for same in different if same < should})
+    return found
 
 
 def _state(
-    seen: Observation,
-    thread: Thread,
-    should: CpuSet,
-    cut: CpuSet | None,
-    narrowed: CpuSet | None,
+    seen: Observation, thread: Thread, should: CpuSet, left: Mapping[CpuSet, State]
 ) -> State:
     cpus = thread.cpus
     # On reserved CPUs, or where it was bound before gpuaff was called.
@@ -331,11 +318,8 @@ def _state(
         return State.FIXED
     if is_helper and seen.expected is not None:
         return State.BOUND
-    if cpus == cut:
-        return State.CUT
-    if cpus < should:
-        return State.NARROWED if cpus == narrowed else State.BOUND
-    return State.WIDENED if cpus > should else State.MOVED
+    otherwise = State.WIDENED if cpus > should else State.MOVED
+    return left.get(cpus, State.BOUND if cpus < should else otherwise)
 
 
 def _explain(seen: Observation, thread: Thread, should: CpuSet, state: State) -> tuple[str, str]:

@@ -28,7 +28,7 @@ MOST_PASSES = 20
 
 
 def current() -> CpuSet:
-    """The calling thread's CPUs; empty where the system does not tell."""
+    """The calling thread's CPUs; empty where the system does not report them."""
     return kernel.affinity_of(0) or frozenset()
 
 
@@ -62,15 +62,6 @@ def alive(found: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
     return {tid: mask for tid, mask in found.items() if tid in ids}
 
 
-def move_caller(cpus: CpuSet) -> CpuSet:
-    """Move the calling thread only; its CPUs as read back, without those that a cpuset denies (G4).
-
-    Where it may use none of these CPUs, the error is EINVAL, and it stays where it was.
-    """
-    kernel.set_affinity(cpus)
-    return kernel.get_affinity()
-
-
 def move(cpus: CpuSet, tid: int, mask: CpuSet, moved: dict[int, CpuSet]) -> None:
     """Move a thread, and remember in ``moved`` that it had this mask."""
     kernel.set_affinity(cpus, tid)
@@ -84,9 +75,12 @@ def take(process: Process, cpus: CpuSet, caller: CpuSet) -> tuple[CpuSet, list[N
     if got == cpus:
         return got, []
     # When a cpuset grows, the kernel gives back what was requested last: the same to all threads.
-    granted = format_cpulist(move_caller(got))
-    text = f"requested CPUs {format_cpulist(cpus)}; the kernel granted {granted}"
-    return got, [Notice("mask-cut", f"{text}: a cpuset denies the others")]
+    kernel.set_affinity(got)
+    text = (
+        f"requested CPUs {format_cpulist(cpus)}; the kernel granted "
+        f"{format_cpulist(kernel.get_affinity())}: a cpuset denies the others"
+    )
+    return got, [Notice("mask-cut", text)]
 
 
 def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
@@ -251,14 +245,11 @@ def _has_lost_its_share(process: Process, caller: CpuSet) -> bool:
     return _is_denied(process, share, caller)
 
 
-# What the kernel refuses.
-
-
 def refusal(error: OSError) -> Notice:
-    """The kernel refuses to tell masks, or to set them."""
+    """The kernel refuses to report masks, or to set them."""
     return Notice(
         "pin-failed",
-        f"the system does not tell this process's CPUs, or moves no threads ({error.strerror}): "
+        f"the system does not report this process's CPUs, or moves no threads ({error.strerror}): "
         "nothing was changed; a seccomp filter may forbid it",
     )
 
