@@ -294,6 +294,8 @@ def _left(seen: Observation, should: CpuSet) -> dict[CpuSet, State]:
     masks = {thread.tid: thread.cpus for thread in seen.threads}
     different, main = set(masks.values()), masks.get(seen.pid, should)
     found = {}
+    # A thread on a part is bound on purpose, unless it is the main one: all that it starts
+    # inherits its mask, so there a fault spreads.
     # Where every thread has CPUs of its own, an OpenMP runtime has bound them on purpose.
     if main < should and (seen.expected is not None or should in different):
         found[main] = State.NARROWED

@@ -173,6 +173,7 @@ def _cut(
         The masks before and now of those that keep some or all, by id; and the masks before of
         those that keep none, which get all of the grant.
     """
+    # Such threads move here and nowhere else, as a grant is a border to other jobs.
     cut, moved = dict[int, tuple[CpuSet, CpuSet]](), dict[int, CpuSet]()
     for tid, mask in outside.items():
         inside = mask & cpus
