@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
@@ -212,7 +211,7 @@ def _undo_in_child(
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
     notices: list[Notice] = []
     if not share == process.state.share == before.share:
-        to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
+        to = before._replace(bound={}, apart={})  # by the ids of the parent's threads
         notices += _rewind_share(process, share, to)
         process.update(given=before.mask)
     _put_variables_back(after, before)
