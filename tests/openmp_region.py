@@ -6,6 +6,13 @@ import subprocess
 from pathlib import Path
 
 from fakedriver.build import compiler
+from processes import CPUS
+
+NARROWING = (
+    {"GOMP_CPU_AFFINITY": str(CPUS[0])},
+    {"OMP_PROC_BIND": "close", "OMP_PLACES": f"{{{CPUS[0]}}},{{{CPUS[-1]}}}"},
+)
+"""Variables with which GNU's runtime narrows the main thread when it is loaded."""
 
 _SOURCE = """
 #include <omp.h>

@@ -314,35 +314,14 @@ def printed(
     return done.stdout.strip()
 
 
-THREADS = """
-import os, threading, time
-
-def tid_bound_to(cpus):
-    # The id of a thread that somebody has bound (None: nobody has).
-    ready = threading.Event()
-    def work():
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
-        ready.set()
-        time.sleep(60)
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    ready.wait()
-    return thread.native_id
-
-def bound_to(cpus):
-    # The same; asked again, the CPUs that it has by now.
-    tid = tid_bound_to(cpus)
-    return lambda: os.sched_getaffinity(tid)
-
-def in_a_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
-"""
+THREADS = (Path(__file__).parent / "programs/threads.py").read_text("utf-8")
 """What a script may begin with that has threads of its own."""
+
+
+def all_hold(script: str, *, env: Mapping[str, str], inside: tuple[str, ...] = ()) -> None:
+    """Run a script that begins with :data:`THREADS`; all that it ``holds`` must, up to its end."""
+    done = run(f"{THREADS}{script}\nprint('the end')\n", env=env, inside=inside)
+    assert done.stdout.endswith("the end\n"), done.stdout + done.stderr
 
 
 _COMMAND = "import runpy; runpy.run_module('gpuaff', run_name='__main__', alter_sys=True)"

@@ -11,28 +11,15 @@ import pytest
 
 import cpusets
 from fakedriver.driver import FakeDriver
+from openmp_region import NARROWING
 from processes import CPUS, THREADS, printed, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
-START = (
-    THREADS
-    + """
-import json, os, sys, threading, time, gpuaff
-before = os.sched_getaffinity(0)
-
-def states():
-    return {thread.tid: str(thread.state) for thread in gpuaff.check().threads}
-
-def tell():
-    print(json.dumps(gpuaff.check().to_dict()))
-"""
-)
-
 
 def found(driver: FakeDriver, script: str, *arguments: str, **env: str) -> dict[str, Any]:
     """The last line that a script printed, which is a check."""
-    text = printed(START + script, *arguments, env={**driver.env(), **env})
+    text = printed(THREADS + script, *arguments, env={**driver.env(), **env})
     said: dict[str, Any] = json.loads(text.splitlines()[-1])
     return said
 
@@ -68,7 +55,7 @@ print([states()[tid] for tid in tids], gpuaff.check().ok)
 affinity.restore()
 print(set(states().values()), gpuaff.check().expected)
 """
-    first, second = printed(START + script, env=driver.env()).splitlines()
+    first, second = printed(THREADS + script, env=driver.env()).splitlines()
     assert first == "['ok', 'moved', 'widened'] False"
     assert second.endswith(" None")
 
@@ -82,7 +69,7 @@ os.sched_setaffinity(0, {min(before)})
 heir = tid_bound_to(None)
 print(states()[os.getpid()], states()[worker], states()[heir], gpuaff.check().ok)
 """
-    assert printed(START + script, env=driver.env()).splitlines() == [
+    assert printed(THREADS + script, env=driver.env()).splitlines() == [
         "bound True",
         "narrowed bound narrowed False",
     ]
@@ -103,14 +90,7 @@ print(json.dumps(heard[0].to_dict()))
 
 
 @pytest.mark.case("C2", "C4", "C5")
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"GOMP_CPU_AFFINITY": str(CPUS[0])},
-        {"OMP_PROC_BIND": "close", "OMP_PLACES": f"{{{CPUS[0]}}},{{{CPUS[-1]}}}"},
-    ],
-    ids=["GOMP_CPU_AFFINITY", "OMP_PLACES"],
-)
+@pytest.mark.parametrize("variables", NARROWING, ids=max)
 def test_the_openmp_runtime_that_did_it(
     driver: FakeDriver, openmp_library: Path, variables: dict[str, str]
 ) -> None:
@@ -143,7 +123,7 @@ os.environb[b"GOMP_CPU_AFFINITY"] = b"0\\x1b[31m\\n\\xff"
 os.sched_setaffinity(0, {min(before)})
 print(gpuaff.check())
 """
-    text = printed(START + script, str(openmp_library), env=driver.env())
+    text = printed(THREADS + script, str(openmp_library), env=driver.env())
     assert r"because of GOMP_CPU_AFFINITY=0\x1b[31m\n\udcff" in text
 
 
@@ -184,7 +164,7 @@ os.waitpid(child, 0)
 
 
 STAYS = (
-    START
+    THREADS
     + """
 gpuaff.set_affinity(0, 1)
 tid_bound_to(None)
@@ -232,7 +212,7 @@ os.sched_setaffinity(0, {min(before)})
 print(os.getpid(), gpuaff.check().name)
 print(gpuaff.check())
 """
-    who, *lines = printed(START + script, env=driver.env()).splitlines()
+    who, *lines = printed(THREADS + script, env=driver.env()).splitlines()
     pid, name = who.split()
     assert lines[0].split() == ["process", "GPU", "threads", "CPUs", "state", "names"]
     assert lines[1].split()[:2] == [pid, name]
@@ -246,7 +226,7 @@ print(gpuaff.check())
 @pytest.mark.needs("pid-namespaces")
 def test_without_proc(driver: FakeDriver) -> None:
     """Another PID namespace's /proc: its numbers mean other processes."""
-    script = START + "gpuaff.set_affinity(0, 1); tid_bound_to(None); tell()"
+    script = THREADS + "gpuaff.set_affinity(0, 1); tid_bound_to(None); tell()"
     done = run(script, env=driver.env(), prefix=["unshare", "--pid", "--fork", "--kill-child"])
     said = json.loads(done.stdout.splitlines()[-1])
     assert [warning["code"] for warning in said["warnings"]] == ["threads-unseen"]
@@ -262,5 +242,5 @@ gpuaff.check()
 print(os.sched_getaffinity(0) == before)
 print({"pynvml", "psutil", "rich", "torch"} & (set(sys.modules) - modules))
 """
-    lines = printed(START + script, env=driver.env(), fresh=True).splitlines()
+    lines = printed(THREADS + script, env=driver.env(), fresh=True).splitlines()
     assert lines == ["True", "set()"]

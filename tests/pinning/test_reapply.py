@@ -10,31 +10,10 @@ import pytest
 
 import cpusets
 from fakedriver.driver import FakeDriver
-from processes import CPUS, THREADS, masks, printed, run, stopped
+from openmp_region import NARROWING
+from processes import CPUS, THREADS, all_hold, masks, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
-
-START = (
-    THREADS
-    + """
-import json, os, sys, threading, time, gpuaff
-before = os.sched_getaffinity(0)
-
-def in_a_child(work):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if work() else 1
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
-)
-
-
-def said(driver: FakeDriver, script: str, **env: str) -> list[str]:
-    return printed(START + script, env={**driver.env(), **env}).split()
 
 
 def test_threads_that_were_moved_come_back_and_the_bound_one_stays(driver: FakeDriver) -> None:
@@ -43,10 +22,10 @@ affinity = gpuaff.set_affinity(0, 1)   # all CPUs of this machine
 low, high = {min(before)}, {max(before)}
 bound, idle = bound_to(high), bound_to(None)
 os.sched_setaffinity(0, low)           # the main thread, narrowed
-print(affinity.reapply() == affinity == os.sched_getaffinity(0))
-print(bound() == high, idle() == affinity)
+holds(affinity.reapply() == affinity == now())
+holds(bound() == high, idle() == affinity)
 """
-    assert said(driver, script) == ["True"] * 3
+    all_hold(script, env=driver.env())
 
 
 def test_a_thread_outside_of_the_share_comes_back(driver: FakeDriver) -> None:
@@ -54,12 +33,12 @@ def test_a_thread_outside_of_the_share_comes_back(driver: FakeDriver) -> None:
 affinity = gpuaff.set_affinity(0, 2)
 outside = before - affinity
 moved, wide = bound_to(outside), bound_to(before)
-print(in_a_thread(affinity.reapply) == affinity)
-print(moved() == affinity, wide() == affinity, gpuaff.check().ok)
+holds(in_a_thread(affinity.reapply) == affinity)
+holds(moved() == affinity, wide() == affinity, gpuaff.check().ok)
 affinity.restore()
-print(moved() == outside, wide() == before)
+holds(moved() == outside, wide() == before)
 """
-    assert said(driver, script) == ["True"] * 6
+    all_hold(script, env=driver.env())
 
 
 @pytest.mark.case("C1")
@@ -68,22 +47,22 @@ def test_those_who_inherited_a_narrowed_mask_come_back(driver: FakeDriver) -> No
 affinity = gpuaff.set_affinity(0, 1)
 os.sched_setaffinity(0, {min(before)})
 heir = bound_to(None)
-print(heir() == {min(before)}, affinity.reapply() == heir() == before, gpuaff.check().ok)
+holds(heir() == {min(before)}, affinity.reapply() == heir() == before, gpuaff.check().ok)
 """
-    assert said(driver, script) == ["True"] * 3
+    all_hold(script, env=driver.env())
 
 
 def test_twice_and_after_restore(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 2)
 other = bound_to(None)
-print(affinity.reapply() == affinity.reapply() == affinity)
+holds(affinity.reapply() == affinity.reapply() == affinity)
 for _ in range(2):
-    print(affinity.restore() == before == other(), gpuaff.check().expected is None)
-    print(affinity.reapply() == affinity == other(), gpuaff.check().expected == affinity)
-print(affinity.restore() == before == other())
+    holds(affinity.restore() == before == other(), gpuaff.check().expected is None)
+    holds(affinity.reapply() == affinity == other(), gpuaff.check().expected == affinity)
+holds(affinity.restore() == before == other())
 """
-    assert said(driver, script) == ["True"] * 10
+    all_hold(script, env=driver.env())
 
 
 def test_a_caller_that_is_bound_gets_its_own_back_in_the_end(driver: FakeDriver) -> None:
@@ -93,9 +72,9 @@ one = {max(before)}
 def work():
     os.sched_setaffinity(0, one)
     return affinity.reapply() == affinity and affinity.restore() == one
-print(in_a_thread(work), os.sched_getaffinity(0) == before)
+holds(in_a_thread(work), now() == before)
 """
-    assert said(driver, script) == ["True"] * 2
+    all_hold(script, env=driver.env())
 
 
 def test_a_thread_that_somebody_had_bound_to_the_share_itself(driver: FakeDriver) -> None:
@@ -105,9 +84,9 @@ affinity.restore()
 bound = bound_to(affinity)
 affinity.reapply()
 affinity.restore()
-print(bound() == affinity, os.sched_getaffinity(0) == before)
+holds(bound() == affinity, now() == before)
 """
-    assert said(driver, script) == ["True"] * 2
+    all_hold(script, env=driver.env())
 
 
 def test_an_earlier_share_takes_the_place_of_a_later_one(driver: FakeDriver) -> None:
@@ -115,10 +94,10 @@ def test_an_earlier_share_takes_the_place_of_a_later_one(driver: FakeDriver) -> 
 first = gpuaff.set_affinity(0, 2)
 other = bound_to(None)
 second = gpuaff.set_affinity(1, 2)
-print(first.reapply() == first == other(), gpuaff.check().ok)
-print(second.restore() == before == other())
+holds(first.reapply() == first == other(), gpuaff.check().ok)
+holds(second.restore() == before == other())
 """
-    assert said(driver, script) == ["True"] * 3
+    all_hold(script, env=driver.env())
 
 
 def test_a_larger_share_takes_those_of_a_smaller_one(driver: FakeDriver) -> None:
@@ -126,9 +105,9 @@ def test_a_larger_share_takes_those_of_a_smaller_one(driver: FakeDriver) -> None
 large = gpuaff.set_affinity(0, 1)
 other = bound_to(None)
 small = gpuaff.set_affinity(0, 2)
-print(other() == small, large.reapply() == large == other())
+holds(other() == small, large.reapply() == large == other())
 """
-    assert said(driver, script) == ["True"] * 2
+    all_hold(script, env=driver.env())
 
 
 def test_a_thread_with_a_smaller_share_comes_though_the_main_one_was_moved(
@@ -139,9 +118,9 @@ large = gpuaff.set_affinity(0, 1)
 other = bound_to(None)
 small = gpuaff.set_affinity(0, 2)
 os.sched_setaffinity(0, {max(before)})
-print(other() == small, large.reapply() == large == other())
+holds(other() == small, large.reapply() == large == other())
 """
-    assert said(driver, script) == ["True"] * 2
+    all_hold(script, env=driver.env())
 
 
 def test_a_bound_thread_that_called_first_gets_its_own_back_in_the_end(driver: FakeDriver) -> None:
@@ -151,20 +130,20 @@ def work():
     os.sched_setaffinity(0, one)
     affinity = gpuaff.set_affinity(0, 2)
     affinity.reapply()
-    return os.sched_getaffinity(0) == affinity != one and affinity.restore() == one
-print(in_a_thread(work), os.sched_getaffinity(0) == before)
+    return now() == affinity != one and affinity.restore() == one
+holds(in_a_thread(work), now() == before)
 """
-    assert said(driver, script) == ["True"] * 2
+    all_hold(script, env=driver.env())
 
 
 def test_what_was_not_pinned_is_not_pinned_now(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 2)
 os.sched_setaffinity(0, {max(before)})
-print(affinity.reapply() == {max(before)})
+holds(affinity.reapply() == {max(before)})
 """
-    assert said(driver, script, CUDA_VISIBLE_DEVICES="") == ["True"]
-    assert said(driver, script, GPUAFF="off") == ["True"]
+    for name, value in ("CUDA_VISIBLE_DEVICES", ""), ("GPUAFF", "off"):
+        all_hold(script, env={**driver.env(), name: value})
 
 
 @pytest.mark.case("C10")
@@ -172,7 +151,7 @@ def test_in_a_forked_child(driver: FakeDriver) -> None:
     """A child is pinned by itself; it knows what its parent had set, and can undo that."""
     script = """
 affinity = gpuaff.set_affinity(0, 2)
-def child():
+def work():
     steps = [gpuaff.check().ok, gpuaff.check().expected == affinity]
     os.sched_setaffinity(0, before)
     other = bound_to(None)
@@ -181,39 +160,39 @@ def child():
     steps += [affinity.restore() == before == other(), gpuaff.check().expected is None]
     steps += [affinity.reapply() == affinity == other(), gpuaff.check().ok]
     return all(steps) or print(steps)
-print(in_a_child(child), in_a_thread(lambda: in_a_child(child)))
-print(in_a_child(lambda: in_a_child(child)))
-print(os.sched_getaffinity(0) == affinity)
+holds(child(work) == 0, in_a_thread(lambda: child(work)) == 0)
+holds(child(lambda: child(work) == 0) == 0)
+holds(now() == affinity)
 """
-    assert said(driver, script) == ["True"] * 4
+    all_hold(script, env=driver.env())
 
 
 def test_a_child_that_only_restores(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 2)
-def child():
+def work():
     return affinity.restore() == before and gpuaff.check().expected is None and gpuaff.check().ok
-print(in_a_child(child))
+holds(child(work) == 0)
 affinity.restore()
-print(in_a_child(lambda: gpuaff.check().expected is None))
+holds(child(lambda: gpuaff.check().expected is None) == 0)
 """
-    assert said(driver, script) == ["True"] * 2
+    all_hold(script, env=driver.env())
 
 
 def test_the_border_of_a_child_is_what_it_started_with(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 1)
-def child():
+def work():
     os.sched_setaffinity(0, {min(before)})   # narrowed by an import
     affinity.reapply()
     return gpuaff.set_affinity(0, 1) == before
-print(in_a_child(child))
+holds(child(work) == 0)
 """
-    assert said(driver, script) == ["True"]
+    all_hold(script, env=driver.env())
 
 
 STAYS = (
-    START
+    THREADS
     + """
 affinity = gpuaff.set_affinity(0, 1)
 print("pinned")
@@ -254,7 +233,7 @@ def test_inside_a_cpuset_that_shrank(driver: FakeDriver) -> None:
 
 
 ELSEWHERE = (
-    START
+    THREADS
     + """
 affinity = gpuaff.set_affinity(0, 2)
 print(json.dumps(sorted(affinity)))
@@ -287,27 +266,20 @@ def test_inside_a_cpuset_that_has_none_of_it_left(driver: FakeDriver) -> None:
 
 
 IMPORT = (
-    START
+    THREADS
     + """
 import ctypes
 affinity = gpuaff.set_affinity(0, 1)
 library = ctypes.CDLL(sys.argv[1])
-print(sorted(os.sched_getaffinity(0)) == sorted(before)[:1])
+print(sorted(now()) == sorted(before)[:1])
 print(affinity.reapply() == before, library.sum() == 499500)
-print(affinity.reapply() == os.sched_getaffinity(0) == before)
+print(affinity.reapply() == now() == before)
 """
 )
 
 
 @pytest.mark.case("C2", "C4", "C5", "C8")
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"GOMP_CPU_AFFINITY": str(CPUS[0])},
-        {"OMP_PROC_BIND": "close", "OMP_PLACES": f"{{{CPUS[0]}}},{{{CPUS[-1]}}}"},
-    ],
-    ids=["GOMP_CPU_AFFINITY", "OMP_PLACES"],
-)
+@pytest.mark.parametrize("variables", NARROWING, ids=max)
 def test_after_a_library_that_has_narrowed_the_main_thread(
     driver: FakeDriver, openmp_library: Path, variables: dict[str, str]
 ) -> None:
@@ -316,9 +288,7 @@ def test_after_a_library_that_has_narrowed_the_main_thread(
     assert done.stdout.split() == ["True"] * 4
 
 
-STORM = (
-    START
-    + """
+STORM = """
 from gpuaff.pinning.restore import reapply_share
 share = frozenset({min(before)})
 affinity = gpuaff.set_affinity(0, 1)
@@ -345,14 +315,13 @@ for _ in range(20):
     ending = True
     while threading.active_count() > 1:
         time.sleep(0.001)
-print(lost)
+holds(lost == 0)
 """
-)
 
 
 @pytest.mark.case("A13")
 def test_threads_that_are_born_meanwhile_come_too(driver: FakeDriver) -> None:
-    assert said(driver, STORM) == ["0"]
+    all_hold(STORM, env=driver.env())
 
 
 @pytest.mark.case("B10")
@@ -360,12 +329,12 @@ def test_a_helper_on_reserved_cpus_stays(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 1, reserve=1)
 helper = bound_to(affinity.reserved)
-print(len(affinity.reserved) > 0, affinity.isdisjoint(affinity.reserved), gpuaff.check().ok)
+holds(len(affinity.reserved) > 0, affinity.isdisjoint(affinity.reserved), gpuaff.check().ok)
 affinity.reapply()
 gpuaff.set_affinity(0, 1, reserve=1)
-print(helper() == affinity.reserved)
+holds(helper() == affinity.reserved)
 """
-    assert said(driver, script) == ["True"] * 4
+    all_hold(script, env=driver.env())
 
 
 def test_a_thread_that_was_bound_before_stays(driver: FakeDriver) -> None:
@@ -375,8 +344,8 @@ worker = bound_to({max(before)})
 os.sched_setaffinity(0, {min(before)})
 affinity = gpuaff.set_affinity(0, 1)
 checked = gpuaff.check()
-print([str(thread.state) for thread in checked.threads] == ["ok", "bound"], checked.ok)
+holds([str(thread.state) for thread in checked.threads] == ["ok", "bound"], checked.ok)
 affinity.reapply()
-print(worker() == {max(before)}, affinity == {min(before)})
+holds(worker() == {max(before)}, affinity == {min(before)})
 """
-    assert said(driver, script) == ["True"] * 4
+    all_hold(script, env=driver.env())

@@ -14,6 +14,7 @@ import ctypes.util  # noqa: F401 - for the programs: see above
 import gc
 import io
 import json
+import linecache
 import logging  # noqa: F401 - likewise
 import os
 import select
@@ -85,6 +86,8 @@ def main() -> None:
     sys.path[:1] = ["", *program["env"].get("PYTHONPATH", "").split(":")]
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=program["by_lines"])
+    lines = program["code"].splitlines(keepends=True)
+    linecache.cache["<program>"] = len(program["code"]), None, lines, "<program>"
     module = sys.modules["__main__"] = ModuleType("__main__")
     status = 0
     try:
