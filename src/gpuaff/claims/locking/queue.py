@@ -15,16 +15,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import MOST, Entry, Slot, stopped
 from gpuaff.formatting import process_in_words
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 # Nor a futex in a shared map of the registry: any user can truncate that file, and the next access
 # would be SIGBUS.

@@ -16,15 +16,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from json import dumps, loads
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuaff._system import descriptors, kernel, locks
 from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 # Not a file for each process. One left by a killed process would have to be recognised as stale by
 # its process id, which is used again and is invisible in other namespaces, and to be removed in a
