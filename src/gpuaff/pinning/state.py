@@ -5,6 +5,7 @@ The only module of ``pinning`` that holds state.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,12 +162,12 @@ def _start_anew() -> None:
     _processes.clear()
 
 
-kernel.in_forked_child(_start_anew)
+os.register_at_fork(after_in_child=_start_anew)
 
 
 def known_process() -> Process | None:
     """This process; None when gpuaff was not called in it yet."""
-    return _processes.get(kernel.process_id())
+    return _processes.get(os.getpid())
 
 
 def remembered() -> State | None:
@@ -182,7 +183,7 @@ def this_process(border: CpuSet | None = None) -> Process:
     """
     found = known_process()
     if found is None:
-        pid = kernel.process_id()
+        pid = os.getpid()
         original = kernel.get_affinity(pid) if border is None else border
         # Of several threads the first one's mask counts. A lock could be left locked by a fork.
         found = _processes.setdefault(pid, Process(State(pid=pid, original=original)))
@@ -288,7 +289,7 @@ def _guard_policy(process: Process, undo: ExitStack) -> None:
     """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
     from gpuaff._system import mempolicy  # only where a policy may change
 
-    placed, own = process.state.memory, kernel.thread_id()
+    placed, own = process.state.memory, threading.get_native_id()
     with suppress(OSError):  # it cannot be set either
         policy = mempolicy.get_policy()
         undo.callback(mempolicy.ensure_policy, policy)
