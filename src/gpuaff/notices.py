@@ -40,6 +40,9 @@ class Kind(NamedTuple):
     once_per_job: bool = False
 
 
+# ``strict`` refuses what leaves a rank elsewhere than planned, or makes it likely that ranks share
+# CPUs. Not ``masks-unknown``: launchers that bind mostly bind apart, so that correct jobs would be
+# refused. Nor remarks about OpenMP: the process is where it should be when the call returns.
 _CODES = {
     Kind(strict=True): """
         bad-rank border-unused cpus-unknown gpus-unknown grant-unpinned mask-cut memory-cut

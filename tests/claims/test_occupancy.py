@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def one(
     **more: Any,
 ) -> Usage:
     """What is found of a machine's only device."""
-    named = replace(processes, names=names or {})
+    named = processes._replace(names=names or {})
     [usage] = evaluate([reading], processes=named, **{"leased": {}, **more})
     return usage
 
@@ -470,7 +469,7 @@ def test_what_is_busy_stays_so_when_there_is_more_of_it(
 ) -> None:
     """One more lease, or one less of ours, frees nothing; and nothing is asked in vain."""
     before = evaluate(told, processes=people, leased=leased)
-    strict = replace(people, own=frozenset(people.own) - fewer)
+    strict = people._replace(own=frozenset(people.own) - fewer)
     after = evaluate(told, processes=strict, leased={**leased, device.uuid: "x"})
     for old, new in zip(before, after, strict=True):
         assert old.busy is None or new.busy is not None

@@ -178,7 +178,8 @@ class TestBeforeCudaIsStarted:
         said = go_on(program)
         assert said.startswith("ClaimLostError GPU 0 was free and is leased")
         assert said.endswith(
-            "; all was undone, and CUDA was not started: claim again, and let others claim as well"
+            "; all was undone, and CUDA was not started: claim again, and let that program claim, "
+            "too"
         )
         assert program.heard() == "False"
         assert lab.driver.contexts_made(0) == 1  # the stranger's

@@ -31,6 +31,7 @@ os.register_at_fork(after_in_child=lambda: close(*private))
 def moved_up(handle: int) -> int:
     """The same open file under a number that scripts do not use; not inherited by programs."""
     try:
+        # Closed on exec: a lease must not live on in a daemon that a script happens to start.
         higher = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, LOWEST)
     except OSError:  # a limit of open files below that number
         higher = handle

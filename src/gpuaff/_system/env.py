@@ -34,7 +34,7 @@ def fsroot() -> str | None:
 
 
 def wants_driver() -> bool:
-    """Whether the NVIDIA driver will be asked, as far as the environment tells early.
+    """Whether the NVIDIA driver will be asked, as far as the environment shows early.
 
     Not with ``GPUAFF=…`` (it may be switched off), nor where another machine is described.
     """

@@ -32,7 +32,7 @@ _FLAGS = STATIC | 1 << 14 | 1 << 13
 _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred", "weighted-interleave")
 
 _ALLOWED = 1 << 2
-"""MPOL_F_MEMS_ALLOWED: tell the nodes that the cpuset grants, instead of the policy."""
+"""MPOL_F_MEMS_ALLOWED: report the nodes that the cpuset grants, instead of the policy."""
 
 _WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
 """Bits in a word of a mask of nodes."""

@@ -58,6 +58,7 @@ class Cores:
 
     def count(self, places: Sequence[int]) -> int:
         """How many cores these places are (parts) of."""
+        # Sizes count cores. Max-min fairness counts places, and so pieces.
         return len(places) if self.core_of is None else len(set(map(self.core, places)))
 
     def divide(self, places: Sequence[int], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

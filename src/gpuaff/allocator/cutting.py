@@ -119,6 +119,7 @@ class Cutter(NamedTuple):
         while cores are left.
         """
         fast = bisect_left(places, self.slow_from)
+        # Every part then has fast cores, and none has slow ones only.
         if parts <= fast < len(places):
             return [tuple(places[:fast]), tuple(places[fast:])]
         return [tuple(places)]

@@ -92,6 +92,7 @@ def _share_machine(topology: Topology, local: Sequence[CpuSet]) -> list[CpuSet]:
             claims[claimant].add(place)
     slow = frozenset(place_of[cpu] for cpu in topology.efficiency_cpus & topology.cpus)
     shares: Sequence[frozenset[int]] = [_NONE for _ in local]
+    # Local cores come first: else a GPU could get far cores only, and its neighbour the whole node.
     for kind in (frozenset(place_of.values()) - slow, slow):
         for wanted in (places, claims):
             shares = grow(shares, [kind.intersection(claim) for claim in wanted], in_blocks)

@@ -273,6 +273,8 @@ def place_ranks(
     cores = allowed_cores(topology, union(around))
     if len(around) > 1:
         cores = split_siblings(cores, zip(allowed, (own.cpus for own in near), strict=True))
+    # All later steps know only each rank's list of cores. So equal sets, named for each rank, give
+    # the same plan as one set for all.
     places = cache(cores.places_within)  # GPUs and ranks mostly share their near CPUs
     placements = []
     for rank, (gpu, search, own) in enumerate(ranks):

@@ -361,6 +361,7 @@ def node_cores_of(placements: Iterable[Placement]) -> frozenset[int]:
 # Cores that stay out of every share, for helper processes (case B10).
 
 
+# An error, also where pinning is best effort: helpers that were counted on must have their cores.
 def reserve_from_shares(
     placements: Sequence[Placement],
     assignments: Mapping[int, Assignment],

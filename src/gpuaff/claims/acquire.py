@@ -191,6 +191,7 @@ class _Acquisition:
         if visible_as is None:
             return variables
         names: Sequence[str] = uuids
+        # A GPU that cannot be claimed leaves a gap in our numbers, and perhaps not in CUDA's.
         by_uuid = by_uuid or visible_as is VisibleAs.UUID or any(one.is_mig for one in devices)
         if not by_uuid:
             places = sorted({device.index for device in self._devices})  # as CUDA counts them
@@ -251,6 +252,7 @@ def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     """After an earlier claim CUDA shows its GPUs for good: only those can be claimed."""
     if state.cuda_bound_gpus is None:
         return request
+    # CUDA would not use other GPUs, and would go on to use those that were given back.
     uuids = tuple(gpu.uuid for gpu in state.cuda_bound_gpus)
     option = "candidates" if request.gpus is None else "gpus"
     names = request.gpus or request.candidates or uuids

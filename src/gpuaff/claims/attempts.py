@@ -41,6 +41,7 @@ longer hangs, in the driver or on a file system, and may do so for ever."""
 STEP = 0.03
 """Seconds between two looks."""
 
+# A process without a lease that comes in this time is found by the look after occupying.
 _FRESH = 0.3
 """How old a look may be, in seconds, when the guard is locked: else the driver is asked again."""
 
@@ -229,6 +230,7 @@ class Attempts:
                 limit = None if self._wait is None else max(safe_gpu.LIMIT, self._wait)
                 self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
+                # Before the guard, so that many claimers start their driver at the same time.
                 self._look()
                 looked = time.monotonic()
                 with guarded():

@@ -310,6 +310,7 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
             "(gpuaff run -n auto -- torchrun ...), and nothing in the ranks; or say how many each "
             "rank was granted for itself: claim_gpus(n)",
         )
+    # In blocks, not by turns, so that a rank's GPUs are neighbours.
     each, more = divmod(count, ranks.local_size)
     first = ranks.local_rank * each + min(ranks.local_rank, more)
     return slice(first, first + each + (ranks.local_rank < more))

@@ -46,6 +46,7 @@ def parent_claim() -> ParentClaim | None:
 class SubLease:
     """Devices of the parent claim that this process has locked, through its slot's open file."""
 
+    # Bytes, not leases: the parent claim holds those, and a flock cannot be divided.
     fds = ()  # those of the slot
 
     def __init__(self, parent: ParentClaim, slot: Slot) -> None:

@@ -137,6 +137,7 @@ def with_gpus(check: Check, topology: Topology, indices: Collection[int]) -> Che
     """A check with the process's GPUs and the CPUs near them."""
     gpus = [gpu for gpu in topology.gpus if gpu.index in indices]
     near, socket = (_near(topology, gpus, scope) for scope in (Scope.NODE, Scope.SOCKET))
+    # Which of these GPUs it uses is not certain: it is far only outside the sockets of all of them.
     # A whole socket is a choice that set_affinity offers too (scope="socket").
     far = _NONE if near is None or socket is None else check.usual - near - socket
     return replace(check, gpus=tuple(gpu.index for gpu in gpus), near=near, far=far)

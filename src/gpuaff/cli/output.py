@@ -25,6 +25,7 @@ def show_json(data: dict[str, Any]) -> None:
 
 def show(blocks: Iterable[Line | Table]) -> None:
     """Print lines and tables: on a terminal by rich where it is installed, else plain."""
+    # One layout with rich and without, on a terminal or not: what is tested in one holds for all.
     shown = list(blocks)
     text = "".join(f"{plain(block)}\n" for block in shown)
     if sys.stdout is not None and sys.stdout.isatty():

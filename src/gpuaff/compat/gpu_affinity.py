@@ -133,6 +133,7 @@ def _accepted(affinity: Affinity) -> Affinity:
         return affinity
     if not affinity.pinned or plan is None or rank is None:
         raise GPUAffinityError("; ".join(notice.message for notice in notices))
+    # Scripts catch this error, and one core for each process, the default, is a demand there.
     if reason := refusal(plan, rank):
         affinity.__exit__(None, None, None)
         raise GPUAffinityError(reason)

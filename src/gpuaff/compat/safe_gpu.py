@@ -271,6 +271,7 @@ def _has_one_for_display(session: Session) -> bool:
 @contextmanager
 def _original_lock(nb_gpus: int, logger: Any) -> Iterator[None]:
     """Hold safe_gpu's lock, with its log lines. As with safe_gpu the wait has no limit."""
+    # The claim inside takes the lock too. It is held here as well, so that the log lines are true.
     where = LOCK_FILENAME if LOCK_FILENAME != DEFAULT else None
     logger.info("acquiring lock")
     with ExitStack() as at_end, holding(nb_gpus, limit=None, where=where):

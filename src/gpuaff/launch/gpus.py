@@ -81,6 +81,8 @@ def _by_launcher(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
         return OwnGpus()
     if active_launcher(get, ranks) is not Launcher.SLURM:
         return None
+    # A worker and a task in a wrapper look alike: the same variables, and a process in between.
+    # Only multiprocessing marks its workers; for others the number decides.
     if number(get("SLURM_LOCALID")) != ranks.local_rank:
         return None  # a worker that a task started, or ranks numbered differently
     return _of_task(get, ranks, visible)

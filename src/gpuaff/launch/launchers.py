@@ -153,6 +153,7 @@ ROWS = (
         run="SLURM_STEP_ID SLURM_JOB_ID",
         programs="slurmstepd",
     ),
+    # Weakest: many scripts set these from the numbers of the launcher around them.
     _row(Launcher.UNKNOWN, "LOCAL_RANK LOCAL_WORLD_SIZE RANK WORLD_SIZE"),
 )
 """Innermost first; last come torchrun's names where torchrun did not set them."""

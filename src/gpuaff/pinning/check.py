@@ -88,7 +88,7 @@ class Check:
         usual: the CPUs that most of its threads have, of several the larger set; where no two
             threads have the same, all of theirs together.
         threads: each of its threads, by id.
-        gpus: the physical indices of the GPUs that it is on; None when that was not asked.
+        gpus: the physical indices of the GPUs that it is on; None when that was not examined.
         near: the CPUs near those GPUs, by node; None when unknown.
         far: those of ``usual`` that are not even in the socket of such a GPU.
         warnings: what could not be seen.
@@ -136,7 +136,7 @@ def check() -> Check:
     may move threads, a container may lose CPUs. Nothing is changed here: the result names the
     remedy, mostly :meth:`gpuaff.Affinity.reapply`. May be called at any time and from any thread;
     in a forked child (a DataLoader worker) it compares with what the parent had set. The driver is
-    not asked: ``gpuaff check --pid`` also shows whether a process is near its GPUs.
+    not used: ``gpuaff check --pid`` also shows whether a process is near its GPUs.
 
     Returns:
         The findings. Print them, or look at ``ok``.
@@ -294,6 +294,8 @@ def _left(seen: Observation, should: CpuSet) -> dict[CpuSet, State]:
     masks = {thread.tid: thread.cpus for thread in seen.threads}
     different, main = set(masks.values()), masks.get(seen.pid, should)
     found = {}
+    # A thread on a part is bound on purpose, unless it is the main one: all that it starts
+    # inherits its mask, so there a fault spreads.
     # Where every thread has CPUs of its own, an OpenMP runtime has bound them on purpose.
     if main < should and (seen.expected is not None or should in different):
         found[main] = State.NARROWED

@@ -87,12 +87,11 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     """Put this process, with all its threads, inside the domains of the GPUs that it has claimed.
 
     Best effort, as pinning is. A domain counts only where this process may use the whole of it,
-    and all of the claim's must count: in a part of it, other jobs could not tell which processes
+    and all of the claim's must count: in a part of it, other jobs could not know which processes
     keep to it. Otherwise the mask stays, with the warning ``grant-unpinned``. Threads that the
     program had bound outside are cut to the grant, or moved into it.
 
-    The driver is asked which GPU has which address, not whether CUDA was started; where NVML is in
-    use already, that costs little.
+    The driver reports which GPU has which address, not whether CUDA was started.
 
     ``indices`` are NVML's; several MIG instances of a GPU count once. ``strict`` raises what would
     leave the process elsewhere, or its threads scattered; all is then as it was.
@@ -141,7 +140,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
         raise UnavailableError([*warnings, why])
     warnings += mig_warnings(topology, gpus)
     ours, own = effective.of(before.requested), kernel.thread_id()
-    # Threads that have just these CPUs cannot be told from the others afterwards.
+    # Threads that have just these CPUs cannot be distinguished from the others afterwards.
     alike = {} if cpus in ours else threads.having(cpus)
     got, _ = threads.take(process, cpus, caller)
     if got != cpus:
@@ -174,6 +173,7 @@ def _cut(
         The masks before and now of those that keep some or all, by id; and the masks before of
         those that keep none, which get all of the grant.
     """
+    # Such threads move here and nowhere else, as a grant is a border to other jobs.
     cut, moved = dict[int, tuple[CpuSet, CpuSet]](), dict[int, CpuSet]()
     for tid, mask in outside.items():
         inside = mask & cpus

@@ -61,7 +61,7 @@ def pin(
 ) -> Affinity:
     """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
 
-    ``driver_may_rest`` is called when the driver will not be asked any more.
+    ``driver_may_rest`` is called when the driver is not needed any more.
     """
     strict = flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
@@ -183,7 +183,8 @@ class Observation(NamedTuple):
         topology: the machine, with what the kernel grants of the original mask allowed.
         masks: what is known of the other ranks' masks.
         parent: the CPUs that the parent may use; None when unknown.
-        started_with: the share of the process that started this one, where it has no other CPUs.
+        own: the share that this rank was started with, where it has no other CPUs; else None.
+        foreign: another rank's, likewise.
     """
 
     caller: CpuSet
@@ -191,7 +192,8 @@ class Observation(NamedTuple):
     topology: Topology
     masks: Masks
     parent: CpuSet | None
-    started_with: Pinned | None
+    own: Pinned | None
+    foreign: Pinned | None
 
 
 class Attempt(NamedTuple):
@@ -268,23 +270,21 @@ class Attempt(NamedTuple):
         )
         ours = process.state.variables.get(PINNED_VARIABLE)
         get = env.get if ours is None else {PINNED_VARIABLE: ours[0]}.get
-        started_with = classify_pinned(get, effective.cpus)
-        return Observation(caller, effective, topology, masks, above.parent, started_with)
-
-    def _is_own(self, share: Pinned | None) -> bool:
-        return share is not None and share.is_of(self.ranks.local_rank, self.ranks.local_size)
+        share = classify_pinned(get, effective.cpus)
+        is_own = share and share.is_of(self.ranks.local_rank, self.ranks.local_size)
+        shares = (share, None) if is_own else (None, share)
+        return Observation(caller, effective, topology, masks, above.parent, *shares)
 
     def _plan(self, seen: Observation) -> Plan:
-        topology, share = seen.topology, seen.started_with
-        is_own = self._is_own(share)
-        gpus = own_gpus(self.ranks, visible=len(topology.visible), is_rank=is_own)
-        if share is not None and is_own and topology.visible:
-            return plan_inside_share(topology, self.options, self.ranks, gpus, share)
+        topology, visible = seen.topology, len(seen.topology.visible)
+        gpus = own_gpus(self.ranks, visible=visible, is_rank=seen.own is not None)
+        if seen.own is not None and visible:
+            return plan_inside_share(topology, self.options, self.ranks, gpus, seen.own)
         all_gpus = () if gpus is None else gpus_of_the_machine()
         return plan_for_rank(topology, self.options, self.ranks, seen.masks, gpus, all_gpus)
 
     def _warnings(self, process: Process, seen: Observation, plan: Plan) -> list[Notice]:
-        rank, size, share = self.ranks.local_rank, self.ranks.local_size, seen.started_with
+        rank, size, share = self.ranks.local_rank, self.ranks.local_size, seen.foreign
         found = _of_topology(seen.topology)
         found += dict.fromkeys(one for one in plan.warnings if one.rank in (None, rank))
         if not seen.masks.bound:
@@ -292,15 +292,13 @@ class Attempt(NamedTuple):
         explained: frozenset[str] = frozenset()
         if self.in_claim or process.state.grant is not None:  # it has narrowed the mask
             explained = frozenset({"mask-narrow", "mask-shrunk"})
-        if share is not None and self._is_own(share) and seen.effective.cpus == share.cpus:
+        if seen.own is not None and seen.effective.cpus == seen.own.cpus:
             explained |= inherited.EXPLAINED
         warnings = [notice for notice in one_reason(found) if notice.code not in explained]
         # One rank on the only GPU has all of its CPUs: the ranks that share the GPU share these.
-        only_one = share is not None and (share.local_size, len(seen.topology.visible)) == (1, 1)
-        if share is not None and not self._is_own(share) and not only_one:
-            # The cause of what follows.
-            warnings.insert(0, inherited.share_inherited(share, rank, size))
-        return warnings
+        if share is None or (share.local_size, len(seen.topology.visible)) == (1, 1):
+            return warnings
+        return [inherited.share_inherited(share, rank, size), *warnings]  # the cause comes first
 
     def _set_extras(self, process: Process, share: Share, topology: Topology) -> list[Notice]:
         """Memory and OMP_NUM_THREADS, before the CPUs: binding memory may move threads (C11).
@@ -323,7 +321,10 @@ class Attempt(NamedTuple):
         """Move all threads to the share, and add to the warnings."""
         share, state = plan.share_of(self.ranks.local_rank), process.state
         ours = seen.effective.of(state.requested)
-        bound = _bound(process, share.cpus, seen.caller, ours)
+        # Threads that the program has bound and that afterwards look like those moved here: those
+        # that have just the new mask, and the caller, which moves wherever it is.
+        bound = {} if share.cpus in ours else threads.having(share.cpus)
+        bound |= threads.bound_caller(process, seen.caller, ours)
         try:
             got, notices = threads.take(process, share.cpus, seen.caller)
         except OSError as error:
@@ -333,12 +334,7 @@ class Attempt(NamedTuple):
         moved = threads.move_all(got, ours=ours.__contains__, moved=process.moved)
         process.update(apart=moved.left)
         warnings += notices + moved.notices()
-        own = Pinned(
-            local_rank=self.ranks.local_rank,
-            local_size=self.ranks.local_size,
-            cpus=got,
-            reserved=share.reserved,
-        )
+        own = Pinned(self.ranks.local_rank, self.ranks.local_size, got, share.reserved)
         process.set_variable(PINNED_VARIABLE, str(own))
 
     def _unset(self, process: Process, seen: Observation) -> list[Notice]:
@@ -349,15 +345,6 @@ class Attempt(NamedTuple):
         if before.share is not None:
             rewind(process, seen.effective.of([before.share]), before.first)
         return put_extras_back(process, process.state.first)
-
-
-def _bound(process: Process, cpus: CpuSet, caller: CpuSet, ours: set[CpuSet]) -> dict[int, CpuSet]:
-    """Threads that the program has bound and that afterwards look like those moved here.
-
-    That is the caller, which moves wherever it is, and those that have just the new mask.
-    """
-    alike = {} if cpus in ours else threads.having(cpus)
-    return {**alike, **threads.bound_caller(process, caller, ours)}
 
 
 def _of_topology(topology: Topology) -> list[Notice]:

@@ -32,13 +32,9 @@ def plan_for_rank(
 ) -> Plan:
     """A plan that holds this rank's share.
 
-    Args:
-        topology: the machine as this rank sees it; ``allowed`` is its own mask.
-        options: what is requested; ``rank_allowed`` overrides ``masks``.
-        ranks: this rank, and how many there are.
-        masks: what is known of the ranks' masks.
-        gpus: the GPUs that are this rank's own; None where all ranks see the same ones.
-        all_gpus: every GPU of the machine, by sysfs; only needed with ``gpus``.
+    ``topology`` is the machine as this rank sees it, with its own mask ``allowed``. The option
+    ``rank_allowed`` overrides ``masks``. ``gpus`` are this rank's own, None where all ranks see the
+    same ones; with them ``all_gpus`` has every GPU of the machine, by sysfs.
 
     Raises:
         GPUAffinityError: as :func:`gpuaff.plan` does; or ``rank_allowed`` gives this rank nothing

@@ -110,6 +110,7 @@ def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[N
         # put_threads looks first where each thread is: a bound one goes back there at the end.
         threads.put_again(kernel.thread_id(), caller, {caller})
         granted = got & cpus or got
+    # Only workers move. To narrow the main process would narrow whatever it starts.
     part = workers_parts(_cores(granted), workers)[worker]
     notices = put_threads(process, part, frozenset())
     process.update(whole=cpus)

@@ -56,7 +56,7 @@ class State:
             the grant's CPUs.
         share: the mask that gpuaff has set; None when none is.
         bound: the masks of threads that the program had bound itself and that gpuaff moved all the
-            same, or cannot tell from its own by their mask; by thread id.
+            same, or cannot distinguish from its own by their mask; by thread id.
         apart: the masks of threads that the program had bound and that stayed, by thread id.
         whole: the share that ``spread`` divides, while a part of it is ``share``; else None.
         given: in a forked child, the mask that undoing a call of its parent has given it.
@@ -177,7 +177,7 @@ def remembered() -> State | None:
 def this_process(border: CpuSet | None = None) -> Process:
     """This process; the first call remembers the main thread's mask, or ``border``, as its border.
 
-    An OSError is raised where the kernel refuses to tell the mask.
+    An OSError is raised where the kernel refuses to report the mask.
     """
     found = known_process()
     if found is None:

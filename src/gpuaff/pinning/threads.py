@@ -28,7 +28,7 @@ MOST_PASSES = 20
 
 
 def current() -> CpuSet:
-    """The calling thread's CPUs; empty where the system does not tell."""
+    """The calling thread's CPUs; empty where the system does not report them."""
     return kernel.affinity_of(0) or frozenset()
 
 
@@ -246,10 +246,10 @@ def _has_lost_its_share(process: Process, caller: CpuSet) -> bool:
 
 
 def refusal(error: OSError) -> Notice:
-    """The kernel refuses to tell masks, or to set them."""
+    """The kernel refuses to report masks, or to set them."""
     return Notice(
         "pin-failed",
-        f"the system does not tell this process's CPUs, or moves no threads ({error.strerror}): "
+        f"the system does not report this process's CPUs, or moves no threads ({error.strerror}): "
         "nothing was changed; a seccomp filter may forbid it",
     )
 

@@ -240,6 +240,7 @@ def _number_notes(names: Collection[str], lost: Collection[int]) -> Iterator[Not
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the GPUs by UUID"
         )
         yield Notice("visible-order", message)
+    # Schedulers and users write numbers as nvidia-smi counts.
     if lost:
         message = (
             f"{_gpus(sorted(lost))} lost, and CUDA may count it or not: CUDA's numbers are read "

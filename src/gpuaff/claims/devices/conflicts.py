@@ -1,4 +1,4 @@
-"""Has a process that takes no lease come onto a GPU between the look and the claim?
+"""Has a process that takes no lease started on a GPU between the look and the claim?
 
 Such a process is listed now, was not before, and is not ours. In a container the driver may not
 list it: there, memory reveals it that has come into use since and that no listed process has, as
@@ -155,9 +155,8 @@ def _lost(found: Sequence[Usage]) -> ClaimLostError:
         else "all was undone, and CUDA was not started: claim again"
     )
     return ClaimLostError(
-        f"{found[0].device} was free and is leased, but a process that does not ask for "
-        f"leases has come onto it meanwhile ({found[0].message}); {undone}, and let others claim "
-        "as well",
+        f"{found[0].device} was free and is leased, but a process that takes no lease has started "
+        f"on it meanwhile ({found[0].message}); {undone}, and let that program claim, too",
         gpus=tuple(one.device.uuid for one in found),
         pids=tuple(sorted({pid for one in found for pid in one.pids})),
         cuda_started=started,

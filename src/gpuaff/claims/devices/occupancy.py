@@ -11,7 +11,8 @@ is reported as leaving. Memory of a process that is no longer listed is unexplai
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading, Usage
 from gpuaff.formatting import enumeration, printable, size
@@ -26,8 +27,7 @@ EXCLUSIVE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedProcesses:
+class ListedProcesses(NamedTuple):
     """What is known of the processes that the driver lists.
 
     Attributes:
@@ -45,7 +45,7 @@ class ListedProcesses:
     exiting: Collection[int] = frozenset()
     me: int | None = None
     first_namespace: bool = True
-    names: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = MappingProxyType({})
 
     @property
     def leaving(self) -> frozenset[int]:

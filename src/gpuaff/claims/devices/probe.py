@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
+from gpuaff._system.nvml import Session
 from gpuaff._system.processes import ProcessInfo, look_up, user_name
 from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate, listed
 from gpuaff.claims.locking import leases
@@ -14,10 +15,6 @@ from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import Entry, ending, living
 from gpuaff.claims.model import Demand, Device, DeviceReading, Usage
 from gpuaff.formatting import process_in_words
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpuaff._system.nvml import Session
 
 _CUDA_OPENS = "/dev/nvidia-uvm"  # each process with a CUDA context does; NVML does not
 
@@ -161,7 +158,7 @@ class Probe:
         known = {uuid: name for uuid, name in by_kernel.items() if name}
         names = names_of(listed(self.readings), self.processes)
         holders = {**by_kernel, **self._holders, **known}
-        return self._evaluate(holders, replace(self.processes, names=names))
+        return self._evaluate(holders, self.processes._replace(names=names))
 
     def _read(self, entries: Sequence[Entry]) -> None:
         """A rank inside a claim holds its GPUs also when the process of that claim has died."""

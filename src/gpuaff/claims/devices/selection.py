@@ -18,20 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 from math import comb
+from typing import TypeAlias
 
 from gpuaff._system.kernel import Tree
+from gpuaff._system.nvml import Session
+from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Gpu, Topology
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from gpuaff._system.nvml import Session
-    from gpuaff.cpuset import CpuSet
-
-    Place: TypeAlias = tuple[str | None, int | CpuSet | None, CpuSet | frozenset[int] | None]
-    Chosen: TypeAlias = tuple[int, ...]  # rows of the table, ascending
-    Price: TypeAlias = Callable[[Chosen], int]
+Place: TypeAlias = "tuple[str | None, int | CpuSet | None, CpuSet | frozenset[int] | None]"
+Chosen: TypeAlias = tuple[int, ...]  # rows of the table, ascending
+Price: TypeAlias = Callable[[Chosen], int]
 
 MOST_SETS = 20_000  # 8 of 16 GPUs have 12,870
 _STARTS = 8  # the most sets that are built

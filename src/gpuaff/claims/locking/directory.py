@@ -17,7 +17,7 @@ from gpuaff.errors import LockDirectoryError
 from gpuaff.formatting import process_in_words
 
 # Not /run/lock or /dev/shm: the first belongs to root on many systems, and systemd empties the
-# second when a user logs out.
+# second when a user logs out. Not the home: it is often on a network file system.
 DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
 
 # Writable for all, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory

@@ -47,6 +47,7 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
 
 
 def _opened() -> int:
+    # FileLock, in its releases for Python 3.10, would also truncate the file.
     handle = directory.open_file(NAME)
     descriptors.private.add(handle)
     return handle

@@ -18,16 +18,10 @@ from gpuaff._system import descriptors, locks
 from gpuaff.claims.locking import directory
 from gpuaff.claims.model import Device
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Lock: TypeAlias = tuple[str, bool]  # what is locked, and whether other leases may hold it, too
-
 _SYSFS = "/sys/bus/pci/devices/"
 
 
-def locks_of(device: Device) -> list[Lock]:
+def locks_of(device: Device) -> list[tuple[str, bool]]:
     """The locks that a lease of this device takes, in their order: each path, and if it is shared.
 
     Only the lock of the GPU of a MIG instance is.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
@@ -22,9 +23,8 @@ from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import MOST, Entry, Slot, stopped
 from gpuaff.formatting import process_in_words
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+# Nor a futex in a shared map of the registry: any user can truncate that file, and the next access
+# would be SIGBUS.
 
 # All in seconds, but for NEAR and _SLOWER.
 BEAT = 2.0  # a waiter beats so often, if it is awake so often
@@ -61,6 +61,8 @@ def ahead(
         stopped: the slots of stopped processes.
         ticket: this process's; None when it has none yet.
     """
+    # A waiter that is only slow keeps its turn. One in a debugger delays no other, and keeps its
+    # place for when it goes on.
     waiting = [
         entry
         for entry in entries
@@ -80,6 +82,7 @@ def kept_for(ahead: Iterable[Entry], gpu: str) -> Entry | None:
 
 def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> tuple[Entry, ...]:
     """Those of the waiters ahead that must leave, in order, before enough wanted GPUs are left."""
+    # Disjoint requests are never in each other's way, so each is served as if it were alone.
     left = set(wants)
     for place in reversed(range(len(ahead))):
         left = left.difference(ahead[place].gpus) if ahead[place].gpus else set()
@@ -90,6 +93,7 @@ def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> 
 
 def is_well(entry: Entry, now: float) -> bool:
     """Whether a waiter has written its record, and has beaten lately."""
+    # Beats count from boot: no user can set that clock.
     return entry.is_written and _is_fresh(entry.beat, now)
 
 

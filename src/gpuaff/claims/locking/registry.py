@@ -14,16 +14,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from json import dumps, loads
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuaff._system import descriptors, kernel, locks
 from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
+# Not a file for each process. One left by a killed process would have to be recognised as stale by
+# its process id, which is used again and is invisible in other namespaces, and to be removed in a
+# race with the next process that takes its name. A slot needs neither: a new record overwrites it.
 NAME, VERSION = "registry", 2
 SLOTS, SLOT_SIZE = 512, 4096
 
@@ -31,6 +30,7 @@ SLOTS, SLOT_SIZE = 512, 4096
 # and when its writer was last known to be well, by CLOCK_BOOTTIME. Then come the records. Bytes
 # behind them are locked: one of each slot while its writer waits, one while it holds GPUs, and 64
 # for the claims inside its claim, more than any has GPUs.
+# The tables are apart from the records so that a poll reads little and parses nothing.
 TICKETS, BEATS = struct.Struct(f"<{SLOTS}Q"), struct.Struct(f"<{SLOTS}d")
 RECORDS = TICKETS.size + BEATS.size
 WAITS = RECORDS + SLOTS * SLOT_SIZE

@@ -180,6 +180,7 @@ def _wait(handle: int, where: str, wanted: int, started: float, limit: float | N
     Such a wait cannot be interrupted, so a thread sleeps there. When we give up, it stays asleep,
     and unlocks as soon as it gets the lock.
     """
+    # Polling would never get the lock where safe_gpu users follow each other.
     problems: list[OSError] = []
     decided = threading.Lock()  # whoever takes it first decides: we give up, or have the lock
 

@@ -29,6 +29,8 @@ class Occupant(NamedTuple):
     release: Callable[[Any], object] | None = None
 
 
+# Scripts written for safe_gpu name all of these but CuPy, and their needs differ: TensorFlow takes
+# memory by its own rules, and pycuda's contexts are not primary. For others a function will do.
 _PACKAGES = {
     "torch": "torch",
     "tensorflow": "tensorflow",

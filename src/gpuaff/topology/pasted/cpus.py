@@ -338,6 +338,7 @@ class _Machine:
         lack the siblings of as many CPUs as are offline. The second threads are numbered from the
         number of cores on.
         """
+        # Inferred, as a cut by CPUs would give the two threads of one core to two ranks.
         printed, lists, cpus = self._printed, self._lists, self.cpus
         distances = {_distance(ids) for ids in lists} - {None}
         distance = distances.pop() if len(distances) == 1 else None
