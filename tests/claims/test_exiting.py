@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -136,6 +138,15 @@ def large(lab: Lab, code: str, **env: str) -> Program:
     return program
 
 
+@contextmanager
+def outlasted(before: Program) -> Iterator[None]:
+    """What claims in this block waits for a process that is exiting, up to its end."""
+    with exiting(before.pid) as exit_:
+        yield
+        time.sleep(BEYOND)
+        assert exit_.goes_on()
+
+
 @pytest.mark.fake_driver
 class TestClaims:
     @pytest.mark.parametrize("placeholder", ["'context'", "None"])
@@ -144,23 +155,17 @@ class TestClaims:
     ) -> None:
         """Its lease is held until its files are closed; and so is its context."""
         before = large(lab, f"gpuaff.claim_gpus(4, placeholder={placeholder})")
-        with exiting(before.pid) as exit_:
+        with outlasted(before):
             after = begun(lab, "4, wait=0")
-            time.sleep(BEYOND)
-            assert exit_.goes_on()
-            exit_.finish()
-            assert after.heard() == "0 1 2 3"
+        assert after.heard() == "0 1 2 3"
 
     def test_of_one_without_a_lease(self, lab: Lab) -> None:
         before = large(lab, "")
         for gpu in range(4):
             lab.driver.use(gpu, before.pid)
-        with exiting(before.pid) as exit_:
+        with outlasted(before):
             after = begun(lab)
-            time.sleep(BEYOND)
-            assert exit_.goes_on()
-            exit_.finish()
-            assert after.heard() == "0"
+        assert after.heard() == "0"
 
     def test_of_one_whose_lease_the_board_does_not_tell_of(self, lab: Lab) -> None:
         """The kernel may have closed its slot first."""
@@ -172,33 +177,24 @@ class TestClaims:
                 assert lease.take(session.devices()) is None
         """
         before = large(lab, code.replace("\n            ", "\n"))
-        with exiting(before.pid) as exit_:
+        with outlasted(before):
             after = begun(lab)
-            time.sleep(BEYOND)
-            assert exit_.goes_on()
-            exit_.finish()
-            assert after.heard() == "0"
+        assert after.heard() == "0"
 
     def test_inside_a_claim(self, lab: Lab) -> None:
         code = "gpuaff.claim_gpus(1)\nsay(os.environ['GPUAFF_CLAIM'])\ngo_on()"
         around = lab.start(code, CUDA_VISIBLE_DEVICES=None)
         env = {"GPUAFF_CLAIM": around.heard(), "CUDA_VISIBLE_DEVICES": "0"}
         before = large(lab, "gpuaff.claim_gpus(1)", **env)
-        with exiting(before.pid) as exit_:
+        with outlasted(before):
             after = begun(lab, **env)
-            time.sleep(BEYOND)
-            assert exit_.goes_on()
-            exit_.finish()
-            assert after.heard() == "0"
+        assert after.heard() == "0"
 
     def test_a_short_wait_is_as_patient_as_none(self, lab: Lab) -> None:
         before = large(lab, "gpuaff.claim_gpus(4)")
-        with exiting(before.pid) as exit_:
+        with outlasted(before):
             after = begun(lab, "1, wait=0.1")
-            time.sleep(BEYOND)
-            assert exit_.goes_on()
-            exit_.finish()
-            assert after.heard() == "0"
+        assert after.heard() == "0"
 
     def test_a_free_one_is_taken_at_once(self, lab: Lab) -> None:
         before = large(lab, "gpuaff.claim_gpus(3)")
@@ -226,12 +222,9 @@ class TestClaims:
         after = lab.start(code)
         assert after.heard() == "now"
         lab.driver.use(0, before.pid)
-        with exiting(before.pid) as exit_:
+        with outlasted(before):
             after.go_on()
-            time.sleep(BEYOND)
-            assert exit_.goes_on()
-            exit_.finish()
-            assert after.heard() == "0"
+        assert after.heard() == "0"
 
     def test_a_dry_run_has_its_gpus_for_free(self, lab: Lab) -> None:
         before = large(lab, "gpuaff.claim_gpus(4)")

@@ -79,8 +79,18 @@ IMPORTED = """
 """
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+QUICK = dict(zip(["fork", "spawn", "forkserver"], NUMBERS, strict=True))
+"""Each way to start a child, and each way to tell a rank, once; the other pairs are slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [
+        pytest.param(method, numbers, marks=() if QUICK[method] == numbers else pytest.mark.slow)
+        for method in QUICK
+        for numbers in NUMBERS
+    ],
+)
 def test_a_child_that_imports_the_script_keeps_the_share(
     driver: FakeDriver, tmp_path: Path, method: str, numbers: str
 ) -> None:
