@@ -158,7 +158,7 @@ class TestWhatIsRaised:
             program.go_on()
             said = program.heard()
         assert said.startswith(
-            "ClaimLostError GPU 0 was free and is leased, but a process that does"
+            "ClaimLostError GPU 0 was free and is leased, but a process that takes no"
         )
         assert f"(pid {pid})" in said
         assert program.end() == ""

@@ -20,7 +20,7 @@ from gpuaff.launch.ranks import Ranks
 from gpuaff.pinning.rank_plan import inputs_of_all, plan_for_rank, plan_inside_share
 from gpuaff.topology.model import Gpu
 
-COMMON = Masks(whose=Whose.COMMON, source="its parent has the same mask")
+COMMON = Masks(Whose.COMMON)
 UNKNOWN = Masks(whose=Whose.UNKNOWN, source="its parent may use CPUs 0-255")
 
 A100 = Topology.named("dgx-a100")
@@ -33,7 +33,7 @@ def ranks(rank: int, size: int) -> Ranks:
 
 def named(*cpulists: str) -> Masks:
     sets = tuple(map(parse_cpulist, cpulists))
-    return Masks(whose=Whose.NAMED, source="SLURM_CPU_BIND_LIST", named=sets, bound=True)
+    return Masks(whose=Whose.NAMED, named=sets, bound=True)
 
 
 def codes(plan: Plan) -> list[str]:

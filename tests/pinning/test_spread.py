@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -219,11 +218,11 @@ def test_what_is_cut() -> None:
     everything, share, part = (frozenset(range(size)) for size in (8, 4, 2))
     first = State(pid=1, original=everything)
     assert first.undivided == everything
-    shared = replace(first, share=share)
+    shared = first._replace(share=share)
     assert shared.undivided == share
-    spread = replace(first, share=part, whole=share)
+    spread = first._replace(share=part, whole=share)
     assert spread.undivided == share
-    process = Process(replace(spread, share=share, whole=None))
+    process = Process(spread._replace(share=share, whole=None))
     process.recall(spread)
     assert process.state.undivided == share
 

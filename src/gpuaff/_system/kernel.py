@@ -7,9 +7,8 @@ not visible (without /proc, or by ``hidepid``) is None or empty.
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
@@ -32,9 +31,6 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 _HIGHEST_PID = 1 << 22  # ``PID_MAX_LIMIT`` of ``include/linux/threads.h``
 _MOST_ANCESTORS = 64
-
-process_id, user_id, wall_clock = os.getpid, os.geteuid, time.time
-thread_id = threading.get_native_id
 
 
 class Tree(NamedTuple):
@@ -304,8 +300,3 @@ def in_first_pid_namespace() -> bool:
         return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
     except OSError:
         return False
-
-
-def in_forked_child(action: Callable[[], None]) -> None:
-    """Call this first in each child that is forked from now on."""
-    os.register_at_fork(after_in_child=action)

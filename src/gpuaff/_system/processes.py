@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from dataclasses import dataclass
 
@@ -15,24 +16,16 @@ def caller_and_descendants() -> list[int]:
     They ascend; some may have ended meanwhile.
 
     Raises:
-        GpuaffError: they cannot be read.
+        GpuaffError: the parent is not visible.
     """
-    import psutil
-
-    try:
-        me = psutil.Process()
-        parent = me.parent()
-        if parent is None:
-            raise GpuaffError(
-                "the process that called gpuaff is not visible (it may be outside of this "
-                "container): name one with --pid"
-            )
-        own, family = ({one, *one.children(recursive=True)} for one in (me, parent))
-    except psutil.Error as error:
+    me, caller = os.getpid(), os.getppid()
+    lines = {pid: {pid, *kernel.ancestors(pid)} for pid in kernel.process_ids()}
+    if caller not in lines:
         raise GpuaffError(
-            f"the processes around this one cannot be read ({error}): name one with --pid"
-        ) from None
-    return sorted(process.pid for process in family - own)
+            "the process that called gpuaff is not visible (it may be outside of this container): "
+            "name one with --pid"
+        )
+    return [pid for pid, line in lines.items() if caller in line and me not in line]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,7 +285,7 @@ class Attempts:
         if leased is not None:
             return leased
         gpus = [self._key(one) for one in chosen]
-        slot.write({**self._record, "since": kernel.wall_clock(), "gpus": gpus})
+        slot.write({**self._record, "since": time.time(), "gpus": gpus})
         slot.hold_begins()
         return Obtained(chosen, self._lease, slot)
 

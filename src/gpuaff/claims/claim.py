@@ -5,11 +5,11 @@ Also the only state of claims: the one claim that a process can have.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gpuaff._system import kernel
 from gpuaff._system.interrupts import uninterrupted
 from gpuaff.errors import AlreadyClaimedError
 
@@ -34,10 +34,10 @@ class Undo(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pid = kernel.process_id()
+        self.pid = os.getpid()
 
     def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - it passes them on
-        if kernel.process_id() != self.pid:
+        if os.getpid() != self.pid:
             self.pop_all()
         try:
             super().__exit__(*error)
@@ -99,7 +99,7 @@ class Claim:
     @property
     def is_inherited(self) -> bool:
         """Whether this process was forked from the one that claimed."""
-        return kernel.process_id() != self._undo.pid
+        return os.getpid() != self._undo.pid
 
     @property
     def is_released(self) -> bool:
@@ -165,7 +165,7 @@ class _State:
 
 
 state = _State()
-kernel.in_forked_child(state.forget_claiming)
+os.register_at_fork(after_in_child=state.forget_claiming)
 
 
 def current_claim() -> Claim | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -260,7 +261,7 @@ def _open_files(
         for handle, name in handles.items():
             if name in uuids and kernel.holds_flock(pid, handle):
                 sharing.setdefault(uuids[name], set()).add(pid)
-        if pid != kernel.process_id():
+        if pid != os.getpid():
             for name in gpu_files.keys() & handles.values():
                 opened.setdefault(gpu_files[name], set()).add(pid)
     return sharing, opened

@@ -84,14 +84,14 @@ class Masks(NamedTuple):
 
     Attributes:
         whose: what is known about them.
-        source: where that comes from, or why they are unknown, in words.
+        source: why they are unknown, in words.
         named: each rank's CPUs, by local rank, where they are listed; else None.
         bound: whether the launcher says that it bound each rank.
         unbound: how to start ranks without masks of their own.
     """
 
     whose: Whose
-    source: str
+    source: str = ""
     named: tuple[CpuSet, ...] | None = None
     bound: bool = False
     unbound: str = "without taskset or numactl around each"
@@ -136,7 +136,7 @@ def classify_masks(
         listed = slurm.task_masks(get)  # of a launcher that may have started other ranks
         bound = listed is not None and listed[0] & online == own
         bound = bound or get(_MPIRUN_BOUND) is not None
-        return Masks(Whose.COMMON, "there is one rank", bound=bound)
+        return Masks(Whose.COMMON, bound=bound)
     launcher = active_launcher(get, ranks)
     kind = slurm.binding(get) if launcher is Launcher.SLURM else None
     if kind == "none":
@@ -156,14 +156,12 @@ def _by_starter(own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
     Where its process is unreadable (outside the container that this is the first process of), each
     rank may be in a cpuset of its own. A mask of the whole machine is no cpuset's.
     """
-    if own == above.starter:
-        return Masks(Whose.COMMON, "the process that started this rank has the same mask")
+    if own == (online if above.starter is None else above.starter):
+        return Masks(Whose.COMMON)
+    why = "the mask of the process that started this rank is unreadable"
     if above.starter is not None:
-        cpus = format_cpulist(above.starter)
-        return Masks(Whose.UNKNOWN, f"the process that started this rank may use CPUs {cpus}")
-    if own == online:
-        return Masks(Whose.COMMON, "this rank may use the whole machine")
-    return Masks(Whose.UNKNOWN, "the mask of the process that started this rank is unreadable")
+        why = f"the process that started this rank may use CPUs {format_cpulist(above.starter)}"
+    return Masks(Whose.UNKNOWN, why)
 
 
 def _of_open_mpi(get: Get, own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
@@ -184,7 +182,7 @@ def _of_unbound_task(
     """
     granted = None if own == above.starter else cpuset()
     if granted is None or own == granted & online:
-        return Masks(Whose.COMMON, "srun bound no rank")
+        return Masks(Whose.COMMON)
     cpus = format_cpulist(granted & online)
     return Masks(Whose.UNKNOWN, f"srun bound no rank, but its cpuset has the CPUs {cpus}")
 
@@ -207,15 +205,15 @@ def _of_listed_task(named: tuple[CpuSet, ...], rank: int, own: CpuSet) -> Masks:
     A mask may be narrower than listed where no other rank may use the rest: no other plan depends
     on it.
     """
-    source, listed = "SLURM_CPU_BIND_LIST", named[rank]
+    listed = named[rank]
     if not all(named):
-        return Masks(Whose.UNKNOWN, f"{source} has CPUs that are not there")
+        return Masks(Whose.UNKNOWN, "SLURM_CPU_BIND_LIST has CPUs that are not there")
     alone = all(listed.isdisjoint(mask) for other, mask in enumerate(named) if other != rank)
     if not own <= listed or not (own == listed or alone):
-        return Masks(Whose.UNKNOWN, f"{source} gives it {format_cpulist(listed)}")
+        return Masks(Whose.UNKNOWN, f"SLURM_CPU_BIND_LIST gives it {format_cpulist(listed)}")
     if all(mask == listed for mask in named):
-        return Masks(Whose.COMMON, source, bound=True)
-    return Masks(Whose.NAMED, source, named, bound=True)
+        return Masks(Whose.COMMON, bound=True)
+    return Masks(Whose.NAMED, named=named, bound=True)
 
 
 def consistency(ranks: Ranks, get: Get = env.get) -> tuple[Notice, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -183,7 +184,7 @@ class Observation:
 
 def observe_this_process() -> Observation:
     """This process, with what gpuaff remembers of it."""
-    pid, ids, state = kernel.process_id(), kernel.thread_ids(), remembered()
+    pid, ids, state = os.getpid(), kernel.thread_ids(), remembered()
     warnings = []
     if not kernel.can_pin():
         text = "this system does not show a thread's CPUs (Linux does)"

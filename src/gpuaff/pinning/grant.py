@@ -8,6 +8,7 @@ and its ``restore()`` goes back to it and not beyond.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     if why is not None:
         raise UnavailableError([*warnings, why])
     warnings += mig_warnings(topology, gpus)
-    ours, own = effective.of(before.requested), kernel.thread_id()
+    ours, own = effective.of(before.requested), threading.get_native_id()
     # Threads that have just these CPUs cannot be distinguished from the others afterwards.
     alike = {} if cpus in ours else threads.having(cpus)
     got, _ = threads.take(process, cpus, caller)
@@ -178,7 +179,7 @@ def _cut(
     for tid, mask in outside.items():
         inside = mask & cpus
         with suppress(OSError):  # it has ended, or is the kernel's
-            if inside != mask or tid == kernel.thread_id():
+            if inside != mask or tid == threading.get_native_id():
                 threads.move(inside or cpus, tid, mask, process.moved)
             if inside:
                 cut[tid] = (mask, inside)

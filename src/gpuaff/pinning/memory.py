@@ -7,6 +7,7 @@ of each thread is a pair: the policy before gpuaff set one, and gpuaff's.
 from __future__ import annotations
 
 import errno
+import threading
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -206,7 +207,7 @@ def rewind_policies(now: Policies, to: Policies) -> tuple[Policies, list[Notice]
     Returns:
         What is set afterwards, by thread, and warnings: other threads keep their policy.
     """
-    own, ids = kernel.thread_id(), kernel.thread_ids()
+    own, ids = threading.get_native_id(), kernel.thread_ids()
     notices = _put_back(now.get(own), to.get(own))
     left = {tid: pair for tid, pair in now.items() if tid != own and (ids is None or tid in ids)}
     for tid, pair in left.items():

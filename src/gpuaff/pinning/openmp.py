@@ -11,6 +11,7 @@ Sources: OpenMP 5.2, 21.1 (OMP_PROC_BIND, OMP_PLACES); the manual of GNU's runti
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 
 from gpuaff._system import env, kernel
@@ -96,7 +97,7 @@ def binding_notices() -> list[Notice]:
     }
     if not remedies:
         return []
-    files = kernel.mapped_files(kernel.process_id())
+    files = kernel.mapped_files(os.getpid())
     used = [prefixes for prefixes, names in OPENMP.values() if binding_variables(env.get, names)]
     used += [BLAS] if not remedies.keys().isdisjoint(MAIN_FREE) else []
     effect = _LOADED if any(loaded(prefixes, files) for prefixes in used) else _NOT_LOADED
@@ -129,7 +130,7 @@ def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
         return [Notice("omp-kept", f"{text} (torchrun sets it to 1 where it is unset)")]
     threads, notices = _within_quota(cores, ranks)
     process.set_variable(OMP_NUM_THREADS, str(threads))
-    files = kernel.mapped_files(kernel.process_id())
+    files = kernel.mapped_files(os.getpid())
     if any(loaded(prefixes, files) for prefixes, _ in OPENMP.values()):
         notices.append(_LATE)
     return notices

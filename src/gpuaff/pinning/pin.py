@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -76,7 +78,7 @@ def pin(
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = options._replace(partition=Partition.MACHINE)
     no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
-    if claim is not None and claim.pid == kernel.process_id():
+    if claim is not None and claim.pid == os.getpid():
         remarks = _without_no_rank(remarks)  # it is alone on its GPUs
     if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
         remarks += consistency(ranks)
@@ -231,7 +233,7 @@ class Attempt(NamedTuple):
                 self._move(process, seen, plan, warnings)
             else:
                 warnings += self._unset(process, seen)
-            policy = process.state.memory.get(kernel.thread_id())
+            policy = process.state.memory.get(threading.get_native_id())
             affinity = Affinity(
                 kernel.get_affinity(),
                 rank=rank,
@@ -310,7 +312,7 @@ class Attempt(NamedTuple):
             change, found = self.memory.apply(share, topology)
             notices += found
             if change is not None:
-                process.update(memory={**process.state.memory, kernel.thread_id(): change})
+                process.update(memory={**process.state.memory, threading.get_native_id(): change})
         if self.openmp:
             notices += set_thread_count(process, share.cores, self.ranks.local_size)
         return notices + binding_notices()
@@ -341,7 +343,7 @@ class Attempt(NamedTuple):
         """Nothing to pin to: take back what earlier calls have set."""
         before = process.state
         if seen.caller not in seen.effective.of(before.requested):
-            threads.put_again(kernel.thread_id(), seen.caller, before.requested)
+            threads.put_again(threading.get_native_id(), seen.caller, before.requested)
         if before.share is not None:
             rewind(process, seen.effective.of([before.share]), before.first)
         return put_extras_back(process, process.state.first)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
@@ -173,7 +174,7 @@ def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     is_child = known is None or known.state.pid != before.pid
     if is_child and before.grant is not grant_around():
         return  # a call from outside the grant that this child is in
-    own = State(pid=kernel.process_id(), original=before.original, share=share)
+    own = State(pid=os.getpid(), original=before.original, share=share)
     process = known or Process(own)
     undo = _undo_in_child if is_child else _undo
     memory = bool(after.memory or (is_child and before.memory))
@@ -201,7 +202,7 @@ def _undo(process: Process, share: CpuSet | None, before: State, after: State) -
                 grant.before = before
         if now is state or state.share is None:  # else what is set besides is a later call's
             notices += put_extras_back(process, state.first if is_undone else before)
-    if kernel.thread_id() not in process.state.memory:
+    if threading.get_native_id() not in process.state.memory:
         notices += _shed_policy(after.memory, {}, before.pid)
     return notices
 
@@ -212,7 +213,7 @@ def _undo_in_child(
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
     notices: list[Notice] = []
     if not share == process.state.share == before.share:
-        to = replace(before, bound={}, apart={})  # by the ids of the parent's threads
+        to = before._replace(bound={}, apart={})  # by the ids of the parent's threads
         notices += _rewind_share(process, share, to)
         process.update(given=before.mask)
     _put_variables_back(after, before)
@@ -308,7 +309,7 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
 
 def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
     """Move the threads that are not where they should be; in a transaction."""
-    state, own = process.state, kernel.thread_id()
+    state, own = process.state, threading.get_native_id()
     before, caller = threads.masks(), kernel.get_affinity()
     got, notices = threads.take(process, share, caller)
     # Threads that have the main thread's mask were started after it was narrowed.

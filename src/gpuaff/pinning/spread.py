@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import replace
 
 from gpuaff import options
@@ -99,7 +101,7 @@ def _own() -> CpuSet:
     A fork server keeps the mask that it was started with, which may have been before the rank was
     pinned; the parent in /proc may be that server.
     """
-    own = kernel.get_affinity(kernel.process_id())
+    own = kernel.get_affinity(os.getpid())
     return own & (kernel.affinity_of(inherited.maker()) or own) or own
 
 
@@ -108,7 +110,7 @@ def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[N
     if caller != cpus:
         got = threads.request(process, cpus, caller)
         # put_threads looks first where each thread is: a bound one goes back there at the end.
-        threads.put_again(kernel.thread_id(), caller, {caller})
+        threads.put_again(threading.get_native_id(), caller, {caller})
         granted = got & cpus or got
     # Only workers move. To narrow the main process would narrow whatever it starts.
     part = workers_parts(_cores(granted), workers)[worker]

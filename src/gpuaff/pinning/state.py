@@ -5,11 +5,13 @@ The only module of ``pinning`` that holds state.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import deliver_pending, interruptible, uninterrupted
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+
 VARIABLES = (OMP_NUM_THREADS, PINNED_VARIABLE)
 """The environment variables that gpuaff sets when it pins."""
 
@@ -47,8 +51,7 @@ def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T,
     return now[1], now[0] if then is None else then[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(NamedTuple):
     """What gpuaff has set in a process, and what it found there.
 
     Attributes:
@@ -67,13 +70,13 @@ class State:
     pid: int
     original: CpuSet
     share: CpuSet | None = None
-    bound: Mapping[int, CpuSet] = field(default_factory=dict)
-    apart: Mapping[int, CpuSet] = field(default_factory=dict)
+    bound: Mapping[int, CpuSet] = _NONE
+    apart: Mapping[int, CpuSet] = _NONE
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None
     given: CpuSet | None = None
-    memory: Policies = field(default_factory=dict)
-    variables: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    memory: Policies = _NONE
+    variables: Mapping[str, tuple[str | None, str | None]] = _NONE
     grant: Grant | None = None
 
     @property
@@ -102,7 +105,7 @@ class State:
         """As it was before the first call, or the first since the grant was taken."""
         start = State(pid=self.pid, original=self.original, grant=self.grant)
         grant = self.grant
-        return start if grant is None else replace(start, bound=grant.bound, apart=grant.apart)
+        return start if grant is None else start._replace(bound=grant.bound, apart=grant.apart)
 
 
 class Process:
@@ -116,14 +119,13 @@ class Process:
 
     def update(self, **changes: Any) -> None:
         """Change attributes of the state."""
-        self.state = replace(self.state, **changes)
+        self.state = self.state._replace(**changes)
 
     def recall(self, before: State) -> None:
         """Return to an earlier state of the CPUs; a forked child keeps its own border."""
         now = self.state
         border = before if before.pid == now.pid else now
-        self.state = replace(
-            before,
+        self.state = before._replace(
             pid=now.pid,
             original=border.original,
             grant=border.grant,
@@ -160,12 +162,12 @@ def _start_anew() -> None:
     _processes.clear()
 
 
-kernel.in_forked_child(_start_anew)
+os.register_at_fork(after_in_child=_start_anew)
 
 
 def known_process() -> Process | None:
     """This process; None when gpuaff was not called in it yet."""
-    return _processes.get(kernel.process_id())
+    return _processes.get(os.getpid())
 
 
 def remembered() -> State | None:
@@ -181,7 +183,7 @@ def this_process(border: CpuSet | None = None) -> Process:
     """
     found = known_process()
     if found is None:
-        pid = kernel.process_id()
+        pid = os.getpid()
         original = kernel.get_affinity(pid) if border is None else border
         # Of several threads the first one's mask counts. A lock could be left locked by a fork.
         found = _processes.setdefault(pid, Process(State(pid=pid, original=original)))
@@ -287,7 +289,7 @@ def _guard_policy(process: Process, undo: ExitStack) -> None:
     """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
     from gpuaff._system import mempolicy  # only where a policy may change
 
-    placed, own = process.state.memory, kernel.thread_id()
+    placed, own = process.state.memory, threading.get_native_id()
     with suppress(OSError):  # it cannot be set either
         policy = mempolicy.get_policy()
         undo.callback(mempolicy.ensure_policy, policy)

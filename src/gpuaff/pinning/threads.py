@@ -12,6 +12,8 @@ has requested last, and gives that back when the cpuset grows.
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -34,7 +36,7 @@ def current() -> CpuSet:
 
 def own_threads() -> list[int]:
     """The ids of this process's threads; the main one and the caller where /proc shows none."""
-    return kernel.thread_ids() or sorted({kernel.process_id(), kernel.thread_id()})
+    return kernel.thread_ids() or sorted({os.getpid(), threading.get_native_id()})
 
 
 def masks() -> dict[int, CpuSet]:
@@ -50,7 +52,7 @@ def having(cpus: CpuSet) -> dict[int, CpuSet]:
 
 def bound_caller(process: Process, caller: CpuSet, ours: Collection[CpuSet]) -> dict[int, CpuSet]:
     """The calling thread and its mask, where the program has bound it; else nothing."""
-    state, own = process.state, kernel.thread_id()
+    state, own = process.state, threading.get_native_id()
     # The main thread may have been narrowed to a part of its share by a runtime (case C4).
     narrowed = own == state.pid and state.share is not None and caller < state.share
     return {} if narrowed or caller in ours else {own: caller}
@@ -70,7 +72,7 @@ def move(cpus: CpuSet, tid: int, mask: CpuSet, moved: dict[int, CpuSet]) -> None
 
 def take(process: Process, cpus: CpuSet, caller: CpuSet) -> tuple[CpuSet, list[Notice]]:
     """Move the calling thread; what the kernel grants, and a warning where that is not all."""
-    move(cpus, kernel.thread_id(), caller, process.moved)
+    move(cpus, threading.get_native_id(), caller, process.moved)
     got = kernel.get_affinity()
     if got == cpus:
         return got, []
@@ -216,7 +218,7 @@ def masks_now(process: Process, requested: set[CpuSet]) -> set[CpuSet]:
     if caller in requested or caller == process.state.original:
         return requested
     found = effective_masks(process, caller)
-    put_again(kernel.thread_id(), caller, process.state.requested)
+    put_again(threading.get_native_id(), caller, process.state.requested)
     return found.of(requested)
 
 
@@ -229,7 +231,7 @@ def request(process: Process, cpus: CpuSet, caller: CpuSet) -> CpuSet:
 def _is_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
     """Request CPUs for the calling thread; whether a cpuset denies all of them."""
     try:
-        move(cpus, kernel.thread_id(), caller, process.moved)
+        move(cpus, threading.get_native_id(), caller, process.moved)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

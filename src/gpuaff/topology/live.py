@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from gpuaff._system import env, kernel, nvml
@@ -31,7 +32,7 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
     if not tree.is_live:
         return _from_files(tree, machine)
     if allowed is None:  # other threads than the main one may have been bound on purpose
-        allowed = kernel.get_affinity(kernel.process_id()) if kernel.can_pin() else frozenset()
+        allowed = kernel.get_affinity(os.getpid()) if kernel.can_pin() else frozenset()
     here = _observe_here(tree, machine, links, allowed)
     return with_accelerators(here, tree, machine) if accelerators else here
 

@@ -8,6 +8,7 @@ lists us with our memory, as it does for a PID namespace's own processes (580.15
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -199,7 +200,7 @@ def back_off() -> None:
 
 
 def _name() -> str:
-    return f"lost-{kernel.user_id()}"
+    return f"lost-{os.geteuid()}"
 
 
 @contextmanager
@@ -207,7 +208,7 @@ def _losses() -> Iterator[int]:
     """Open this user's file; OSError if it cannot be used, or another user owns it."""
     handle = directory.open_file(_name(), size=_TIME.size)
     try:
-        if descriptors.owner_of(handle) != kernel.user_id():
+        if descriptors.owner_of(handle) != os.geteuid():
             raise PermissionError(_name())
         yield handle
     finally:

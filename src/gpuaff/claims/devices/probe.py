@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     # First: one that ends between these two looks has ended in the second.
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
-    me = kernel.process_id()
+    me = os.getpid()
     above = {me, *kernel.ancestors()}
     own = {pid for pid in pids if own_is_free and (pid in above or me in kernel.ancestors(pid))}
     return ListedProcesses(

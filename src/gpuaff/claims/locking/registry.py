@@ -9,7 +9,9 @@ layout. Functions raise LockDirectoryError where the file cannot be used.
 
 from __future__ import annotations
 
+import os
 import struct
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -88,11 +90,11 @@ class Entry(NamedTuple):
 
 def about_me() -> dict[str, Any]:
     """What this process writes about itself."""
-    pid = kernel.process_id()
+    pid = os.getpid()
     facts = kernel.thread_facts(pid, pid)
     start, name = (facts.started if facts else None), kernel.name_of(pid) or ""
-    now = kernel.wall_clock()
-    return {"pid": pid, "start": start, "uid": kernel.user_id(), "name": name, "since": now}
+    now = time.time()
+    return {"pid": pid, "start": start, "uid": os.geteuid(), "name": name, "since": now}
 
 
 def living(found: Iterable[Entry]) -> frozenset[int]:
@@ -212,7 +214,7 @@ def _lock_free_slot(handle: int) -> int:
     """A slot is also in use while a claim inside its last one lives on."""
     used = {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
     used |= holding(handle)
-    first = kernel.process_id()  # so that a slot is rarely reused at once
+    first = os.getpid()  # so that a slot is rarely reused at once
     for number in (at % SLOTS for at in range(first, first + SLOTS)):
         if number in used or not locks.try_range(handle, WAITS + number):
             continue
