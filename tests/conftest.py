@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
@@ -54,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """With ``--slow`` properties are tried on more examples."""
     if config.getoption("--slow"):
         settings.load_profile("thorough")
+    # Else each worker and each program compiles anew what it imports: half of all CPU time.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     _hear_signals()
 
 
