@@ -18,7 +18,7 @@ from fakedriver.driver import FakeDriver
 from processes import (
     CPUS,
     SRC,
-    THREADS,
+    all_hold,
     cores_of_this_machine,
     environment,
     masks,
@@ -124,55 +124,44 @@ def test_workers_stay_inside_the_ranks_share(
         assert seen <= main
 
 
-IN_THIS_PROCESS = f"""
-{THREADS}
-import gpuaff
-CPUS = os.sched_getaffinity(0)
-"""
-
-
 @pytest.mark.needs("two-cpus")
 def test_all_threads_move_and_go_back() -> None:
     script = """
 thread = bound_to(None)
 part = gpuaff.spread(0, 1)
-print(thread() == os.sched_getaffinity(0) == part, part < CPUS or len(CPUS) == 1)
-print(part.restore() == CPUS == thread() == os.sched_getaffinity(0))
+holds(thread() == now() == part, (part < before or len(before) == 1) is APART)
+holds(part.restore() == before == thread() == now())
 with gpuaff.spread(0, 1):
-    print(thread() == part)
-print(thread() == CPUS)
+    holds(thread() == part)
+holds(thread() == before)
 """
-    lines = printed(IN_THIS_PROCESS + script).splitlines()
-    apart = len(CORES) > 1
-    assert lines == [f"True {apart}", "True", "True", "True"]
+    all_hold(script.replace("APART", str(len(CORES) > 1)), env={})
 
 
 @pytest.mark.needs("two-cpus")
 def test_a_thread_that_was_bound_elsewhere_moves_and_goes_back() -> None:
     script = """
-first = {min(CPUS)}
+first = {min(before)}
 thread = bound_to(first)
 part = gpuaff.spread(0, 1)
-print(thread() == part or thread() == first < part)
+holds(thread() == part or thread() == first < part)
 part.restore()
-print(thread() == first)
+holds(thread() == first)
 """
-    assert printed(IN_THIS_PROCESS + script).splitlines() == ["True", "True"]
+    all_hold(script, env={})
 
 
 @pytest.mark.needs("two-cpus")
 def test_a_bound_thread_that_calls_it_goes_back() -> None:
     script = """
-first = {min(CPUS)}
+first = {min(before)}
 def work():
     os.sched_setaffinity(0, first)
     part = gpuaff.spread(0, 1)
-    print(os.sched_getaffinity(0) == part)
-    part.restore()
-    print(os.sched_getaffinity(0) == first)
-in_a_thread(work)
+    return now() == part, part.restore() == now() == first
+holds(*in_a_thread(work))
 """
-    assert printed(IN_THIS_PROCESS + script).splitlines() == ["True", "True"]
+    all_hold(script, env={})
 
 
 @pytest.mark.case("C4")
@@ -181,17 +170,16 @@ def test_heirs_of_a_narrowed_main_thread_go_back_to_the_ranks_share(driver: Fake
     """An import has narrowed a worker; nobody has bound what it started since."""
     script = """
 affinity = gpuaff.set_affinity(0, 1)
-if not os.fork():
-    os.sched_setaffinity(0, {min(CPUS)})
+def work():
+    os.sched_setaffinity(0, {min(before)})
     heir = bound_to(None)
     part = gpuaff.spread(0, 1)
-    print(heir() == part == os.sched_getaffinity(0), flush=True)
-    print(part.restore() == affinity == heir(), flush=True)
-    os._exit(0)
-os.wait()
+    holds(heir() == part == now())
+    holds(part.restore() == affinity == heir())
+    return True
+holds(child(work) == 0)
 """
-    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
-    assert found == ["True", "True"]
+    all_hold(script, env=driver.env())
 
 
 def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
@@ -199,18 +187,17 @@ def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
 affinity = gpuaff.set_affinity(0, 1)
 one = gpuaff.spread(1, 2)
 two = gpuaff.spread(1, 2)
-print(one == two == os.sched_getaffinity(0))
+holds(one == two == now())
 other = gpuaff.spread(0, 2)
-print(len(one | other))
+holds(len(one | other) == REST)
 affinity.reapply()
-print(os.sched_getaffinity(0) == affinity, gpuaff.spread(1, 2) == one)
+holds(now() == affinity, gpuaff.spread(1, 2) == one)
 gpuaff.set_affinity(0, 1)
-print(os.sched_getaffinity(0) == affinity, gpuaff.spread(1, 2) == one)
-with gpuaff.set_affinity(0, 1, cpus=[max(CPUS)]):
-    print(sorted(gpuaff.spread(0, 1)) == [max(CPUS)], gpuaff.spread(0, 1).restore() == CPUS)
+holds(now() == affinity, gpuaff.spread(1, 2) == one)
+with gpuaff.set_affinity(0, 1, cpus=[max(before)]):
+    holds(sorted(gpuaff.spread(0, 1)) == [max(before)], gpuaff.spread(0, 1).restore() == before)
 """
-    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
-    assert found == ["True", str(len(REST)), "True True", "True True", "True True"]
+    all_hold(script.replace("REST", str(len(REST))), env=driver.env())
 
 
 def test_what_is_cut() -> None:
@@ -233,19 +220,18 @@ from gpuaff.pinning.state import remembered
 def whole():
     return remembered().whole
 affinity = gpuaff.set_affinity(0, 1)
-print(whole())
+holds(whole() is None)
 part = gpuaff.spread(0, 1)
-print(whole() == affinity)
+holds(whole() == affinity)
 part.reapply()
-print(whole() == affinity)
+holds(whole() == affinity)
 gpuaff.set_affinity(0, 1)
-print(whole())
+holds(whole() is None)
 with gpuaff.spread(0, 1):
-    print(whole() == affinity)
-print(whole())
+    holds(whole() == affinity)
+holds(whole() is None)
 """
-    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
-    assert found == ["None", "True", "True", "None", "True", "None"]
+    all_hold(script, env=driver.env())
 
 
 @pytest.mark.needs("two-cpus")
@@ -255,9 +241,9 @@ from gpuaff.pinning.state import remembered
 affinity = gpuaff.set_affinity(0, 1)
 part = gpuaff.spread(0, 1)
 affinity.reapply()
-print(remembered().whole if part != affinity else None)
+holds(remembered().whole is None or part == affinity)
 """
-    assert printed(IN_THIS_PROCESS + script, env=driver.env()) == "None"
+    all_hold(script, env=driver.env())
 
 
 @pytest.mark.case("C1")
@@ -265,16 +251,15 @@ print(remembered().whole if part != affinity else None)
 def test_a_forked_worker_cuts_the_share_and_not_a_narrowed_mask(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 1)
-os.sched_setaffinity(0, {min(CPUS)})  # as an import does
-if not os.fork():
+os.sched_setaffinity(0, {min(before)})  # as an import does
+def work():
     part = gpuaff.spread(0, 1)
-    print(*sorted(part), flush=True)
-    print(part.restore() == affinity, flush=True)
-    os._exit(0)
-os.wait()
+    holds(sorted(part) == REST)
+    holds(part.restore() == affinity)
+    return True
+holds(child(work) == 0)
 """
-    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
-    assert found == [" ".join(map(str, sorted(REST))), "True"]
+    all_hold(script.replace("REST", str(sorted(REST))), env=driver.env())
 
 
 @pytest.mark.needs("two-cpus")
@@ -282,21 +267,20 @@ def test_the_end_of_a_block_gives_the_ranks_share_back(driver: FakeDriver) -> No
     script = """
 share = gpuaff.set_affinity(0, 2)
 with gpuaff.spread(0, 1) as part:
-    print(part <= share, gpuaff.check().ok)
-print(os.sched_getaffinity(0) == share, gpuaff.check().expected == share)
-print(share.restore() == CPUS)
+    holds(part <= share, gpuaff.check().ok)
+holds(now() == share, gpuaff.check().expected == share)
+holds(share.restore() == before)
 """
-    found = printed(IN_THIS_PROCESS + script, env=driver.env()).splitlines()
-    assert found == ["True True", "True True", "True"]
+    all_hold(script, env=driver.env())
 
 
 @pytest.mark.needs("two-cpus")
 def test_a_mask_of_one_cpu_is_not_widened() -> None:
     script = f"""
 os.sched_setaffinity(0, {{{CPUS[0]}}})
-print(sorted(gpuaff.spread(1, 3)), gpuaff.spread(2, 3).pinned)
+holds(sorted(gpuaff.spread(1, 3)) == [{CPUS[0]}], gpuaff.spread(2, 3).pinned)
 """
-    assert printed(IN_THIS_PROCESS + script) == f"[{CPUS[0]}] True"
+    all_hold(script, env={})
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (2, 2), (-1, 2), ("0", 2), (0, 1.5), (True, 2)])
@@ -308,9 +292,9 @@ def test_wrong_numbers_raise(numbers: tuple[int, int]) -> None:
 def test_off_leaves_everything_and_says_so() -> None:
     script = """
 part = gpuaff.spread(0, 2)
-print(part == CPUS, part.pinned, [warning.code for warning in part.warnings])
+holds(part == before, not part.pinned, codes(part) == ["off"])
 """
-    assert printed(IN_THIS_PROCESS + script, env={"GPUAFF": "off"}) == "True False ['off']"
+    all_hold(script, env={"GPUAFF": "off"})
 
 
 @pytest.mark.parametrize("call", [203, 204])  # sched_setaffinity, sched_getaffinity on x86-64
@@ -333,12 +317,12 @@ for _ in range(2):
 @pytest.mark.needs("two-cpus")
 def test_it_tells_where_the_worker_is() -> None:
     script = """
-import logging
+import logging, sys
+import gpuaff
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-import sys
 gpuaff.spread(0, 2)
 """
-    said = printed("import sys\n" + IN_THIS_PROCESS + script)
+    said = printed(script)
     assert said.startswith("gpuaff: worker 0 of 2 -> cpus ")
 
 
