@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from statistics import median
 
-from gpuaff.claims.devices.selection import choose, ranks
+from gpuaff.claims.devices.selection import choose, closeness
 from gpuaff.topology.model import Gpu, Topology
 
 SHIPPED = ("dgx-1", "dgx-2", "dgx-a100", "dgx-h100")
@@ -58,7 +58,7 @@ def _time(call: Callable[[], object], runs: int) -> float:
 
 def _plain(machine: Topology) -> object:
     """The best set of half of the GPUs, when only their worst pairs count."""
-    table = ranks(machine, range(len(machine.gpus)))
+    table = closeness(machine, range(len(machine.gpus)))
     half = len(table) // 2
     return min(
         (sorted((table[i][j] for i, j in combinations(some, 2)), reverse=True), some)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from gpuaff.claims.claim import Claim, current_claim
     from gpuaff.claims.model import ClaimedGpu, Waiting
     from gpuaff.errors import *
-    from gpuaff.launch.ranks import Launcher, Ranks, ranks
+    from gpuaff.launch.launchers import Launcher
+    from gpuaff.launch.ranks import Ranks, ranks
     from gpuaff.notices import Notice
     from gpuaff.pinning.affinity import set_affinity
     from gpuaff.pinning.check import Check, ThreadCheck, check

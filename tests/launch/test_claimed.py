@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim, parent_claim
+from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim, claim_in_environment
 
 GPU = "GPU-8d0ce8f2-1b2d-4c9a-8f0e-0123456789ab"
 MIG = "MIG-GPU-8d0ce8f2-1b2d-4c9a-8f0e-0123456789ab/7/0"
 
 
 def read(text: str | None) -> tuple[ParentClaim | None, list[str]]:
-    found, notice = parent_claim({CLAIM_VARIABLE: text}.get)
+    found, notice = claim_in_environment({CLAIM_VARIABLE: text}.get)
     return found, [] if notice is None else [notice.code]
 
 

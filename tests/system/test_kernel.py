@@ -42,7 +42,7 @@ def test_another_process() -> None:
         process.heard()
         assert kernel.parent_of(process.pid) == os.getpid()
         seen = os.sched_getaffinity(process.pid)
-        assert kernel.affinity_of(process.pid) == frozenset(seen)
+        assert kernel.affinity_or_none(process.pid) == frozenset(seen)
         assert kernel.name_of(process.pid) == Path(f"/proc/{process.pid}/comm").read_text().strip()
     assert kernel.parent_of(os.getpid()) == next(kernel.ancestors()) == os.getppid()
 
@@ -50,8 +50,8 @@ def test_another_process() -> None:
 def test_a_process_that_is_not_there() -> None:
     assert kernel.parent_of(1) is None, "nobody has started the first one"
     assert kernel.parent_of(2**22) is None
-    assert kernel.affinity_of(2**22) is None
-    assert kernel.affinity_of(None) is None
+    assert kernel.affinity_or_none(2**22) is None
+    assert kernel.affinity_or_none(None) is None
     assert kernel.name_of(2**22) is None
     assert kernel.name_of(None) is None
 

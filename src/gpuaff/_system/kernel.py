@@ -219,7 +219,7 @@ def name_of(pid: int | None) -> str | None:
     return None if pid is None else Tree().read(f"proc/{pid}/comm")
 
 
-def affinity_of(pid: int | None) -> CpuSet | None:
+def affinity_or_none(pid: int | None) -> CpuSet | None:
     """The CPUs of another process."""
     try:
         return None if pid is None else get_affinity(pid)

@@ -23,7 +23,7 @@ _MOST_GPUS = 64  # a broken library may report billions
 
 
 @contextmanager
-def waking_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], None]]:
+def prewarmed_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], None]]:
     """Wake the driver, if it is wanted, in threads that end with the block.
 
     It only saves time: where no thread can be started (a limit of processes, a subinterpreter,

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from gpuaff._system import descriptors
 from gpuaff._system.interrupts import uninterrupted
-from gpuaff._system.nvml_prewarm import waking_driver
+from gpuaff._system.nvml_prewarm import prewarmed_driver
 
 TYPE_CHECKING = False  # importing typing takes longer than all of this module
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def claim_gpus(
         with uninterrupted():
             descriptors.make_room()
             by_context = isinstance(placeholder, str) and placeholder == "context"
-            with waking_driver(wanted=True, cuda=by_context) as driver_is_started:
+            with prewarmed_driver(wanted=True, cuda=by_context) as end_prewarm:
                 from gpuaff.claims.acquire import acquire
 
                 claim = acquire(
@@ -117,7 +117,7 @@ def claim_gpus(
                     pin=pin,
                     own_is_free=own_is_free,
                     on_wait=on_wait,
-                    driver_is_started=driver_is_started,
+                    end_prewarm=end_prewarm,
                 )
         return claim  # noqa: TRY300 - Ctrl-C may come here, too
     except BaseException:  # Ctrl-C at the end of the block: the caller would not have the claim

@@ -12,7 +12,7 @@ from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims import candidates
 from gpuaff.claims.attempts import Attempts, Obtained
 from gpuaff.claims.candidates import Limits, Request, VisibleAs, in_cuda_order, resolve_visible
-from gpuaff.claims.claim import Claim, Undo, claiming, state
+from gpuaff.claims.claim import Claim, Undo, only_one_claim, state
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.conflicts import SecondLook
 from gpuaff.claims.locking import registry
@@ -25,7 +25,7 @@ from gpuaff.claims.placeholder import (
     numbers_of,
     occupy,
 )
-from gpuaff.claims.sources import parent_claim
+from gpuaff.claims.sources import verified_parent_claim
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import (
     ClaimError,
@@ -54,11 +54,11 @@ def acquire(
     pin: object,
     own_is_free: object,
     on_wait: Callable[[Waiting], object] | None,
-    driver_is_started: Callable[[], None],
+    end_prewarm: Callable[[], None],
 ) -> Claim:
     """Do what :func:`gpuaff.claim_gpus` promises, where no signal handler interrupts.
 
-    ``which`` has the arguments of a :class:`Request`, by name; ``driver_is_started`` is called when
+    ``which`` has the arguments of a :class:`Request`, by name; ``end_prewarm`` is called when
     the driver need not be kept awake any more.
     """
     request = candidates.parse_request(n, **which)
@@ -70,11 +70,11 @@ def acquire(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
         )
     is_pinned, own_is_free = flag("pin", pin), flag("own_is_free", own_is_free)
-    with claiming():
+    with only_one_claim():
         if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
         with open_session() as session, ExitStack() as until_occupied, Undo() as undo:
-            driver_is_started()
+            end_prewarm()
             try:
                 acquisition = _Acquisition(session, request, until_occupied, own_is_free)
                 acquisition.refuse_unknown_order(kind)
@@ -82,7 +82,7 @@ def acquire(
                 undo.callback(acquisition.attempts.release)
                 obtained = acquisition.attempts.obtain(on_wait)
             except (GpusBusyError, NotEnoughGpusError):
-                if inherited.imports_script() and inherited.parent_claim()[0] is not None:
+                if inherited.imports_script() and inherited.claim_in_environment()[0] is not None:
                     _warn(inherited.IMPORTED)
                 raise
             state.claim = acquisition.claim(obtained, kind, undo, pin=is_pinned)
@@ -114,7 +114,7 @@ class _Acquisition:
         own_is_free: bool = True,
     ) -> None:
         self._session, self._devices = session, session.devices()
-        self._parent = parent_claim()
+        self._parent = verified_parent_claim()
         self._limits = _limits(session, self._parent, request)
         self._request = _for_bound_cuda(request, self._devices)
         self.attempts = Attempts(
@@ -166,7 +166,7 @@ class _Acquisition:
 
             grant = take_grant([gpu.index for gpu in gpus])
             undo.callback(grant.give_back)
-        undo.callback(_bind_cuda, gpus)
+        undo.callback(_remember_bound_gpus, gpus)
         placeholders = self._occupy(gpus, kind, second_look, undo)
         lost = [str(one) for one in left_out if not one.cut]  # in MIG mode it is no fault
         more = _pinned_far(gpus) if grant is None else grant.warnings
@@ -281,7 +281,7 @@ def _export(variables: Mapping[str, str], undo: Undo) -> None:
         env.put(name, value)
 
 
-def _bind_cuda(gpus: tuple[ClaimedGpu, ...]) -> None:
+def _remember_bound_gpus(gpus: tuple[ClaimedGpu, ...]) -> None:
     """If CUDA was started under a claim, it shows the GPUs of that claim for good."""
     if cuda.is_initialized():
         state.cuda_bound_gpus = gpus

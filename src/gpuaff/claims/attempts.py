@@ -92,7 +92,7 @@ class Obtained(NamedTuple):
     slot: Slot
 
 
-class _Refused(NamedTuple):
+class _Snapshot(NamedTuple):
     """What an attempt saw that got nothing.
 
     Attributes:
@@ -175,7 +175,7 @@ class Attempts:
             ClaimTimeoutError: they did not become free in time.
         """
         settling, wait = Settling(), self._wait
-        while isinstance(got := self._attempt(), _Refused):
+        while isinstance(got := self._attempt(), _Snapshot):
             self._refuse_if_hopeless(got)
             now = time.monotonic()
             leaving = len(got.free_soon) >= self._count
@@ -203,7 +203,7 @@ class Attempts:
         """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked."""
         self._look()
         entries = registry.entries()
-        found = self._refused(entries, self._usages(entries))
+        found = self._snapshot(entries, self._usages(entries))
         self._refuse_if_hopeless(found)
         free = found.free if len(found.free) >= self._count else found.free_soon
         if len(free) < self._count:
@@ -220,9 +220,9 @@ class Attempts:
         if slot is not None:
             slot.release()
 
-    def _attempt(self) -> Obtained | _Refused:
+    def _attempt(self) -> Obtained | _Snapshot:
         if self._place is not None:
-            found = self._refused(self._entries(), ())
+            found = self._snapshot(self._entries(), ())
             if found.in_the_way:
                 return found
         with ExitStack() as locked:
@@ -243,9 +243,9 @@ class Attempts:
                         self._place = self._join(got.usages)
                     return got
 
-    def _choose_and_lease(self) -> Obtained | _Refused:
+    def _choose_and_lease(self) -> Obtained | _Snapshot:
         entries = self._entries()
-        found = self._refused(entries, self._usages(entries))
+        found = self._snapshot(entries, self._usages(entries))
         free, hidden = found.free, set[Device]()
         while len(free) >= self._count:
             got = self._lease_all(self._choose(free))
@@ -301,7 +301,7 @@ class Attempts:
     def _entries(self) -> tuple[Entry, ...]:
         return registry.entries() if self._place is None else self._place.entries()
 
-    def _refused(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Refused:
+    def _snapshot(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Snapshot:
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
         way: tuple[Entry, ...] = ()
         passed: Collection[int] = {-1}
@@ -311,7 +311,7 @@ class Attempts:
             passed = stopped(way[: queue.NEAR] or ahead)
         devices = self._devices
         kept = {device: queue.kept_for(ahead, self._key(device)) for device in devices}
-        return _Refused(
+        return _Snapshot(
             usages=usages,
             ahead=ahead,
             in_the_way=way,
@@ -336,24 +336,24 @@ class Attempts:
             return self.probe.evaluated(entries)
         return usages_inside(self._parent, self._devices, entries)
 
-    def _described(self, got: _Refused) -> tuple[Usage, ...]:
+    def _described(self, got: _Snapshot) -> tuple[Usage, ...]:
         """The last usages, with the names of processes in their messages."""
         is_known = self._parent is not None or not got.usages
         return got.usages if is_known else self.probe.described(got.entries)
 
-    def _refuse_if_hopeless(self, got: _Refused) -> None:
+    def _refuse_if_hopeless(self, got: _Snapshot) -> None:
         usable = sum(not usage.lasting for usage in got.usages)
         if len(got.usages) > usable and usable < self._count:
             never = [usage.message for usage in self._described(got) if usage.lasting]
             reason = "\n  ".join([f"{usable or 'none'} can be used", *never])
             raise NotEnoughGpusError(self._count, usable, reason)
 
-    def _not_free(self, got: _Refused, wait: float | None) -> Exception:
+    def _not_free(self, got: _Snapshot, wait: float | None) -> Exception:
         remedy, narrowed = "" if wait else _REMEDY, self._narrowed
         busy = GpusBusyError(self._count, len(got.free), self._reasons(got), narrowed, remedy)
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
-    def _report(self, got: _Refused, on_wait: Callable[[Waiting], object] | None) -> None:
+    def _report(self, got: _Snapshot, on_wait: Callable[[Waiting], object] | None) -> None:
         """Log the state of the wait, and call ``on_wait``, when it has changed."""
         if got.state == self._reported:
             return
@@ -375,7 +375,7 @@ class Attempts:
             if on_wait is not None:
                 on_wait(waiting)
 
-    def _reasons(self, got: _Refused) -> tuple[str, ...]:
+    def _reasons(self, got: _Snapshot) -> tuple[str, ...]:
         """A line for each candidate that is not free."""
         usages = (*got.usages, *self._described(got))  # these know the names
         reasons = {usage.device: usage.message for usage in usages if usage.busy is not None}

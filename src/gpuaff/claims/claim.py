@@ -157,15 +157,15 @@ class _State:
     cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
     """The GPUs that CUDA shows for good, since it was started under a claim that is over."""
 
-    claiming = threading.Lock()
+    claim_lock = threading.Lock()
     """Locked while a claim is being made."""
 
-    def forget_claiming(self) -> None:  # in a forked child none is being made
-        self.claiming = threading.Lock()
+    def reset_claim_lock(self) -> None:  # in a forked child none is being made
+        self.claim_lock = threading.Lock()
 
 
 state = _State()
-os.register_at_fork(after_in_child=state.forget_claiming)
+os.register_at_fork(after_in_child=state.reset_claim_lock)
 
 
 def current_claim() -> Claim | None:
@@ -177,13 +177,13 @@ def current_claim() -> Claim | None:
 
 
 @contextmanager
-def claiming() -> Iterator[None]:
+def only_one_claim() -> Iterator[None]:
     """Make a claim in this block, which only one thread enters.
 
     Raises:
         AlreadyClaimedError: this process has a claim, or is making one.
     """
-    lock = state.claiming
+    lock = state.claim_lock
     if not lock.acquire(blocking=False):
         raise AlreadyClaimedError(
             "this process is already claiming GPUs, in another thread or around this call"

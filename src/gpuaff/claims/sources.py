@@ -18,14 +18,14 @@ from gpuaff.launch import inherited
 from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim
 
 
-def parent_claim() -> ParentClaim | None:
+def verified_parent_claim() -> ParentClaim | None:
     """The claim in which this process runs, by ``GPUAFF_CLAIM``; None without one.
 
     Raises:
         ClaimError: the variable is invalid, or names a claim that is over.
         LockDirectoryError: the registry cannot be used.
     """
-    found, notice = inherited.parent_claim()
+    found, notice = inherited.claim_in_environment()
     if notice is not None:
         raise ClaimError(notice.message)
     if found is None:

@@ -61,7 +61,7 @@ def _has_claimed(get: Get, ranks: Ranks, *, is_worker: bool) -> bool:
     (``sh -c``), which was started with the rank's own variables, as the launcher was not. A worker
     that a rank started has them, too, and shares what the rank claimed.
     """
-    claim, _ = inherited.parent_claim(get)
+    claim, _ = inherited.claim_in_environment(get)
     if claim is None:
         return False
     if claim.pid != os.getpid() and (is_worker or not _is_of_rank(get, claim, ranks)):

@@ -48,7 +48,7 @@ class ParentClaim(NamedTuple):
         return f"v1:{self.slot}:{self.pid}:{self.started}:{','.join(self.uuids)}"
 
 
-def parent_claim(get: Get = env.get) -> tuple[ParentClaim | None, Notice | None]:
+def claim_in_environment(get: Get = env.get) -> tuple[ParentClaim | None, Notice | None]:
     """The claim around this process, or a warning about an invalid value, which is ignored."""
     text = (get(CLAIM_VARIABLE) or "").strip()
     claim = _parse_claim(text)

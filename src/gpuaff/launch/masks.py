@@ -44,8 +44,8 @@ def observe_ancestry(ranks: Ranks) -> Ancestry:
     if own:  # wrappers have them
         starter = next((pid for pid in kernel.ancestors() if not carries(pid, own)), None)
     return Ancestry(
-        parent=kernel.affinity_of(parent),
-        starter=kernel.affinity_of(starter),
+        parent=kernel.affinity_or_none(parent),
+        starter=kernel.affinity_or_none(starter),
         starter_name=kernel.name_of(starter),
     )
 

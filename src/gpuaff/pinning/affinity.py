@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from gpuaff._system.env import wants_driver
 from gpuaff._system.interrupts import uninterrupted
-from gpuaff._system.nvml_prewarm import waking_driver
+from gpuaff._system.nvml_prewarm import prewarmed_driver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def set_affinity(
             its CPUs; the documentation of the warnings marks those that count.
 
     Returns:
-        The CPUs of the calling thread, read back from the kernel.
+        An :class:`Affinity`: the CPUs of the calling thread, as the kernel reports them, with
+        ``pinned``, ``warnings``, ``restore()`` and more.
 
     Raises:
         TypeError: only one of ``local_rank`` and ``nproc_per_node`` is given.
@@ -95,13 +96,13 @@ def set_affinity(
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
     with uninterrupted(), ExitStack() as undo:
-        with waking_driver(wanted=wants_driver()) as driver_may_rest:
+        with prewarmed_driver(wanted=wants_driver()) as end_prewarm:
             from gpuaff.pinning.pin import pin  # while the driver wakes
 
             made = pin(
                 local_rank,
                 nproc_per_node,
-                driver_may_rest,
+                end_prewarm,
                 strict=strict,
                 memory=memory,
                 openmp=openmp,
@@ -116,6 +117,6 @@ def set_affinity(
                 reserve=reserve,
                 rank_allowed=rank_allowed,
             )
-            affinity = undo.enter_context(made)
+            affinity = undo.enter_context(made)  # Ctrl-C while the driver is shut down undoes it
         undo.pop_all()
     return affinity

@@ -231,7 +231,7 @@ def observe_process(pid: int) -> Observation | None:
 def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
     for tid in ids:
         facts = kernel.thread_facts(pid, tid)
-        cpus = None if facts is None or facts.ended else kernel.affinity_of(tid)
+        cpus = None if facts is None or facts.ended else kernel.affinity_or_none(tid)
         if facts is not None and cpus is not None:
             yield Thread(tid, facts.name, cpus, facts.movable)
 

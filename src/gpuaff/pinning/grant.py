@@ -132,7 +132,7 @@ def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | 
 
 def _take(process: Process, gpus: Sequence[int]) -> Grant:
     before, caller = process.state, kernel.get_affinity()
-    effective = threads.effective_masks(process, caller)
+    effective = threads.request_original_mask(process, caller)
     with interruptible():  # the driver may hang
         topology = observe(links=False, accelerators=True, allowed=effective.cpus)
     warnings = [note for note in topology.notes if not note.code.startswith("visible-")]

@@ -54,7 +54,7 @@ class UnknownRankError(Exception):
 def pin(
     local_rank: int | None,
     nproc_per_node: int | None,
-    driver_may_rest: Callable[[], None],
+    end_prewarm: Callable[[], None],
     *,
     strict: bool | None,
     memory: str | None,
@@ -63,7 +63,7 @@ def pin(
 ) -> Affinity:
     """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
 
-    ``driver_may_rest`` is called when the driver is not needed any more.
+    ``end_prewarm`` is called when the driver is not needed any more.
     """
     strict = flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
@@ -73,7 +73,7 @@ def pin(
     if ranks is None or why is not None:
         counts = why is not None and (ranks is not None or why.code == "off")
         return _unpinned(ranks, (why,) if why and counts else remarks, strict=strict)
-    claim, unreadable = inherited.parent_claim()
+    claim, unreadable = inherited.claim_in_environment()
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = options._replace(partition=Partition.MACHINE)
@@ -91,7 +91,7 @@ def pin(
         memory=memory_option,
         openmp=openmp,
         strict=strict,
-        driver_may_rest=driver_may_rest,
+        end_prewarm=end_prewarm,
         in_claim=claim is not None,
         no_rank=no_rank,
     )
@@ -214,7 +214,7 @@ class Attempt(NamedTuple):
     memory: MemoryOption | None
     openmp: bool
     strict: bool
-    driver_may_rest: Callable[[], None]
+    end_prewarm: Callable[[], None]
     in_claim: bool
     no_rank: Notice | None
 
@@ -253,13 +253,14 @@ class Attempt(NamedTuple):
         return warnings
 
     def _observe(self, process: Process) -> Observation:
+        """Request the original mask again, to see what the kernel grants of it, and look around."""
         caller = kernel.get_affinity()
-        effective = threads.effective_masks(process, caller)
+        effective = threads.request_original_mask(process, caller)
         above = observe_ancestry(self.ranks)
         machine_wide = self.options.partition is Partition.MACHINE
         with interruptible():  # the driver may hang
             topology = observe(links=False, accelerators=machine_wide, allowed=effective.cpus)
-        self.driver_may_rest()
+        self.end_prewarm()
         visible = len(topology.visible)
         if self.no_rank is not None and visible > 1:
             raise UnknownRankError(*_of_topology(topology), narrows_nothing(self.no_rank, visible))

@@ -102,7 +102,7 @@ def _own() -> CpuSet:
     pinned; the parent in /proc may be that server.
     """
     own = kernel.get_affinity(os.getpid())
-    return own & (kernel.affinity_of(inherited.maker()) or own) or own
+    return own & (kernel.affinity_or_none(inherited.maker()) or own) or own
 
 
 def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[Notice]:

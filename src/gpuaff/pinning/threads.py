@@ -31,7 +31,7 @@ MOST_PASSES = 20
 
 def current() -> CpuSet:
     """The calling thread's CPUs; empty where the system does not report them."""
-    return kernel.affinity_of(0) or frozenset()
+    return kernel.affinity_or_none(0) or frozenset()
 
 
 def own_threads() -> list[int]:
@@ -41,7 +41,7 @@ def own_threads() -> list[int]:
 
 def masks() -> dict[int, CpuSet]:
     """The CPUs of each thread, as far as they can be seen."""
-    seen = {tid: kernel.affinity_of(tid) for tid in own_threads()}
+    seen = {tid: kernel.affinity_or_none(tid) for tid in own_threads()}
     return {tid: mask for tid, mask in seen.items() if mask is not None}
 
 
@@ -172,8 +172,11 @@ def move_all(
         done.add(tid)
         return is_in_place
 
-    passes = (list(map(settle, own_threads())) for _ in range(MOST_PASSES))
-    found.settled = any(map(all, passes))
+    for _ in range(MOST_PASSES):
+        in_place = [settle(tid) for tid in own_threads()]
+        found.settled = all(in_place)
+        if found.settled:
+            break
     return found
 
 
@@ -197,7 +200,7 @@ class EffectiveMasks(NamedTuple):
         return {*requested, *cut, *([] if all(cut) else [self.cpuset])}
 
 
-def effective_masks(process: Process, caller: CpuSet) -> EffectiveMasks:
+def request_original_mask(process: Process, caller: CpuSet) -> EffectiveMasks:
     """Request the original mask for the calling thread, and see what it gets; it keeps that.
 
     Not where it has requested a share of which nothing is left: that could not be requested again,
@@ -206,7 +209,7 @@ def effective_masks(process: Process, caller: CpuSet) -> EffectiveMasks:
     original = process.state.original
     if caller == original:
         return EffectiveMasks(original, cpuset=original)
-    if _has_lost_its_share(process, caller):
+    if _has_no_cpu_of_its_share(process, caller):
         return EffectiveMasks(caller & original or caller, cpuset=caller)
     got = request(process, original, caller)
     return EffectiveMasks(got, cpuset=caller if caller.issuperset(got) else got)
@@ -217,19 +220,19 @@ def masks_now(process: Process, requested: set[CpuSet]) -> set[CpuSet]:
     caller = kernel.get_affinity()
     if caller in requested or caller == process.state.original:
         return requested
-    found = effective_masks(process, caller)
+    found = request_original_mask(process, caller)
     put_again(threading.get_native_id(), caller, process.state.requested)
     return found.of(requested)
 
 
 def request(process: Process, cpus: CpuSet, caller: CpuSet) -> CpuSet:
     """Request CPUs for the calling thread; what it then has, which may be other ones."""
-    _is_denied(process, cpus, caller)
+    _request_or_denied(process, cpus, caller)
     return kernel.get_affinity()
 
 
-def _is_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
-    """Request CPUs for the calling thread; whether a cpuset denies all of them."""
+def _request_or_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
+    """Request CPUs for the calling thread: True where a cpuset denies all of them."""
     try:
         move(cpus, threading.get_native_id(), caller, process.moved)
     except OSError as error:
@@ -239,12 +242,15 @@ def _is_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
     return False
 
 
-def _has_lost_its_share(process: Process, caller: CpuSet) -> bool:
-    """Whether a cpuset has taken the whole share away; else the program has moved this thread."""
+def _has_no_cpu_of_its_share(process: Process, caller: CpuSet) -> bool:
+    """Whether a cpuset has taken the whole share away; else the program has moved this thread.
+
+    Only a new request shows it.
+    """
     share = process.state.share
     if share is None or caller & share or caller != kernel.get_affinity(process.state.pid):
         return False
-    return _is_denied(process, share, caller)
+    return _request_or_denied(process, share, caller)
 
 
 def refusal(error: OSError) -> Notice:

@@ -62,7 +62,7 @@ def choose(
         raise ValueError(f"cannot choose {count} of {len(pool)} free GPUs {pool}")
     now = {*pool, *(idle or ())}
     indices = sorted({*now, *(topology.gpu_by_index if usable is None else usable)})
-    table = ranks(topology, indices) if count < len(pool) else []
+    table = closeness(topology, indices) if count < len(pool) else []
     if not any(map(any, table)):  # all, or all alike: the usual case
         return tuple(pool[:count])
     row = {index: at for at, index in enumerate(indices)}
@@ -79,7 +79,7 @@ class _Prices:
     """
 
     def __init__(self, table: Sequence[Sequence[int]], idle: Sequence[int]) -> None:
-        """Of a table of :func:`ranks`, and the rows of the GPUs that are free now."""
+        """Of a table of :func:`closeness`, and the rows of the GPUs that are free now."""
         self._idle, self._everyone = idle, range(len(table))
         kinds = max(map(max, table))
         digit = comb(len(table), 2).bit_length()
@@ -177,7 +177,7 @@ def _bits(chosen: Chosen) -> int:
 _PATHS = {"C2C": 0, "PIX": 1, "PSB": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
 
 
-def ranks(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
+def closeness(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
     """How far apart each two of these GPUs are, from 0 for the nearest kind of pair among them.
 
     The link counts first (the more NVLinks the nearer, any of them before PCI, and there
