@@ -147,6 +147,7 @@ REFUSED = """
     sys.stdin.readline()
     second = gpuaff.set_affinity(1, 2)
     print(json.dumps([sorted(second), [warning.code for warning in second.warnings]]))
+    sys.stdin.readline()
 """
 
 
