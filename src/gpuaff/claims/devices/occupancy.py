@@ -186,7 +186,11 @@ def _memory(
     if reading.display and has_list:
         return None  # they show only part of its memory, and an only GPU must be claimable
     if reading.used is None:
-        return None if has_list and is_complete else _no_memory(reading)
+        if has_list and is_complete:
+            return None
+        missing = "processes outside of this container" if has_list else "compute processes"
+        why = f"the driver reports neither the memory in use nor the {missing}"
+        return _busy(reading, Busy.UNREADABLE, ": ".join([why, *reading.problems[:1]]))
     known, unknown = memory_of_listed(readings, reading.device)
     rest = reading.used - known
     if rest <= UNEXPLAINED or (has_list and unknown and is_complete):
@@ -202,13 +206,6 @@ def _memory(
         hint = "a process that is ending?" if is_complete else "another container?"
         why = f" that no visible process explains ({hint})"
     return _busy(reading, busy, f"{size(rest)} are in use{why}")
-
-
-def _no_memory(reading: DeviceReading) -> Usage:
-    outside = "the processes outside of this container"
-    missing = "the compute processes" if reading.compute is None else outside
-    why = f"the driver reports neither the memory in use nor {missing}"
-    return _busy(reading, Busy.UNREADABLE, ": ".join([why, *reading.problems[:1]]))
 
 
 def _not_now(reading: DeviceReading, demand: Demand) -> Usage | None:

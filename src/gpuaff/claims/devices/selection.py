@@ -194,9 +194,14 @@ def ranks(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
     places = [_place(topology, topology.gpu_by_index.get(index)) for index in indices]
     kinds: dict[tuple[int, int], tuple[int, int]] = {}
     for i, j in combinations(range(len(indices)), 2):
+        bus, node, package = (
+            one is not None and one == other
+            for one, other in zip(places[i], places[j], strict=True)
+        )
+        unknown = _PATHS["PHB" if bus else "NODE" if node else "SYS"]
         cells = (indices[i], indices[j]), (indices[j], indices[i])
-        link = max((distances[cell] for cell in cells if cell in distances), default=None)
-        kinds[i, j] = _kind(link, places[i], places[j])
+        link = max((distances[cell] for cell in cells if cell in distances), default=unknown)
+        kinds[i, j] = link, 0 if node else 1 if package else 2
     rank_of = {kind: rank for rank, kind in enumerate(sorted(set(kinds.values())))}
     table = [[0] * len(indices) for _ in indices]
     for (i, j), kind in kinds.items():
@@ -208,14 +213,6 @@ def _distance(word: str) -> int | None:
     if word.startswith("NV") and word[2:].isdecimal() and len(word) < 6:
         return -int(word[2:])
     return _PATHS.get(word)
-
-
-def _kind(link: int | None, one: Place, other: Place) -> tuple[int, int]:
-    """What pairs are ordered by: their link, then 0 on one NUMA node, 1 in one package, else 2."""
-    bus, node, package = ((a is not None and a == b) for a, b in zip(one, other, strict=True))
-    if link is None:
-        link = _PATHS["PHB" if bus else "NODE" if node else "SYS"]
-    return link, 0 if node else 1 if package else 2
 
 
 def _place(topology: Topology, gpu: Gpu | None) -> Place:

@@ -70,19 +70,19 @@ def open_file(name: str, *, size: int = 0) -> int:
             full.
     """
     where = path()
-    with using(where):
+    with lock_errors(where):
         folder = locks.open_folder(
             where, mode=0o1777, name="README", content=_README, file_mode=_KEPT
         )
     try:
-        with using(f"{where}/{name}"):
+        with lock_errors(f"{where}/{name}"):
             return locks.open_lock_file(folder, name, size=size, mode=_KEPT)
     finally:
         descriptors.close(folder)
 
 
 @contextmanager
-def using(file: str) -> Iterator[None]:
+def lock_errors(file: str) -> Iterator[None]:
     """Raise what the kernel refuses to do with a file as a LockDirectoryError with a remedy."""
     try:
         yield
@@ -101,7 +101,7 @@ def has(name: str) -> bool:
 
 def check() -> None:
     """Raise a LockDirectoryError where the lock directory neither is nor can be made."""
-    with using(path()):
+    with lock_errors(path()):
         locks.check_folder(path())
 
 

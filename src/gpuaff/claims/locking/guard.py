@@ -63,7 +63,7 @@ def _close(handle: int) -> None:
 def _lock(handle: int, end: float, limit: float) -> bool:
     """Lock the file; False if another file has been put in its place meanwhile."""
     pause = _FIRST_PAUSE
-    with directory.using(f"{directory.path()}/{NAME}"):
+    with directory.lock_errors(f"{directory.path()}/{NAME}"):
         while not lock_descriptor(handle, blocking=False):
             if time.monotonic() >= end:
                 raise _held_too_long(handle, limit)

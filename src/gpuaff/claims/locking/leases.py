@@ -114,16 +114,16 @@ class Lease:
     def _take(self, path: str, is_shared: bool) -> bool:
         name = path.rpartition("/")[2]
         while True:
-            with directory.using(path):
+            with directory.lock_errors(path):
                 in_sysfs = path.startswith(_SYSFS)
                 handle = locks.open_directory(path) if in_sysfs else directory.open_file(name)
                 self._marks[handle] = descriptors.mark_of(handle)
-                is_taken = locks.try_flock(handle, shared=is_shared)
-            if is_taken and (in_sysfs or directory.still_has(name, handle)):
+                got_lock = locks.try_flock(handle, shared=is_shared)
+            if got_lock and (in_sysfs or directory.still_has(name, handle)):
                 return True
             self._marks.pop(handle)
             descriptors.close(handle)
-            if not is_taken:
+            if not got_lock:
                 return False
             # Its file was removed or replaced: everyone uses the new one.
 

@@ -151,7 +151,7 @@ class Slot:
         self._put(TICKETS.size + 8 * self.number, struct.pack("<d", kernel.uptime()))
 
     def _put(self, at: int, data: bytes) -> None:
-        with directory.using(path()):
+        with directory.lock_errors(path()):
             locks.write_at(self.handle, at, data)
 
     def hold_begins(self) -> None:
@@ -203,7 +203,7 @@ def take() -> Slot:
     handle = opened()
     descriptors.private.add(handle)  # until it holds GPUs: a child must not keep a waiter's place
     try:
-        with directory.using(path()):
+        with directory.lock_errors(path()):
             return Slot(handle, _lock_free_slot(handle))
     except BaseException:
         descriptors.close(handle)
@@ -260,7 +260,7 @@ def entries(*, before: int | None = None) -> tuple[Entry, ...]:
 
 def read(handle: int, *, before: int | None = None) -> tuple[Entry, ...]:
     """As :func:`entries`, by an open file, without that file's own slot."""
-    with directory.using(path()):
+    with directory.lock_errors(path()):
         held = holding(handle)
         waiting = [] if before == 0 else locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
         tickets, beats = tables(handle)

@@ -71,7 +71,6 @@ def holding(
 
     Raises:
         ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
-        InvalidOptionError: ``GPUAFF_SAFE_GPU`` is invalid.
     """
     where = where or path()
     if where is None:
