@@ -61,11 +61,11 @@ _COSTS = """
 import json, statistics, time
 import gpuaff
 from gpuaff._system.nvml import open_session
-from gpuaff._system.nvml_prewarm import waking_driver
+from gpuaff._system.nvml_prewarm import prewarmed_driver
 
 def ask():
-    with waking_driver(wanted=True) as let_rest, open_session() as session:
-        let_rest()
+    with prewarmed_driver(wanted=True) as end_prewarm, open_session() as session:
+        end_prewarm()
         session.look()
         session.look()
 
