@@ -181,7 +181,7 @@ def _wait(handle: int, where: str, wanted: int, started: float, limit: float | N
     """
     # Polling would never get the lock where safe_gpu users follow each other.
     problems: list[OSError] = []
-    decided = threading.Lock()  # whoever takes it first decides: we give up, or have the lock
+    decided = threading.Lock()  # the first to take it decides: we give up, or have the lock
 
     def sleep() -> None:
         try:
