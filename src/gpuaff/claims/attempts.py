@@ -93,7 +93,7 @@ class Obtained(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """What an attempt saw that got nothing.
+    """What an attempt has seen; it is all that one has got where too few devices are free.
 
     Attributes:
         usages: how the candidates are used; empty where the driver was not asked, as too many are
@@ -277,9 +277,11 @@ class Attempts:
         return tuple(device for device in free if device.index in chosen)
 
     def _lease_all(self, chosen: tuple[Device, ...]) -> Obtained | Device:
-        slot = self._slot or registry.take() if self._place is None else self._place.slot
-        if self._place is None:
-            self._slot = slot
+        """Lease all of them, and register that; else none, and the one that another has leased."""
+        if self._place is not None:
+            slot = self._place.slot
+        else:
+            slot = self._slot = self._slot or registry.take()
         self._lease = Lease() if self._parent is None else SubLease(self._parent, slot)
         leased = self._lease.take(chosen)
         if leased is not None:
