@@ -93,7 +93,7 @@ class Obtained(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """What an attempt has seen; it is all that one has got where too few devices are free.
+    """What an attempt has seen: all that it has got, where too few devices are free.
 
     Attributes:
         usages: how the candidates are used; empty where the driver was not asked, as too many are
