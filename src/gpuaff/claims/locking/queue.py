@@ -5,9 +5,9 @@ all GPUs is not starved by many that want one, and one that waits for GPU 0 keep
 only as many GPUs as the earlier ones need would be wrong: which of them they choose is not known
 yet. A waiter that is stopped, or has not beaten for a while, is passed over.
 
-Waiters poll, the less often the further back they are: 200 of them cost 2 to 3 % of a core together,
-and a freed GPU is taken within 0.25 s. (A thread asleep on a lock, or inotify, of which a user has
-128 instances, would be woken sooner, but cannot be interrupted, or wakes all waiters at each beat.)
+Waiters poll, the less often the further back they are: 200 of them cost 2 to 3 % of a core
+together, and a freed GPU is taken within 0.25 s. (A thread asleep on a lock, or inotify, of which a
+user has 128 instances, would be woken sooner, but cannot be interrupted, or wakes all at each beat.)
 """
 
 from __future__ import annotations
