@@ -7,7 +7,7 @@ yet. A waiter that is stopped, or has not beaten for a while, is passed over.
 
 Waiters poll, the less often the further back they are: 200 of them cost 2 to 3 % of a core
 together, and a freed GPU is taken within 0.25 s. (A thread asleep on a lock, or inotify, of which a
-user has 128 instances, would be woken sooner, but cannot be interrupted, or wakes all at each beat.)
+user has 128 instances, would wake sooner, but cannot be interrupted, or wakes all at each beat.)
 """
 
 from __future__ import annotations
