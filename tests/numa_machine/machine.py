@@ -24,7 +24,7 @@ _HERE = Path(__file__).resolve().parent
 _TESTS = _HERE.parent
 _PROJECT = _TESTS.parent
 _SCRIPT = _HERE / "machine.sh"
-_BROUGHT = ("cpusets.py", "processes.py", "fakedriver", "numa_machine")
+_BROUGHT = ("cpusets.py", "processes.py", "fakedriver", "numa_machine", "programs")
 """What of the tests goes along."""
 
 
