@@ -16,8 +16,7 @@ import pytest
 
 from exits import LARGE, exiting
 from gpuaff._system import kernel
-from gpuaff.claims import attempts
-from gpuaff.claims.attempts import Settling
+from gpuaff.claims.devices.occupancy import EXITS, SETTLES, Settling
 from gpuaff.claims.devices.probe import process_info
 from gpuaff.claims.locking.registry import Entry, ending, stopped
 
@@ -26,7 +25,7 @@ from claims.readings import used_by
 from processes import Program
 from processes import stopped as stopped_process
 
-BEYOND = attempts.SETTLES + 0.3
+BEYOND = SETTLES + 0.3
 """Longer than GPUs are looked at again whose processes have ended, in seconds."""
 
 
@@ -243,5 +242,5 @@ class TestClaims:
                 lab.driver.use(gpu, other.pid)
             start = time.monotonic()
             assert "in use by sleep 60" in lab.one("told(refused(1, wait=0))")
-            assert time.monotonic() - start < attempts.EXITS
+            assert time.monotonic() - start < EXITS
             other.kill()

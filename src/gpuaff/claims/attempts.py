@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.candidates import Candidates, Request
+from gpuaff.claims.devices.occupancy import EXITS, STEP, Settling
 from gpuaff.claims.devices.probe import Probe, describe
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import leases, queue, registry, safe_gpu
@@ -29,59 +30,11 @@ if TYPE_CHECKING:
     from gpuaff.launch.inherited import ParentClaim
     from gpuaff.notices import Notice
 
-SETTLES = 1.0
-"""How long to look again at GPUs whose processes have just ended, in seconds: the driver lists
-these, and their memory, for another 0.10 to 0.15 s."""
-
-EXITS = 10.0
-"""How long, in seconds, while a process is still exiting. It takes 0.1 to 0.5 s on four H200, and
-for each 16 GiB of the host's memory that it has in small pages about a second more. One that takes
-longer hangs, in the driver or on a file system, and may do so for ever."""
-
-STEP = 0.03
-"""Seconds between two looks."""
-
 # A process without a lease that comes in this time is found by the look after occupying.
 _FRESH = 0.3
 """How old a look may be, in seconds, when the guard is locked: else the driver is asked again."""
 
 _REMEDY = "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
-
-
-class Settling:
-    """Decides how long to look again at GPUs whose processes are about to end. Pure.
-
-    The kernel ends a process in steps: it gives back memory, then files and with them locks and
-    contexts, and only then is it a zombie. The driver lists it for all that time, and a little
-    longer: ``settles`` seconds.
-    """
-
-    def __init__(self, settles: float = SETTLES) -> None:
-        self._settles = settles
-        self._since: float | None = None
-        self._exited = 0.0
-        self._has_exiting = False
-
-    def goes_on(self, now: float, *, leaving: bool, exiting: bool) -> bool:
-        """Whether to look again, by what was seen ``now``, in seconds of a monotonic clock.
-
-        Also once more when a process was exiting at the last look, and what is left is not leaving:
-        it may have ended between two readings of that look.
-        """
-        had_exiting, self._has_exiting = self._has_exiting, leaving and exiting
-        if not leaving:
-            self._since = None
-            return had_exiting
-        if self._since is None:
-            self._since = self._exited = now
-        if exiting:
-            self._exited = now
-            return now < self._since + EXITS
-        return now < self._exited + self._settles
-
-    def is_short(self, now: float) -> bool:
-        """Whether it has not lasted longer yet than the rest of an ended process."""
-        return self._since is not None and now < self._since + self._settles
 
 
 class Obtained(NamedTuple):

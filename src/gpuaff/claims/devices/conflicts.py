@@ -16,11 +16,12 @@ from contextlib import contextmanager, suppress
 
 from gpuaff._system import cuda, descriptors, kernel, locks
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.attempts import STEP, Settling
 from gpuaff.claims.devices.occupancy import (
     EXCLUSIVE,
+    STEP,
     UNEXPLAINED,
     ListedProcesses,
+    Settling,
     memory_of_listed,
     same_memory,
 )

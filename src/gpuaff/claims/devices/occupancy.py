@@ -232,3 +232,54 @@ def _busy(
 ) -> Usage:
     message, pids = f"{reading.device}: {why}", tuple(sorted(pids))
     return Usage(device=reading.device, busy=busy, pids=pids, message=message, **state)
+
+
+# Looking again at devices whose processes are about to end.
+
+SETTLES = 1.0
+"""How long to look again at GPUs whose processes have just ended, in seconds: the driver lists
+these, and their memory, for another 0.10 to 0.15 s."""
+
+EXITS = 10.0
+"""How long, in seconds, while a process is still exiting. It takes 0.1 to 0.5 s on four H200, and
+for each 16 GiB of the host's memory that it has in small pages about a second more. One that takes
+longer hangs, in the driver or on a file system, and may do so for ever."""
+
+STEP = 0.03
+"""Seconds between two looks."""
+
+
+class Settling:
+    """Decides how long to look again at GPUs whose processes are about to end. Pure.
+
+    The kernel ends a process in steps: it gives back memory, then files and with them locks and
+    contexts, and only then is it a zombie. The driver lists it for all that time, and a little
+    longer: ``settles`` seconds.
+    """
+
+    def __init__(self, settles: float = SETTLES) -> None:
+        self._settles = settles
+        self._since: float | None = None
+        self._exited = 0.0
+        self._has_exiting = False
+
+    def goes_on(self, now: float, *, leaving: bool, exiting: bool) -> bool:
+        """Whether to look again, by what was seen ``now``, in seconds of a monotonic clock.
+
+        Also once more when a process was exiting at the last look, and what is left is not leaving:
+        it may have ended between two readings of that look.
+        """
+        had_exiting, self._has_exiting = self._has_exiting, leaving and exiting
+        if not leaving:
+            self._since = None
+            return had_exiting
+        if self._since is None:
+            self._since = self._exited = now
+        if exiting:
+            self._exited = now
+            return now < self._since + EXITS
+        return now < self._exited + self._settles
+
+    def is_short(self, now: float) -> bool:
+        """Whether it has not lasted longer yet than the rest of an ended process."""
+        return self._since is not None and now < self._since + self._settles
