@@ -81,7 +81,8 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(program["env"])
     os.chdir(program["folder"])
-    os.sched_setaffinity(0, program["cpus"])
+    if os.sched_getaffinity(0) != set(program["cpus"]):  # a mask may also name offline CPUs
+        os.sched_setaffinity(0, program["cpus"])
     sys.argv[:] = ["-c", *program["arguments"]]
     sys.path[:1] = ["", *program["env"].get("PYTHONPATH", "").split(":")]
     assert isinstance(sys.stdout, io.TextIOWrapper)
