@@ -227,12 +227,12 @@ def masks_now(process: Process, requested: set[CpuSet]) -> set[CpuSet]:
 
 def request(process: Process, cpus: CpuSet, caller: CpuSet) -> CpuSet:
     """Request CPUs for the calling thread; what it then has, which may be other ones."""
-    _request_or_denied(process, cpus, caller)
+    _request_is_denied(process, cpus, caller)
     return kernel.get_affinity()
 
 
-def _request_or_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
-    """Request CPUs for the calling thread: True where a cpuset denies all of them."""
+def _request_is_denied(process: Process, cpus: CpuSet, caller: CpuSet) -> bool:
+    """Request CPUs for the calling thread; whether a cpuset denies all of them."""
     try:
         move(cpus, threading.get_native_id(), caller, process.moved)
     except OSError as error:
@@ -250,7 +250,7 @@ def _has_no_cpu_of_its_share(process: Process, caller: CpuSet) -> bool:
     share = process.state.share
     if share is None or caller & share or caller != kernel.get_affinity(process.state.pid):
         return False
-    return _request_or_denied(process, share, caller)
+    return _request_is_denied(process, share, caller)
 
 
 def refusal(error: OSError) -> Notice:
