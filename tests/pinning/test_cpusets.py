@@ -8,7 +8,7 @@ import pytest
 
 import cpusets
 from fakedriver.driver import FakeDriver
-from processes import CPUS, masks, run, stopped
+from processes import CPUS, masks, printed, run, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -89,6 +89,28 @@ def test_threads_that_a_cpuset_has_moved_meanwhile(driver: FakeDriver) -> None:
         process.go_on()
         assert process.heard() == "restored"
         assert set(masks(process.pid).values()) == {frozenset(CPUS)}
+
+
+# What CPUs that go and come back do to a thread while a call is under way, done by hand.
+LOOKED_BOUND = """
+    import os, threading, time, gpuaff
+    thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+    thread.start()
+    before = sorted(os.sched_getaffinity(0))
+    first, last = {before[0]}, {before[1]}
+    gpuaff.set_affinity(0, len(before))
+    os.sched_setaffinity(thread.native_id, last)  # as a CPU that has gone leaves it
+    affinity = gpuaff.set_affinity(0, 1)
+    os.sched_setaffinity(thread.native_id, first)  # as the CPU that is back leaves it
+    %s
+    print(os.sched_getaffinity(thread.native_id) == os.sched_getaffinity(0) != first)
+"""
+
+
+@pytest.mark.case("A17")
+@pytest.mark.parametrize("next_call", ["gpuaff.set_affinity(1, len(before))", "affinity.restore()"])
+def test_a_thread_that_looked_bound_during_a_call(driver: FakeDriver, next_call: str) -> None:
+    assert printed(LOOKED_BOUND % next_call, env=driver.env()) == "True"
 
 
 # The cpuset changes after the machine was read and before the mask is set.

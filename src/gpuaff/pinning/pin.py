@@ -335,7 +335,10 @@ class Attempt(NamedTuple):
         bound |= threads.alive(state.bound)
         process.update(share=got, bound=bound, reserved=share.reserved, whole=None)
         moved = threads.move_all(got, ours=ours.__contains__, moved=process.moved)
-        process.update(apart=moved.left)
+        former = state.former
+        if state.share is not None and moved.left.keys() - state.apart.keys():
+            former |= {state.share}
+        process.update(apart=moved.left, former=former)
         warnings += notices + moved.notices()
         own = Pinned(self.ranks.local_rank, self.ranks.local_size, got, share.reserved)
         process.set_variable(PINNED_VARIABLE, str(own))

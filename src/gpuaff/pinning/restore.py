@@ -222,8 +222,9 @@ def _undo_in_child(
 
 
 def _rewind_share(process: Process, share: CpuSet | None, before: State) -> list[Notice]:
-    masks = {mask for mask in (share, process.state.share) if mask is not None}
-    masks = threads.masks_now(process, masks or {process.state.original})
+    state = process.state
+    masks = {mask for mask in (share, state.share, *state.former) if mask is not None}
+    masks = threads.masks_now(process, masks or {state.original})
     return rewind(process, masks, before)
 
 

@@ -61,6 +61,8 @@ class State(NamedTuple):
         bound: the masks of threads that the program had bound itself and that gpuaff moved all the
             same, or cannot distinguish from its own by their mask; by thread id.
         apart: the masks of threads that the program had bound and that stayed, by thread id.
+        former: earlier shares that threads may still have which looked bound by the program: CPUs
+            that come and go during a call cut a thread's mask, and it returns to what it was.
         whole: the share that ``spread`` divides, while a part of it is ``share``; else None.
         given: in a forked child, the mask that undoing a call of its parent has given it.
         memory: memory policies by thread id: the one before gpuaff set one, and gpuaff's.
@@ -72,6 +74,7 @@ class State(NamedTuple):
     share: CpuSet | None = None
     bound: Mapping[int, CpuSet] = _NONE
     apart: Mapping[int, CpuSet] = _NONE
+    former: frozenset[CpuSet] = frozenset()
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None
     given: CpuSet | None = None
@@ -82,7 +85,7 @@ class State(NamedTuple):
     @property
     def requested(self) -> tuple[CpuSet, ...]:
         """The masks that a thread not bound by the program may have, the likeliest first."""
-        masks = (self.share, self.original, self.given)
+        masks = (self.share, self.original, self.given, *self.former)
         return tuple(mask for mask in masks if mask is not None)
 
     @property
