@@ -1,51 +1,193 @@
-"""Hyperthreads that lscpu's numbers hide: CPUs that are offline, cores that lie in two nodes."""
+"""Which CPUs share a core, where lscpu's numbers and the numbering must tell it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.plan import plan
-from gpuaff.cpuset import format_cpulist
-from gpuaff.topology.model import Topology
+from gpuaff import Topology, plan
+from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.topology.pasted import parse
 from tests.pasted_machines import DATA
+from tests.topology.reading import codes, cores, lists, message, pairs
+
+pytestmark = pytest.mark.case("pasted-machines")
 
 DGX = (DATA / "threads/dgx-a100-cpu255-offline.txt").read_text("utf-8")
 ACROSS = (DATA / "threads/kvm-siblings-across-nodes.txt").read_text("utf-8")
 
 
-def cores(topology: Topology) -> list[str] | None:
-    return None if topology.cores is None else [format_cpulist(core) for core in topology.cores]
+def nodes(*cpulists: str) -> str:
+    """The NUMA nodes as lscpu prints them."""
+    return "".join(f"NUMA node{node} CPU(s): {cpus}\n" for node, cpus in enumerate(cpulists))
 
 
-def codes(topology: Topology) -> set[str]:
-    return {note.code for note in topology.notes}
+def table(*cpulists: str) -> str:
+    """A table with a GPU beside each list."""
+    names = [f"GPU{gpu}" for gpu in range(len(cpulists))]
+    rows = [
+        "\t".join([name, *("X" if other == name else "SYS" for other in names), cpus])
+        for name, cpus in zip(names, cpulists, strict=True)
+    ]
+    return "\n".join(["\t" + "\t".join([*names, "CPU Affinity"]), *rows, ""])
 
 
-def message(topology: Topology, code: str) -> str:
-    return next(note.message for note in topology.notes if note.code == code)
+def is_inferred(topology: Topology) -> bool:
+    """Whether the cores were worked out; the notes must say the same."""
+    assert ("cores-inferred" in codes(topology)) == (topology.cores is not None)
+    assert ("cores-unknown" in codes(topology)) == (topology.cores is None)
+    return topology.cores is not None
 
 
-def ranks(topology: Topology, nproc: int) -> list[str]:
-    return [format_cpulist(share.cpus) for share in plan(topology, nproc).shares]
+def ranks(topology: Topology, nproc: int) -> list[str] | None:
+    return lists([share.cpus for share in plan(topology, nproc).shares])
 
 
-def pairs(first: int, last: int, distance: int) -> list[str]:
-    return [f"{cpu},{cpu + distance}" for cpu in range(first, last + 1)]
+# --- two equal runs in every list -------------------------------------------------------------
+
+NUMACTL = "node 0 cpus: 0 1 4 5\nnode 0 size: 9 MB\nnode 1 cpus: 2 3 6 7\nnode 1 size: 9 MB\n"
+ROWS_WITHOUT_CORES = "# CPU,Node\n" + "".join(f"{cpu},{cpu // 2 % 2}\n" for cpu in range(8))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (nodes("0-15,128-143", "16-31,144-159"), pairs(0, 31, 128)),
+        (nodes("0-3,8-11", "4-7,12-15", "", ""), pairs(0, 7, 8)),
+        (NUMACTL, pairs(0, 3, 4)),
+        (ROWS_WITHOUT_CORES, pairs(0, 3, 4)),
+        (table("48-63,176-191", "48-63,176-191"), pairs(48, 63, 128)),
+        (table("0-3,8-11", "4-7,12-15", "", "N/A"), pairs(0, 7, 8)),
+        (table("0,64", "0,64"), ["0,64"]),
+        # What is near one GPU may be a part of what is near another one.
+        (table("0-7,16-23", "0-3,16-19"), pairs(0, 7, 16)),
+        # The nodes' lists count, whatever the table says.
+        (nodes("0-3,8-11", "4-7,12-15") + table("0-3", "4-5,12"), pairs(0, 7, 8)),
+        ("On-line CPU(s) list: 0-15\n" + table("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
+        # A whole core offline at the end of each node.
+        (nodes("0-2,8-10", "4-6,12-14"), [*pairs(0, 2, 8), *pairs(4, 6, 8)]),
+        # Two threads are told, but only the CPUs near a GPU, or not all online.
+        ("Thread(s) per core: 2\n" + table("48-63,176-191"), pairs(48, 63, 128)),
+        (
+            "Thread(s) per core: 2\n" + nodes("0-2,8-10", "4-6,12-14"),
+            [*pairs(0, 2, 8), *pairs(4, 6, 8)],
+        ),
+        ("Core(s) per socket: 4\nSocket(s): 2\n" + nodes("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
+    ],
+)
+def test_two_equal_runs_are_the_siblings(text: str, expected: Sequence[str]) -> None:
+    topology = parse(text)
+    assert cores(topology) == expected
+    assert is_inferred(topology)
+
+
+def test_the_message_names_the_first_core() -> None:
+    topology = parse(nodes("16-31,144-159", "0-15,128-143"))
+    assert "the first core: 0, 128" in message(topology, "cores-inferred")
+    assert "`lscpu -p`" in message(topology, "cores-inferred")
+
+
+HYPERVISOR = "Hypervisor vendor: KVM\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nodes("0-71"),
+        nodes("0-31", "32-63"),
+        table("0-31", "0-31"),
+        nodes("0-7,8-15"),
+        nodes("0-3,8-10", "4-7,12-15"),
+        nodes("0-3,8-11", "4-7,13-16"),
+        nodes("0-3,8-11", "4-7,12-15", "16-19"),
+        nodes("0-3,8-11,16-19,24-27", "4-7,12-15,20-23,28-31"),
+        nodes("0-3,8-11,16-19", "4-7,12-15,20-23"),
+        nodes("0-1,3-4,8-9,11-12"),
+        nodes("8-11,16-19"),
+        nodes("0-3,8-11", "12-15,20-23"),
+        # CPU 16 is online and in no node, or beside no GPU.
+        "On-line CPU(s) list: 0-16\n" + nodes("0-3,8-11", "4-7,12-15"),
+        "On-line CPU(s) list: 0-16\n" + table("0-3,8-11", "4-7,12-15"),
+        "On-line CPU(s) list: 0-15\n" + table("0-3,8-11"),
+        # The lists of the table do not count where nodes are told.
+        nodes("0-15") + table("0-3,8-11", "4-7,12-15"),
+        # As many cores as CPUs, or twice as many siblings.
+        "Core(s) per socket: 8\nSocket(s): 2\n" + nodes("0-3,8-11", "4-7,12-15"),
+        "Thread(s) per core: 4\n" + nodes("0-2,8-10", "4-6,12-14"),
+        # POWER, and a virtual machine of one node, number siblings side by side.
+        "Architecture: ppc64le\n" + nodes("0-3,8-11", "4-7,12-15"),
+        HYPERVISOR + nodes("0-3,8-11"),
+        HYPERVISOR + table("0-1,8-9", "0-1,8-9"),
+    ],
+)
+def test_weaker_lists_tell_nothing(text: str) -> None:
+    topology = parse(text)
+    assert not is_inferred(topology)
+    assert "the numbering does not show it" in message(topology, "cores-unknown")
+
+
+def test_a_virtual_machine_with_several_such_nodes_is_believed() -> None:
+    assert is_inferred(parse(HYPERVISOR + nodes("0-3,8-11", "4-7,12-15")))
+
+
+@pytest.mark.case("A25")
+def test_a_cut_list_beside_whole_ones_tells_nothing() -> None:
+    """Six runs may be the beginning of many; the whole list of another GPU does not help."""
+    assert not is_inferred(parse(table("0-3,32-35", "4-5,8-9,12-13,16-17,20-21,24-25")))
+    online = "On-line CPU(s) list: 0-3,32-35\n"
+    assert not is_inferred(parse(online + table("0-3,32-35", "0,2,4,6,8,10")))
+
+
+def test_what_is_told_counts_before_the_numbering() -> None:
+    lists = nodes("0-3,8-11", "4-7,12-15")
+    one_thread = parse("Thread(s) per core: 1\n" + lists)
+    assert cores(one_thread) == [str(cpu) for cpu in range(16)]
+    rows = "# CPU,Core,Socket,Node\n" + "".join(
+        f"{cpu},{cpu // 2},0,{cpu // 4 % 2}\n" for cpu in range(16)
+    )
+    assert cores(parse(lists + rows)) == [f"{cpu}-{cpu + 1}" for cpu in range(0, 16, 2)]
+    for topology in (one_thread, parse(lists + rows)):
+        assert not {"cores-inferred", "cores-unknown"} & {note.code for note in topology.notes}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[int, list[range]]:
+    """Its number of cores, and the first threads of each node; some nodes may be left out."""
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
+    starts = [sum(sizes[:node]) for node in range(len(sizes))]
+    whole = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    kept = draw(st.lists(st.sampled_from(whole), min_size=1, unique=True))
+    assume(all(len(node) < sum(sizes) for node in kept))  # else 0-7 and 8-15 are one run
+    return sum(sizes), sorted(kept, key=lambda node: node[0])
+
+
+def _both_threads(node: range, distance: int) -> CpuSet:
+    return frozenset(node) | {cpu + distance for cpu in node}
+
+
+@given(machines())
+def test_hyperthreads_of_any_machine(machine: tuple[int, list[range]]) -> None:
+    count, firsts = machine
+    lists = [format_cpulist(_both_threads(node, count)) for node in firsts]
+    expected = [f"{cpu},{cpu + count}" for node in firsts for cpu in node]
+    assert cores(parse(nodes(*lists))) == cores(parse(table(*lists))) == expected
+
+
+@given(machines(), st.data())
+def test_one_cpu_less_and_the_form_is_lost(
+    machine: tuple[int, list[range]], data: st.DataObject
+) -> None:
+    count, firsts = machine
+    sets = [_both_threads(node, count) for node in firsts]
+    hit = data.draw(st.integers(0, len(sets) - 1))
+    sets[hit] -= {data.draw(st.sampled_from(sorted(sets[hit])))}
+    assert not is_inferred(parse(nodes(*map(format_cpulist, sets))))
 
 
 # --- CPUs that are offline --------------------------------------------------------------------
-
-
-def without(text: str, *keys: str) -> str:
-    """The text without the lines that begin so."""
-    lines = text.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith(keys))
-
 
 DGX_RANKS = [
     "48-55,176-183",
@@ -69,14 +211,6 @@ def test_one_offline_cpu_of_a_dgx_a100() -> None:
         "lscpu says 1 thread per core, but 255 CPUs online on 128 cores (sockets x cores per "
         "socket); its threads per core are not used"
     )
-    assert "the first core: 0, 128" in message(topology, "cores-inferred")
-
-
-@pytest.mark.parametrize("missing", ["Socket(s)", "Core(s) per socket"])
-def test_one_offline_cpu_where_no_number_of_cores_confirms_the_threads(missing: str) -> None:
-    """The nodes still show the siblings: 0-15,128-143."""
-    topology = parse(without(DGX, missing))
-    assert ranks(topology, 8) == DGX_RANKS
     assert "the first core: 0, 128" in message(topology, "cores-inferred")
 
 
@@ -123,13 +257,6 @@ def test_without_the_number_of_cores_a_wrong_guess_is_not_made(text: str) -> Non
     """CPUs 7 and 8 of {0,8} … {7,15} are offline; four threads a core, of which one is offline."""
     found = parse(text)
     assert (found.cores, "cores-unknown" in codes(found)) == (None, True)
-
-
-def test_without_the_number_of_cpus_the_contradiction_stays_and_is_said() -> None:
-    """Where the ids end is not told then."""
-    topology = parse(without(DGX, "CPU(s):"))
-    assert topology.cores is None
-    assert {"contradiction", "cores-unknown"} <= codes(topology)
 
 
 def test_one_thread_per_core_beside_a_table_of_two_threads() -> None:
@@ -195,8 +322,6 @@ def test_siblings_beside_offline_cpus(text: str, expected: Sequence[str]) -> Non
         POWER + lscpu(16, "0,8", 1, 2, 1),
         # Three cores in two sockets, as lscpu rounds it.
         lscpu(3, "0-2", 1, 1, 2),
-        # Two kinds of cores, each with numbers of its own.
-        lscpu(8, "0-7", 1, 4, 1) + "Thread(s) per core: 1\nCore(s) per socket: 4\nSocket(s): 1\n",
     ],
 )
 def test_one_thread_per_core_that_the_other_numbers_bear_out(text: str) -> None:
@@ -308,28 +433,27 @@ def test_siblings_in_two_nodes_stay_one_core(topology: Topology) -> None:
     )
 
 
-def test_the_paste_has_what_sysfs_has() -> None:
-    pasted, saved = parse(ACROSS), Topology.load(DATA / "threads/kvm.json")
-    assert (pasted.cpus, pasted.cores) == (saved.cpus, saved.cores)
-    assert (pasted.packages, pasted.l3) == (saved.packages, saved.l3)
-    assert "cores-inferred" not in codes(pasted)
+# --- kinds of cores ---------------------------------------------------------------------------
 
 
-def test_a_mask_of_one_node_leaves_no_core_in_two() -> None:
-    made = plan(parse(ACROSS).with_allowed(frozenset(range(64))), 1)
-    assert "cores-across-nodes" not in {one.code for one in made.warnings}
+@pytest.mark.case("G5")
+def test_frequencies_in_rows_show_the_slow_cores() -> None:
+    """5000 and 5200 MHz, and 3900: as /sys/devices/cpu_atom has it on the same machine."""
+    topology = parse((DATA / "lscpu/20em64t-hybrid.e.txt").read_text("utf-8"))
+    assert format_cpulist(topology.efficiency_cpus) == "12-19"
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        # No first-level cache, and ids that repeat in each socket.
-        "# CPU,Core,Socket,Node\n0,0,0,0\n1,0,0,1\n2,0,1,2\n3,0,1,3\n",
-        # Caches of their own.
-        "# CPU,Core,Socket,Node,L1d\n0,0,0,0,0\n1,0,0,1,1\n2,1,0,0,2\n3,1,0,1,3\n",
-    ],
-)
-def test_ids_that_repeat_in_each_node_are_cores_of_their_own(rows: str) -> None:
-    topology = parse(rows)
-    assert cores(topology) == ["0", "1", "2", "3"]
-    assert "2 core ids" in message(topology, "cores-inferred")
+@pytest.mark.case("G5")
+def test_kinds_of_cores_without_their_cpus_are_said() -> None:
+    text = (DATA / "threads/gb10-two-models.txt").read_text("utf-8")
+    topology = parse(text)
+    assert cores(topology) == [str(cpu) for cpu in range(20)]
+    assert topology.efficiency_cpus == frozenset()
+    assert message(topology, "cores-unknown") == (
+        "lscpu names several kinds of cores, and not which CPUs they are: add the output of "
+        "`lscpu -e`"
+    )
+    rows = "".join(f"{cpu} {cpu} {2808 if cpu % 10 < 5 else 3900}.0000\n" for cpu in range(20))
+    told = parse(text + "CPU CORE MAXMHZ\n" + rows)
+    assert format_cpulist(told.efficiency_cpus) == "0-4,10-14"
+    assert "cores-unknown" not in codes(told)
