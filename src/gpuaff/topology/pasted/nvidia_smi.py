@@ -80,7 +80,7 @@ def read_table(paste: Paste) -> tuple[set[int], Mapping[int, Row]]:
     if any(not other.lines.items() <= known for other in tables):
         message = "there are tables of `nvidia-smi topo -m` that differ"
         paste.note("contradiction", f"{message}; the one with most rows counts")
-    named = {int(name[3:]) for name in table.devices if re.fullmatch(r"GPU\d+", name)}
+    named = {int(name[3:]) for name in table.devices if re.fullmatch(r"GPU\d{1,3}", name)}
     return named | table.lines.keys(), _rows(paste, table)
 
 
