@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 import os
 import stat
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.errors import TopologyError
@@ -295,49 +293,6 @@ def test_text_that_is_no_topology(text: bytes, message: str) -> None:
 def test_a_byte_order_mark_is_welcome() -> None:
     assert serialize.loads(b"\xef\xbb\xbf" + SAVED.encode()) == SMALL
     assert serialize.loads("\ufeff" + SAVED) == SMALL
-
-
-_JSON = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-2, 300),
-        st.floats(allow_nan=False),
-        st.text(max_size=5),
-        st.sampled_from(["0-3", "4-7", "8", "", "nvml", "0000:01:00.0"]),
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner)),
-    max_leaves=5,
-)
-
-
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every member and item of parsed JSON: what holds it, and under which key."""
-    if not isinstance(value, (dict, list)):
-        return []
-    keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
-    return [(value, key) for key in keys] + [place for key in keys for place in _places(value[key])]
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_spoilt_data_is_read_or_refused(data: st.DataObject) -> None:
-    spoilt = copy.deepcopy(small())
-    for _ in range(data.draw(st.integers(1, 3))):
-        holder, key = data.draw(st.sampled_from(_places(spoilt)))
-        holder[key] = data.draw(_JSON)
-    try:
-        topology = Topology.from_dict(spoilt)
-    except TopologyError:
-        return
-    assert Topology.from_dict(topology.to_dict()) == topology
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=60))
-def test_any_bytes_are_refused(raw: bytes) -> None:
-    with pytest.raises(TopologyError):
-        serialize.loads(raw)
 
 
 # --- files ---------------------------------------------------------------------------------

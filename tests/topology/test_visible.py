@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -425,47 +424,7 @@ def test_a_list_far_longer_than_the_machine_still_ends_at_its_first_fault() -> N
     assert resolve(gpus(1), "0,x,0,0,0").indices == (0,)
 
 
-# --- any text at all -----------------------------------------------------------------------
-
-_ELEMENTS = st.one_of(
-    st.integers(-2, 6).map(str),
-    st.sampled_from([*UUIDS, *MIGS, f"MIG-{G1}/2/0", "", " ", "x", "GPU-", "MIG-", "GPU-2c", "-1"]),
-    st.text(max_size=6),
-)
-_LISTS = st.lists(_ELEMENTS, max_size=8)
-_MACHINES = st.sampled_from([gpus(), gpus(1), with_mig(), ()])
-
-
-@settings(deadline=None)
-@given(_MACHINES, st.one_of(st.none(), st.text(), _LISTS.map(",".join)))
-def test_any_text_gives_valid_indices(machine: Sequence[Gpu], text: str | None) -> None:
-    visible = resolve(machine, text)
-    assert set(visible.indices) <= {gpu.index for gpu in machine}
-    assert len(set(visible.indices)) == len(visible.indices)
-    for note in visible.notes:
-        assert note.code.startswith("visible-")
-        assert len(note.message.splitlines()) == 1
-
-
-@settings(deadline=None)
-@given(_MACHINES, _LISTS, _LISTS)
-def test_what_stands_behind_the_end_changes_nothing(
-    machine: Sequence[Gpu], before: list[str], behind: list[str]
-) -> None:
-    whole = resolve(machine, ",".join([*before, "no device", *behind]))
-    assert whole.indices == resolve(machine, ",".join([*before, "no device"])).indices
-
-
-@settings(deadline=None)
-@given(_MACHINES, _LISTS)
-def test_a_longer_list_shows_what_the_shorter_one_did_or_is_an_error(
-    machine: Sequence[Gpu], elements: list[str]
-) -> None:
-    for length in range(1, len(elements)):
-        shorter = resolve(machine, ",".join(elements[:length])).indices
-        longer = resolve(machine, ",".join(elements[: length + 1]))
-        if codes(longer) != ["visible-error"]:
-            assert longer.indices[: len(shorter)] == shorter
+# --- any text at all: lists of names and numbers are inputs of ``fuzz`` ---------------------
 
 
 @pytest.mark.parametrize(
