@@ -15,17 +15,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from gpuaff.topology.model import Topology
-
-import cpu_quotas
-import cpusets
-import mempolicies
-import openmp_region
-import pci_devices
-import powers
-from fakedriver.build import compiler
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from numa_machine import machine
+from tests import cpu_quotas, cpusets, mempolicies, openmp_region, pci_devices, powers
+from tests.fakedriver.build import compiler
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile(
@@ -49,6 +43,12 @@ settings.load_profile("gpuaff")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--slow``."""
     parser.addoption("--slow", action="store_true", help="run the slow tests as well")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for processes that wait."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,8 +11,7 @@ from gpuaff.allocator.model import Mode, Multithreading, Options, Scope, check_r
 from gpuaff.allocator.plan import plan, plan_with
 from gpuaff.cpuset import MAX_CPU_ID as MOST
 from gpuaff.errors import InvalidOptionError
-
-from allocator.described import one_node, spread_cores
+from tests.allocator.described import one_node, spread_cores
 
 MACHINE = one_node(spread_cores(4), gpus=2)
 
