@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuaff.launch.launchers import Launcher
 from gpuaff.launch.masks import Masks, Whose
-from gpuaff.launch.ranks import Ranks, active_launcher
+from gpuaff.launch.ranks import Ranks, active_row
 from gpuaff.launch.slurm import named_masks, tasks_here
 
 from environments import Started, masks_seen, started
@@ -262,7 +262,7 @@ def test_tasks_of_this_node(text: tuple[str, int], expected: int | None) -> None
 def test_a_batch_script_is_no_step() -> None:
     """Whatever starts the ranks there, rank 0 must not take it for srun and the others not."""
     for rank in started("slurm", "batch-script"):
-        assert active_launcher(rank.environ.get, rank.ranks) is Launcher.UNKNOWN
+        assert active_row(rank.environ.get, rank.ranks).launcher is Launcher.UNKNOWN
         assert found(rank).whose is Whose.COMMON
 
 
@@ -279,7 +279,7 @@ def test_a_shell_that_srun_started() -> None:
 def test_torchrun_inside_slurm(outside: str) -> None:
     for rank in started("torchrun", "torchrun"):
         inside = replace(rank, environ={**started("slurm", outside)[0].environ, **rank.environ})
-        assert active_launcher(inside.environ.get, inside.ranks) is Launcher.TORCHRUN
+        assert active_row(inside.environ.get, inside.ranks).launcher is Launcher.TORCHRUN
         assert found(inside).whose is Whose.COMMON
         assert found(inside, own=NARROW).whose is Whose.UNKNOWN, "a wrapper bound it"
 
@@ -317,7 +317,7 @@ def test_mpirun_inside_slurm() -> None:
     for rank in started("openmpi", "unbound"):
         outside = with_variables(started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1(x2)")
         inside = replace(rank, environ={**outside.environ, **rank.environ})
-        assert active_launcher(inside.environ.get, inside.ranks) is Launcher.OPEN_MPI
+        assert active_row(inside.environ.get, inside.ranks).launcher is Launcher.OPEN_MPI
         assert found(inside).whose is Whose.COMMON
 
 
