@@ -93,8 +93,8 @@ def _row(
     """A row; ``names`` are those of the numbers, in the order of the fields, ``-`` for none."""
     fields: list[Any] = ["" if name == "-" else name for name in names.split()]
     fields += [""] * (6 - len(fields))
-    fields += [tuple(text.split()) for text in (marks, run, programs)]
-    return Row(launcher, *fields, unbound=unbound)
+    fields += [*(tuple(text.split()) for text in (marks, run, programs)), unbound]
+    return Row(launcher, *fields)
 
 
 _DRAGON = "{0}LOCAL_RANK {0}LOCAL_WORLD_SIZE {0}RANK {0}WORLD_SIZE {0}GROUP_RANK"
