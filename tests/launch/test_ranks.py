@@ -251,15 +251,6 @@ def test_two_launchers_of_the_same_process() -> None:
     )
 
 
-def test_what_one_of_them_lacks_is_no_other_launchers() -> None:
-    """Flux tells of rank 1 of 2, torchrun's rank 1 is another process."""
-    flux = started("flux", "one-node")[1].environ
-    lacking = {**flux, "TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"}
-    assert codes(lacking) == ["bad-rank"]
-    other = {**flux, "PALS_LOCAL_RANKID": "0"}
-    assert codes(other)[-1] == "bad-rank"
-
-
 def test_flux_tells_how_many_on_all_nodes() -> None:
     uneven = {
         "FLUX_TASK_LOCAL_ID": "1",

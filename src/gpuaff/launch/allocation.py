@@ -34,14 +34,11 @@ _MAP = "SGE_HGR_"
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a scheduler granted here.
+    """What a scheduler granted here: how many GPUs, and among which; None when unknown.
 
-    Attributes:
-        count: how many GPUs; None when unknown.
-        indices: the GPUs that they are among, ascending, by PCI address; there may be more than
-            ``count``. None when unknown, or where CUDA_VISIBLE_DEVICES is set: then at most
-            ``count`` of its GPUs are meant.
-        source: where that comes from, or why it is unknown, in words.
+    ``indices`` ascend by PCI address; there may be more than ``count``. Where CUDA_VISIBLE_DEVICES
+    is set they are None, and at most ``count`` of its GPUs are meant. ``source`` says where that
+    comes from, or why it is unknown.
     """
 
     count: int | None
@@ -186,8 +183,7 @@ def _of_torque(get: Get, gpu_file: str | None, host: str | None) -> Granted | No
 # In a parallel environment a request may count per slot (``consumable YES`` in ``complex(5)``) or
 # once; here it counts once, so that no more than the granted GPUs are taken.
 
-SECONDS = 5.0
-"""How long ``qstat`` may take: it asks a master that serves the whole cluster."""
+SECONDS = 5.0  # how long ``qstat`` may take: it asks a master that serves the whole cluster
 
 # What sites call the resource. Others (``gpu_mem``, ``gpu_type``) are no counts.
 _COUNT = re.compile("cuda|(n|n_|num_)?gpus?|gpu_?cards?|gpu_count", re.IGNORECASE)

@@ -42,30 +42,23 @@ class Launcher(str, Enum):
     DEEPSPEED = "deepspeed"
     HOROVOD = "horovodrun"
     DRAGON = "dragon"
-    OPEN_MPI = "mpirun"
-    """Open MPI 4 (ORTE) and 5 (PRRTE)."""
-    HYDRA = "mpiexec"
-    """MPICH, Intel MPI, and what is built from them."""
+    OPEN_MPI = "mpirun"  # Open MPI 4 (ORTE) and 5 (PRRTE)
+    HYDRA = "mpiexec"  # MPICH, Intel MPI, and what is built from them
     MVAPICH = "mpirun_rsh"
-    PALS = "PALS mpiexec"
-    """HPE Cray's Parallel Application Launch Service."""
+    PALS = "PALS mpiexec"  # HPE Cray's Parallel Application Launch Service
     JSRUN = "jsrun"
     FLUX = "flux run"
     SLURM = "srun"
-    UNKNOWN = "unknown"
-    """Another launcher, a script's own loop, or none."""
+    UNKNOWN = "unknown"  # another launcher, a script's own loop, or none
 
 
 class Row(NamedTuple):
     """The variables that a launcher sets for each of its processes; ``""``: it sets none.
 
-    Attributes:
-        local_rank: this process's number on its node, of ``local_size``; ``rank`` in the job.
-        marks: variables that must be set too, because other programs use the names above.
-        run: variables that distinguish one run of the launcher from another.
-        programs: the process names of the launcher's programs that start ranks; empty for Python
-            programs, which are not recognised among a process's ancestors.
-        unbound: how to start ranks without masks of their own.
+    ``marks`` must be set too, because other programs use the names above; those of ``run``
+    distinguish one run of the launcher from another. ``programs`` are the process names of what
+    starts ranks; empty for Python programs, which are not recognised among a process's ancestors.
+    ``unbound`` says how to start ranks without masks of their own.
     """
 
     launcher: Launcher

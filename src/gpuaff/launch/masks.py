@@ -20,20 +20,14 @@ from gpuaff.notices import Notice
 
 
 class Ancestry(NamedTuple):
-    """Processes above this one, observed at one moment.
+    """The masks of processes above this one, observed at one moment; None: unreadable.
 
     A launcher that does not bind hands its own mask down. A wrapper between it and Python (a shell,
     ``timeout``, a profiler) may be bound for this rank alone.
-
-    Attributes:
-        parent: the CPUs that the parent may use; None when unreadable.
-        starter: those of the process that started the rank and its wrappers; the parent's when it
-            is not known.
-        starter_name: the name of that process.
     """
 
     parent: CpuSet | None
-    starter: CpuSet | None
+    starter: CpuSet | None  # what started the rank and its wrappers, else the parent
     starter_name: str | None
 
 
@@ -48,10 +42,7 @@ def observe_ancestry(ranks: Ranks) -> Ancestry:
 
 
 def own_variables(get: Get, ranks: Ranks) -> dict[str, str | None]:
-    """The variables that only this rank has; none where its launcher is unknown.
-
-    They also distinguish one run of the launcher from another, inside a rank of which it may run.
-    """
+    """The variables that only this rank of this run has; none where its launcher is unknown."""
     row = active_row(get, ranks)
     names = (row.local_rank, row.rank, *row.run) if row.launcher is not Launcher.UNKNOWN else ()
     return {name: get(name) for name in names if name}
@@ -67,37 +58,24 @@ class Whose(str, Enum):
     """What is known about the ranks' masks."""
 
     COMMON = "common"
-    """All are the same."""
-    NAMED = "named"
-    """They differ, and the launcher lists them."""
+    NAMED = "named"  # they differ, and the launcher lists them
     UNKNOWN = "unknown"
-    """They may differ, and nothing lists them."""
 
 
 class Masks(NamedTuple):
-    """The masks of this node's ranks.
-
-    Attributes:
-        source: why they are unknown, in words.
-        named: each rank's CPUs, by local rank, where they are listed; else None.
-        bound: whether the launcher says that it bound each rank.
-        unbound: how to start ranks without masks of their own.
-    """
+    """The masks of this node's ranks."""
 
     whose: Whose
-    source: str = ""
-    named: tuple[CpuSet, ...] | None = None
-    bound: bool = False
-    unbound: str = ""
+    source: str = ""  # why they are unknown, in words
+    named: tuple[CpuSet, ...] | None = None  # by local rank, where they are listed
+    bound: bool = False  # whether the launcher says that it bound each rank
+    unbound: str = ""  # how to start ranks without masks of their own
 
 
+# Up to Open MPI 4 this says that mpirun bound the ranks. In Open MPI 5 (PRRTE) only the mask of
+# mpirun itself, or of its daemon, shows it; not that of a shell whose variables are unreadable.
 _MPIRUN_BOUND = "OMPI_MCA_orte_bound_at_launch"
-"""Up to Open MPI 4 this variable says that mpirun bound the ranks. Open MPI 5 (PRRTE) has none;
-there only the mask of mpirun itself, or of its daemon, shows it; not that of a shell whose
-variables are unreadable."""
-
 _PRRTE = frozenset({"mpirun", "prte", "prted", "prterun"})
-"""The programs of PRRTE that start ranks."""
 
 
 def classify_masks(

@@ -141,6 +141,12 @@ class _Report(NamedTuple):
     is_partial: bool = False
     warnings: tuple[Notice, ...] = ()
 
+    @property
+    def is_completed(self) -> bool:
+        """Whether another launcher of the same process may give what is missing."""
+        is_unknown = self.row.launcher is Launcher.UNKNOWN
+        return self.is_partial and (is_unknown or bool(self.row.programs))
+
 
 def present(get: Get) -> Iterator[Row]:
     """The rows whose variables are set, valid or not, the innermost first.
@@ -231,14 +237,22 @@ def _settle(
     reports: list[_Report], ancestors: Callable[[], tuple[str, ...]]
 ) -> tuple[_Report | None, Notice | None]:
     """The report that counts, and a warning where another one contradicts it."""
-    reports = [report for report in reports if not _is_completed(report, reports)]
+    if any(not report.problem for report in reports):  # that launcher gives what others lack, but
+        # not torchrun and its like, which start children of other ranks
+        reports = [report for report in reports if not report.is_completed]
     if not reports:
         return None, None
     first, last = reports[0], reports[-1]
     is_unknown_inside = len(reports) == 2 and last.row.launcher is Launcher.UNKNOWN
     if is_unknown_inside and first.size == 1 < (last.size or 1):
         return last, None  # the one process of the launcher has started the ranks
-    others = [report for report in reports[1:] if _contradicts(report, first)]
+    # A launcher that started one process here may have started the other launcher.
+    others = [
+        report
+        for report in reports[1:]
+        if report.size and (report.rank, report.size) != (first.rank, first.size)
+        if report.size > 1 or report.row.launcher is Launcher.UNKNOWN
+    ]
     nearest = None
     if others and first.row.programs:
         nearest = next((BY_PROGRAM[name] for name in ancestors() if name in BY_PROGRAM), None)
@@ -249,24 +263,6 @@ def _settle(
     if is_proven or not first.row.programs:  # known launchers around it are `ranks-beside`
         others = [report for report in others if report.row.launcher is Launcher.UNKNOWN]
     return first, _ranks_contradict(first, others[0], is_proven=is_proven) if others else None
-
-
-def _is_completed(partial: _Report, reports: list[_Report]) -> bool:
-    """Whether another launcher gives all of the numbers that one gives in part.
-
-    Many scripts set LOCAL_RANK alone; launchers without programs start children of other ranks.
-    """
-    valid = [report.rank for report in reports if not report.problem]
-    if partial.row.launcher is Launcher.UNKNOWN:
-        return partial.is_partial and bool(valid)
-    return partial.is_partial and bool(partial.row.programs) and partial.rank in valid
-
-
-def _contradicts(report: _Report, first: _Report) -> bool:
-    """A launcher that started one process here may have started the other launcher."""
-    if report.size is None or (report.rank, report.size) == (first.rank, first.size):
-        return False
-    return report.size > 1 or report.row.launcher is Launcher.UNKNOWN
 
 
 def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Notice:
@@ -288,11 +284,10 @@ def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Noti
 def _stale_step(
     get: Get, host: str | None, ancestors: Callable[[], tuple[str, ...]], cgroup: Callable[[], str]
 ) -> Notice | None:
-    """The warning where srun's variables are those of a step on another machine.
+    """The warning where srun's variables are those of a step on another machine (ssh keeps them).
 
-    A shell that was opened from a step (ssh with the environment, a container) keeps them. A node's
-    name in Slurm may differ from its host name, so the step's daemon among the ancestors proves
-    that they are right; so does the step's cgroup, where /proc hides root's processes.
+    A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
+    proves that they are right; so does the step's cgroup, where /proc hides root's processes.
     """
     if host is None or not slurm.is_elsewhere(get, host):
         return None

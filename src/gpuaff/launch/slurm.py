@@ -15,12 +15,10 @@ from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
 from gpuaff.launch.launchers import Get, number
 from gpuaff.options import natural
 
+# ``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task.
 _INTERACTIVE = str(0xFFFFFFFA)
-"""``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task."""
 
-LISTED = ("mask_cpu", "map_cpu")
-"""The kinds of binding whose masks ``SLURM_CPU_BIND_LIST`` lists."""
-
+LISTED = ("mask_cpu", "map_cpu")  # the kinds of binding whose masks ``SLURM_CPU_BIND_LIST`` lists
 _GPU_BINDINGS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
 
 
@@ -43,20 +41,12 @@ def tasks_here(get: Get) -> int | None:
 
 
 def is_shell(get: Get) -> bool:
-    """Whether the step is an interactive shell: ``salloc``'s, or that of ``srun --pty``.
-
-    Only the first task of a step has the terminal, so what is started there is started once, by
-    hand. srun sets ``SLURM_PTY_PORT`` for it.
-    """
+    """Whether the step is an interactive shell, of ``salloc`` or ``srun --pty``."""
     return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
 
 
 def is_cgroup_of_step(get: Get, cgroup: str) -> bool:
-    """Whether ``/proc/self/cgroup`` (its text) is of the step that the variables name.
-
-    Paths end with ``slurm/uid_0/job_7/step_0/task_1`` (version 1) or
-    ``slurmstepd.scope/job_7/step_0/user/task_1`` (version 2): Slurm's pages about cgroups.
-    """
+    """Whether ``/proc/self/cgroup`` (its text) is of the step: ``…/job_7/step_0/user/task_1``."""
     step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
     return any(step in f"{line}/" for line in cgroup.splitlines())
 
