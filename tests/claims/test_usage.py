@@ -93,7 +93,7 @@ import sys
 from gpuaff._system import nvml
 early = "pynvml" in sys.modules
 with nvml.open_session() as session:
-    session.read_gpus(highest_cpu=7, links=True)
+    session.read_gpus(links=True)
     session.devices(), session.look(utilization=True)
 print(early, [name in sys.modules for name in ("pynvml", "psutil")])
 """

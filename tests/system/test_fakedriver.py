@@ -184,7 +184,7 @@ class TestMake:
 import os
 from gpuaff._system import nvml
 with nvml.open_session() as session:
-    gpus, _ = session.read_gpus(highest_cpu=8191)
+    gpus, _ = session.read_gpus()
 for gpu in gpus:
     assert gpu.node_cpus == gpu.socket_cpus
     assert gpu.node_cpus >= os.sched_getaffinity(0)

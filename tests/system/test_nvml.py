@@ -45,7 +45,7 @@ class TestGoodReading:
     def test_masks_go_up_to_the_highest_cpu(self, fake_driver: MakeDriver, count: int) -> None:
         near = frozenset({0, count // 2, count - 1})
         driver = fake_driver(one_gpu(node_cpus=near, socket_cpus=frozenset(range(count))))
-        (gpu,) = read(driver, highest_cpu=count - 1).gpus
+        (gpu,) = read(driver).gpus
         assert gpu.node_cpus == near
         assert gpu.socket_cpus == frozenset(range(count))
 
@@ -53,7 +53,7 @@ class TestGoodReading:
     def test_a_driver_that_wants_more_room(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(one_gpu(node_cpus=cpus("0,200")))
         driver.state.strict_masks = 1
-        (gpu,) = read(driver, highest_cpu=63).gpus
+        (gpu,) = read(driver).gpus
         assert gpu.node_cpus == frozenset({0, 200})
         assert not [problem for problem in gpu.problems if problem.startswith("CPUs")]
 
@@ -112,7 +112,7 @@ for name in ("nvmlDeviceGetName", "nvmlDeviceGetUUID"):
         driver = fake_driver(FULL)
         after = """
 with nvml.open_session() as session:
-    assert answer == session.read_gpus(highest_cpu=255, links=True)
+    assert answer == session.read_gpus(links=True)
 """
         read(driver, links=True, after=after)
         assert (driver.inits, driver.shutdowns) == (2, 2)
@@ -177,7 +177,7 @@ def interrupted(handle):
 pynvml.nvmlDeviceGetName = interrupted
 try:
     with nvml.open_session() as session:
-        session.read_gpus(highest_cpu=1)
+        session.read_gpus()
 except KeyboardInterrupt:
     print("interrupted")
 """

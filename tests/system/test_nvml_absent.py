@@ -85,7 +85,7 @@ def error_with(folder: Path, files: dict[str, str], before: str = "") -> NoDrive
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (folder / "libnvidia-ml.so.1").write_text("this is no library")
-    program = PROGRAM.format(highest_cpu=7, links=False, before=before, after="")
+    program = PROGRAM.format(links=False, before=before, after="")
     env = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(folder)}
     with pytest.raises(NoDriverError) as caught:
         answer_of(run(program, env=env).stdout)

@@ -1,6 +1,6 @@
 """Hold signal handlers back while something is changed, so that Ctrl-C never divides a change.
 
-A claim, a release, a pin and a restore each run in one block, with windows for what takes long::
+One block is around the whole, with windows in it for what takes long::
 
     with uninterrupted():  # Ctrl-C is noted
         lease = take_lease()
@@ -12,12 +12,9 @@ A claim, a release, a pin and a restore each run in one block, with windows for 
             raise
     # what was noted is delivered: its handler is called, and may raise
 
-One block around the whole is what makes it safe: two blocks, one for acquiring and one for
-releasing, leave a step between them where Ctrl-C loses what was acquired.
-
-Only Python handlers are held back: a signal with its default action, SIGKILL, and handlers that C
-code has set act at once. Blocks nest: an inner one also holds in a window of the outer one, and
-delivers at its own end there. In other threads, where Python never runs handlers, both do nothing.
+Two blocks, one to acquire and one to release, would leave a step between them where Ctrl-C loses
+what was acquired. Only Python handlers are held back. Blocks nest: an inner one also holds in a
+window of the outer one. In other threads, where Python never runs handlers, both do nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +29,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGALRM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM),
+    *(signal.SIGUSR1, signal.SIGUSR2),
     signal.SIGINT,  # last: its handler raises, and is put back when all others are
 )
 
@@ -55,7 +48,9 @@ class _Block:
 
     def replace_handlers(self) -> None:
         for number in _SIGNALS:
-            handler = _original(signal.getsignal(number))
+            handler: object = signal.getsignal(number)
+            while isinstance(handler, _Held):  # a library saved that of a block that has ended
+                handler = handler.handler
             if callable(handler):  # SIG_DFL, SIG_IGN and C's handlers are not
                 self._held[number] = _Held(self, handler)
                 signal.signal(number, self._held[number])
@@ -106,11 +101,8 @@ class _Held:
         block.holds = False
 
 
-def _original(handler: object) -> object:
-    """The program's own handler, where a library saved a stand-in of a block that has ended."""
-    while isinstance(handler, _Held):
-        handler = handler.handler
-    return handler
+def _current() -> _Block | None:
+    return _block if threading.current_thread() is threading.main_thread() else None
 
 
 class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppress is
@@ -122,21 +114,20 @@ class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppres
         global _block
         self._own: _Block | None = None
         self._window: _Block | None = None
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if _block is not None:
-            self._window = None if _block.holds else _block
-            _block.holds = True
-            return
-        block = _Block()
-        try:
-            block.replace_handlers()
-        except ValueError:  # a subinterpreter has no signals
-            return
-        except BaseException:  # a handler raised before it was replaced
-            block.restore_handlers()
-            raise
-        _block = self._own = block  # nothing raises between these steps any more
+        outer = _current()
+        if outer is not None:
+            self._window = None if outer.holds else outer
+            outer.holds = True
+        elif threading.current_thread() is threading.main_thread():
+            block = _Block()
+            try:
+                block.replace_handlers()
+            except ValueError:  # a subinterpreter has no signals
+                return
+            except BaseException:  # a handler raised before it was replaced
+                block.restore_handlers()
+                raise
+            _block = self._own = block  # nothing raises between these steps any more
 
     def __exit__(self, *_: object) -> None:
         global _block
@@ -162,11 +153,10 @@ class interruptible:  # noqa: N801
     __slots__ = ("_opened",)
 
     def __enter__(self) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        block = _block if main and _block is not None and _block.holds else None
-        self._opened = block
-        if block is not None:
-            block.open_window()
+        block = _current()
+        self._opened = block if block is not None and block.holds else None
+        if self._opened is not None:
+            self._opened.open_window()
 
     def __exit__(self, *_: object) -> None:
         if self._opened is not None:
@@ -176,8 +166,9 @@ class interruptible:  # noqa: N801
 def deliver_pending() -> None:
     """Call the handlers of what has come in this block so far; what they raise is raised here."""
     # Not an empty window: CPython 3.11 covers the only instruction of ``pass`` by no ``with``.
-    if _block is not None and threading.current_thread() is threading.main_thread():
-        _block.deliver()
+    block = _current()
+    if block is not None:
+        block.deliver()
 
 
 def is_in_block() -> bool:
@@ -186,9 +177,9 @@ def is_in_block() -> bool:
 
 
 def _forget_pending() -> None:
-    """A forked child does not answer for what came to its parent."""
     if _block is not None:
         _block.pending.clear()
 
 
+# A forked child does not answer for what came to its parent.
 os.register_at_fork(after_in_child=_forget_pending)
