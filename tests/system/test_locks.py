@@ -45,7 +45,7 @@ sys.stdin.readline()
     "line", ["", "1:", "1: POSIX *NOINODE* WRITE 12 <none>:0 0 EOF", "1: -> FLOCK ADVISORY WRITE"]
 )
 def test_a_line_about_nothing_is_passed_over(line: str) -> None:
-    assert locks.parse_locks(line) == []
+    assert locks.held_locks(line) == []
 
 
 def test_a_line_of_a_waiter_in_the_second_row() -> None:
@@ -53,7 +53,7 @@ def test_a_line_of_a_waiter_in_the_second_row() -> None:
         "42: POSIX  ADVISORY  WRITE -1 00:1f:9 0 0",
         "42: -> FLOCK  ADVISORY  READ  77 fe:01:4711 0 EOF",
     )
-    holder, waiter = locks.parse_locks("\n".join(lines))
+    holder, waiter = locks.held_locks("\n".join(lines))
     assert waiter == locks.FileLock(
         kind="FLOCK", is_write=False, pid=77, file=(os.makedev(0xFE, 1), 4711), is_waiting=True
     )
