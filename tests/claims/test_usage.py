@@ -362,7 +362,7 @@ class TestLeftOut:
         assert devices == DEVICES[1:]
         assert len(readings) == 3
         [note] = notes
-        assert note.startswith("GPU 0 is left out, because its UUID is unknown: ")
+        assert note.startswith("GPU 0 is left out: its handle: ")
         assert "nvmlDeviceGetHandleByIndex" in note
 
     def test_lost_before(self, driver: FakeDriver) -> None:

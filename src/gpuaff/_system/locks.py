@@ -125,7 +125,7 @@ def exclusive_waiters(handle: int) -> frozenset[int]:
     kind, *_ = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 0, WHOLE)
     if kind == fcntl.F_UNLCK:
         return frozenset()
-    file = locked_name(handle)
+    file = identity(handle)
     waiting = (lock for lock in held_locks() if lock.is_waiting and lock.file == file)
     return frozenset(lock.pid for lock in waiting if lock.is_write and lock.kind == "POSIX")
 
@@ -145,7 +145,7 @@ class FileLock(NamedTuple):
         kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
         is_write: whether it is exclusive.
         pid: who has it or waits for it; −1 for OFD locks, 0 outside of this PID namespace.
-        file: the device number and inode of what is locked; see :func:`locked_name`.
+        file: the device number and inode of what is locked; see :func:`identity`.
     """
 
     kind: str
@@ -171,32 +171,6 @@ def held_locks(text: str | None = None) -> list[FileLock]:
         )
         for arrow, kind, mode, pid, major, minor, inode in lines
     ]
-
-
-def locked_name(file: int | str) -> tuple[int, int] | None:
-    """The device number and inode of a path or an open file, as /proc/locks has them.
-
-    That device is the file system's, as in /proc/self/mountinfo (``proc_pid_mountinfo(5)``).
-    ``stat(2)`` mostly says the same, but on btrfs each subvolume has a device of its own there.
-    """
-    try:
-        handle = os.open(file, os.O_PATH) if isinstance(file, str) else os.dup(file)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(handle)
-        fdinfo = Tree().read(f"proc/self/fdinfo/{handle}") or ""
-        device = device_of(fdinfo, Tree().read("proc/self/mountinfo") or "")
-    finally:
-        close(handle)
-    return (found.st_dev if device is None else device), found.st_ino
-
-
-def device_of(fdinfo: str, mountinfo: str) -> int | None:
-    """The device number of the mount of an open file; None when it is not listed."""
-    mount = re.search(r"^mnt_id:\s*(\d+)$", fdinfo, re.MULTILINE)
-    device = mount and re.search(rf"^{mount[1]} \d+ (\d+):(\d+) ", mountinfo, re.MULTILINE)
-    return os.makedev(int(device[1]), int(device[2])) if device else None
 
 
 # ---- files ---------------------------------------------------------------------------------------

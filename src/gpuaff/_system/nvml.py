@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 
@@ -201,19 +201,16 @@ class _Gpu:
         """What can be claimed of it, with the handles."""
         if self.uuid is None:
             return
-        whole = Device(self.index, self.uuid, self.pci_bus_id, self.name)
         if self._instances is None:
-            yield whole, self.handle
+            yield Device(self.index, self.uuid, self.pci_bus_id, self.name), self.handle
         for one, handle in self._instances or ():
-            gpu_instance = one.gpu_instance
-            part = whole._replace(uuid=one.uuid, parent=whole.uuid, gpu_instance=gpu_instance)
-            yield part, handle
+            part = (one.uuid, self.pci_bus_id, self.name, self.uuid, one.gpu_instance)
+            yield Device(self.index, *part), handle
 
     def notes(self) -> list[str]:
         """What has failed so far, and whether it cannot be claimed."""
         if self.uuid is None:
-            why = "; ".join(self.problems)
-            return [f"GPU {self.index} is left out, because its UUID is unknown: {why}"]
+            return [str(LeftOut(self.index, "; ".join(self.problems)))]
         nothing = [_NO_INSTANCE] if self._instances == [] else []
         return [f"GPU {self.index}: {problem}" for problem in (*self.problems, *nothing)]
 
@@ -266,20 +263,19 @@ class _Gpu:
         """Read how it, or a MIG instance of it, is used now."""
         if not self.lost:
             self.problems.clear()
-            reading = self._usage(device, handle, utilization=utilization and not device.is_mig)
-            if not self.lost:
-                return reading
-        return DeviceReading(device=device, lost=True, problems=tuple(self.problems[-1:]))
-
-    def _usage(self, device: Device, handle: Any, *, utilization: bool) -> DeviceReading:
+        rates = display = None
+        if not device.is_mig:
+            display = self.query("display", "nvmlDeviceGetDisplayActive")
+            if utilization:
+                rates = self.query("utilization", "nvmlDeviceGetUtilizationRates")
         mode = self.query("compute mode", "nvmlDeviceGetComputeMode")
         # Processes before memory: one that ends in between is listed, and its memory explained.
         compute = self._processes("its processes", "Compute", handle)
         fine = _NO_SUCH if device.is_mig else ()
         graphics = self._processes("its graphics", "Graphics", handle, fine=fine)
         used, free, total = self._memory(handle)
-        rates = utilization and self.query("utilization", "nvmlDeviceGetUtilizationRates")
-        display = None if device.is_mig else self.query("display", "nvmlDeviceGetDisplayActive")
+        if self.lost:
+            return DeviceReading(device=device, lost=True, problems=tuple(self.problems[-1:]))
         return DeviceReading(
             device=device,
             compute=compute,
@@ -323,11 +319,11 @@ class _Gpu:
         memory = self.query(what, function, _MEMORY_V2, of=handle)
         if memory is not None:
             return memory.used, memory.free, memory.total
-        older = self.query("memory", function, of=handle)
-        if older is None:
+        memory = self.query("memory", function, of=handle)
+        if memory is None:
             return None, None, None
         self._note(f"{what}: this driver adds what it keeps for itself, so the number is useless")
-        return None, older.free, older.total
+        return None, memory.free, memory.total
 
     def nvlinks(self) -> Counter[str | None] | None:
         """Its active NVLinks by PCI address of the peer, or _TO_SWITCH; None when unknown."""
@@ -353,6 +349,11 @@ class _Gpu:
                 found[_TO_SWITCH] += 1
         return found
 
+    def path_to(self, other: _Gpu) -> str:
+        """nvidia-smi's word for the PCIe path to another GPU."""
+        function = "nvmlDeviceGetTopologyCommonAncestor"
+        return _PATHS.get(self.query("path to other GPUs", function, other.handle), _UNKNOWN_LINK)
+
 
 def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
     """How each two GPUs are connected; None when no pair is known.
@@ -361,24 +362,17 @@ def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
     have 18 links, which nvidia-smi calls ``NV18``.
     """
     nvlinks = {gpu: gpu.nvlinks() for gpu in gpus if len(gpus) > 1}
-    pairs = {(one, other): _link(one, other, nvlinks) for one, other in combinations(gpus, 2)}
-    if pairs and set(pairs.values()) == {_UNKNOWN_LINK}:
+    words = {(gpu, gpu): "X" for gpu in gpus}
+    for one, other in combinations(gpus, 2):
+        word, mine, others = _UNKNOWN_LINK, nvlinks[one], nvlinks[other]
+        if mine is not None and others is not None:
+            direct = max(mine[other.pci_bus_id], others[one.pci_bus_id])
+            count = direct + min(mine[_TO_SWITCH], others[_TO_SWITCH])
+            word = f"NV{count}" if count else one.path_to(other)
+        words[one, other] = words[other, one] = word
+    if set(words.values()) == {"X", _UNKNOWN_LINK}:
         return None
-    words = {**pairs, **{(other, one): word for (one, other), word in pairs.items()}}
-    return tuple(tuple(words.get((one, other), "X") for other in gpus) for one in gpus)
-
-
-def _link(one: _Gpu, other: _Gpu, nvlinks: Mapping[_Gpu, Counter[str | None] | None]) -> str:
-    """How two GPUs are connected: their NVLinks, else nvidia-smi's word for the PCIe path."""
-    mine, others = nvlinks[one], nvlinks[other]
-    if mine is None or others is None:
-        return _UNKNOWN_LINK
-    direct = max(mine[other.pci_bus_id], others[one.pci_bus_id])
-    count = direct + min(mine[_TO_SWITCH], others[_TO_SWITCH])
-    if count:
-        return f"NV{count}"
-    function = "nvmlDeviceGetTopologyCommonAncestor"
-    return _PATHS.get(one.query("path to other GPUs", function, other.handle), _UNKNOWN_LINK)
+    return tuple(tuple(words[one, other] for other in gpus) for one in gpus)
 
 
 # ---- pynvml --------------------------------------------------------------------------------------
