@@ -45,7 +45,6 @@ def play(state: State, topology: Topology) -> None:
         raise ValueError(f"the fake driver has room for {GPUS} GPUs, not {len(topology.gpus)}")
     state.gpu_count = len(topology.gpus)
     state.driver_version = b"580.159.04"
-    state.cuda_version = 13000
     for place, gpu in enumerate(topology.gpus):
         _play_gpu(state.gpus[place], place, gpu)
         state.context_memory[place] = _CONTEXT

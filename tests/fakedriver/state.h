@@ -10,7 +10,7 @@
 #include <sys/types.h>
 
 #define FAKE_MAGIC 0x4b414647u /* "GFAK" */
-#define FAKE_VERSION 4u
+#define FAKE_VERSION 5u
 
 enum {
     FAKE_GPUS = 32,
@@ -140,7 +140,6 @@ struct fake_state {
     uint32_t stub;      /* 1: behave as the library that is only for linking */
     uint32_t fault_count;
     uint32_t gpu_count;
-    uint32_t strict_masks; /* 1: a mask with too little room is an Insufficient Size */
     char driver_version[80];
     struct fake_fault faults[FAKE_FAULTS];
     struct fake_gpu gpus[FAKE_GPUS];
@@ -150,7 +149,6 @@ struct fake_state {
     uint32_t hidden;         /* 1: no list tells of a process, as in some containers */
     uint32_t untold_memory;  /* 1: how much memory each process has is not available */
     uint32_t linger_ms;      /* the dead stay for so long after somebody has found them dead */
-    int32_t cuda_version;
     int32_t order_differs;   /* 1: CUDA's own order is fastest, else NVML's */
     uint32_t fastest[FAKE_GPUS];
     uint64_t locks;        /* the numbers of contexts' bytes that were given out */

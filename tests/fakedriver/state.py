@@ -13,7 +13,7 @@ from enum import IntEnum, IntFlag
 from pathlib import Path
 
 MAGIC = 0x4B414647
-VERSION = 4
+VERSION = 5
 GPUS = 32
 CPU_WORDS = 128
 NODE_WORDS = 16
@@ -204,7 +204,6 @@ class State(ctypes.Structure):
         ("stub", ctypes.c_uint32),
         ("fault_count", ctypes.c_uint32),
         ("gpu_count", ctypes.c_uint32),
-        ("strict_masks", ctypes.c_uint32),
         ("driver_version", ctypes.c_char * 80),
         ("faults", Fault * FAULTS),
         ("gpus", GpuState * GPUS),
@@ -214,7 +213,6 @@ class State(ctypes.Structure):
         ("hidden", ctypes.c_uint32),
         ("untold_memory", ctypes.c_uint32),
         ("linger_ms", ctypes.c_uint32),
-        ("cuda_version", ctypes.c_int32),
         ("order_differs", ctypes.c_int32),
         ("fastest", ctypes.c_uint32 * GPUS),
         ("locks", ctypes.c_uint64),
