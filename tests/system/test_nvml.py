@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff._system.nvml_records import GpuReading, pci_address
-from gpuaff.topology.model import Topology
 from tests.fakedriver.driver import MakeDriver
 from tests.fakedriver.state import NVML
 from tests.nvml_reading import (
@@ -15,7 +14,6 @@ from tests.nvml_reading import (
     FULL,
     NEAR,
     SLICES,
-    DriverReading,
     cpus,
     full,
     one_gpu,
@@ -97,6 +95,7 @@ pynvml.nvmlDeviceGetPciInfo = older
         (gpu, *_) = read(fake_driver(FULL), before=before).gpus
         assert without(gpu) == without(full(0), "memory_node", "name")
         assert gpu.problems == ("name: Function Not Found (nvmlDeviceGetName)",)
+
 
 @pytest.mark.fake_driver
 @pytest.mark.case("D2")
