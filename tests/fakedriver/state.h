@@ -1,16 +1,11 @@
 /* The state of the fake driver: one file, which every process that uses the driver maps.
- *
- * tests/fakedriver/state.py writes it and must have the same layout: a library refuses a file
- * of another version or size. What is new goes to the end and raises FAKE_VERSION.
+ * tests/fakedriver/state.py reads the layout from here: one member to a line.
  */
 #ifndef FAKE_STATE_H
 #define FAKE_STATE_H
 
 #include <stdint.h>
 #include <sys/types.h>
-
-#define FAKE_MAGIC 0x4b414647u /* "GFAK" */
-#define FAKE_VERSION 5u
 
 enum {
     FAKE_GPUS = 32,
@@ -132,9 +127,6 @@ struct fake_double {
 };
 
 struct fake_state {
-    uint32_t magic;
-    uint32_t version;
-    uint64_t size;
     uint32_t inits;     /* the starts of NVML that succeeded, of all processes */
     uint32_t shutdowns; /* the shutdowns that succeeded */
     uint32_t stub;      /* 1: behave as the library that is only for linking */

@@ -94,11 +94,6 @@ if all(children):
         assert "NVMLError_DriverNotLoaded" in done.stderr
         assert f"fake driver: GPUAFF_FAKE_STATE={state}: not of the size" in done.stderr
 
-    def test_a_state_of_another_version_is_refused(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(PAIR)
-        driver.state.version += 1
-        assert "not a state of the version" in driver.run(COUNT, check=False).stderr
-
     def test_a_fault_acts_on_its_gpu_after_its_calls(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(PAIR)
         driver.fail("nvmlDeviceGetUUID", NVML.GPU_IS_LOST, gpu=1, after=1)
