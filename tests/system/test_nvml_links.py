@@ -59,18 +59,16 @@ class TestLinks:
         driver.state.gpus[0].link[0].active = 0
         assert read(driver, links=True).links == BRIDGE.links
 
-    def test_not_asked_for(self, fake_driver: MakeDriver) -> None:
+    def test_none_is_queried_where_none_is_needed(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(H100)
         driver.watch("nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor")
         assert read(driver).links is None
         assert driver.calls("nvmlDeviceGetNvLinkState") == 0
         assert driver.calls("nvmlDeviceGetTopologyCommonAncestor") == 0
-
-    def test_a_single_gpu_is_not_asked(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(one_gpu())
-        driver.watch("nvmlDeviceGetNvLinkState")
-        assert read(driver, links=True).links == (("X",),)
-        assert driver.calls("nvmlDeviceGetNvLinkState") == 0
+        single = fake_driver(one_gpu())
+        single.watch("nvmlDeviceGetNvLinkState")
+        assert read(single, links=True).links == (("X",),)
+        assert single.calls("nvmlDeviceGetNvLinkState") == 0
 
     @pytest.mark.case("F1")
     def test_no_nvlink(self, fake_driver: MakeDriver) -> None:
