@@ -66,10 +66,10 @@ class _Block:
             if again:  # one that was put back already may have raised
                 self.restore_handlers(again=False)
 
-    def open_window(self) -> None:
-        """Deliver what has come, and let what comes from now on act at once."""
-        self.holds = False
-        while self.pending:
+    def switch(self, *, holds: bool) -> None:
+        """Hold back what comes from now on, or deliver what has come and let the rest act."""
+        self.holds = holds
+        while self.pending and not holds:
             self.holds = True
             self.deliver()
             self.holds = False
@@ -101,24 +101,20 @@ class _Held:
         block.holds = False
 
 
-def _current() -> _Block | None:
-    return _block if threading.current_thread() is threading.main_thread() else None
+class _Region:
+    """What is held back in it, or acts at once, did as before outside of it."""
 
-
-class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppress is
-    """A block that no signal handler divides; what came meanwhile is delivered at its end."""
-
-    __slots__ = ("_own", "_window")
+    __slots__ = ("_before", "_outer", "_own")
+    _holds: bool
 
     def __enter__(self) -> None:
         global _block
         self._own: _Block | None = None
-        self._window: _Block | None = None
-        outer = _current()
-        if outer is not None:
-            self._window = None if outer.holds else outer
-            outer.holds = True
-        elif threading.current_thread() is threading.main_thread():
+        self._outer = _block if threading.current_thread() is threading.main_thread() else None
+        if self._outer is not None:
+            self._before = self._outer.holds
+            self._outer.switch(holds=self._holds)
+        elif self._holds and threading.current_thread() is threading.main_thread():
             block = _Block()
             try:
                 block.replace_handlers()
@@ -131,8 +127,8 @@ class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppres
 
     def __exit__(self, *_: object) -> None:
         global _block
-        if self._window is not None:
-            self._window.open_window()
+        if self._outer is not None:
+            self._outer.switch(holds=self._before)
         block = self._own
         if block is None:
             return
@@ -147,28 +143,25 @@ class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppres
                 block.deliver()  # what came in the last steps
 
 
-class interruptible:  # noqa: N801
+class uninterrupted(_Region):  # noqa: N801 - used like a function, as contextlib.suppress is
+    """A block that no signal handler divides; what came meanwhile is delivered at its end."""
+
+    __slots__ = ()
+    _holds = True
+
+
+class interruptible(_Region):  # noqa: N801
     """A window in such a block, for a wait, a callback or a call into the driver."""
 
-    __slots__ = ("_opened",)
-
-    def __enter__(self) -> None:
-        block = _current()
-        self._opened = block if block is not None and block.holds else None
-        if self._opened is not None:
-            self._opened.open_window()
-
-    def __exit__(self, *_: object) -> None:
-        if self._opened is not None:
-            self._opened.holds = True
+    __slots__ = ()
+    _holds = False
 
 
 def deliver_pending() -> None:
     """Call the handlers of what has come in this block so far; what they raise is raised here."""
     # Not an empty window: CPython 3.11 covers the only instruction of ``pass`` by no ``with``.
-    block = _current()
-    if block is not None:
-        block.deliver()
+    if _block is not None and threading.current_thread() is threading.main_thread():
+        _block.deliver()
 
 
 def is_in_block() -> bool:
