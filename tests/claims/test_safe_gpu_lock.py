@@ -418,7 +418,7 @@ become_nobody()
 with holding() as said:
     print(said[0].message)
 """
-    assert "this user may not use it" in printed(script, env={"GPUAFF_SAFE_GPU": str(path)})
+    assert "Permission denied" in printed(script, env={"GPUAFF_SAFE_GPU": str(path)})
 
 
 def test_unlocked_is_loud_without_any_logging_set_up(tmp_path: Path) -> None:
