@@ -278,29 +278,32 @@ class TestUuids:
         """They are left out, and are not waited for: each would hold the other's lease."""
         lab.driver.state.gpus[2].uuid = lab.driver.state.gpus[0].uuid
         same = f"GPU 0 and GPU 2 have the same UUID, '{UUID.format(0)}', by which claims know a GPU"
-        said = refused(lab, "3, wait=None")
-        assert said.startswith(
-            "NotEnoughGpusError requested 3 GPUs; this machine has 4 GPUs, of which 2 can be "
-            "claimed; see nvidia-smi -L"
-        )
-        assert said.endswith(f" | {same}")
-        said = refused(lab, "gpus=[2], wait=None")
-        assert said.startswith(
-            "NotEnoughGpusError requested 1 GPU; gpus= names 1, of which none can be claimed; see "
-        )
-        assert said.endswith(f" | {same}")
-        said = refused(lab, "2, candidates=[0, 3]")
-        assert "2 GPUs; candidates= names 2, of which 1 can be claimed; " in said
-        assert said.endswith(f" | {same}")
-        assert shown(lab, "2") == ["1,3 PCI_BUS_ID", "(1, 0) (3, 1)"]
+        left_out = f"GPU 0 is left out: {same}; GPU 2 is left out: {same}"
+        for call, reason in (
+            (
+                "3, wait=None",
+                f"NotEnoughGpusError requested 3 GPUs; this machine has 2 GPUs; {left_out}",
+            ),
+            (
+                "gpus=[2], wait=None",
+                f"NotEnoughGpusError requested 1 GPU; GPU 2 is left out: {same}",
+            ),
+            (
+                "2, candidates=[0, 3]",
+                f"NotEnoughGpusError requested 2 GPUs; GPU 0 is left out: {same}",
+            ),
+        ):
+            assert refused(lab, call) == reason
+        names = f"{UUID.format(1)},{UUID.format(3)}"
+        assert shown(lab, "2") == [f"{names} PCI_BUS_ID", "(1, 0) (3, 1)"]
 
     @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
     def test_one_that_is_none(self, lab: Lab, text: str) -> None:
         """It would break GPUAFF_CLAIM, which has them between commas."""
         lab.driver.state.gpus[0].uuid = text.encode()
         said = refused(lab, "4, wait=None")
-        assert "of which 3 can be claimed; " in said
-        assert said.endswith(f" | GPU 0 reports an invalid UUID, {text!a}")
+        assert "; this machine has 3 GPUs; GPU 0 is left out: " in said
+        assert said.endswith(f"GPU 0 reports an invalid UUID, {text!a}")
         assert shown(lab, "")[1] == "(1, 0)"
 
 

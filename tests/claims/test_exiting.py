@@ -166,18 +166,20 @@ class TestClaims:
             after = begun(lab)
         assert after.heard() == "0"
 
-    def test_of_one_whose_lease_the_board_does_not_tell_of(self, lab: Lab) -> None:
+    def test_a_lease_that_the_registry_does_not_have_may_be_about_to_end(self, lab: Lab) -> None:
         """The kernel may have closed its slot first."""
-        code = """
-            from gpuaff.claims.locking.leases import Lease
-            from gpuaff._system.nvml import open_session
-            with open_session() as session:
-                lease = Lease()
-                assert lease.take(session.devices()) is None
-        """
-        before = large(lab, code.replace("\n            ", "\n"))
-        with outlasted(before):
-            after = begun(lab)
+        before = lab.start(
+            "from gpuaff.claims.locking.leases import Lease\n"
+            "from gpuaff._system.nvml import open_session\n"
+            "with open_session() as session:\n"
+            "    lease = Lease()\n"
+            "    assert lease.take(session.devices()) is None\n"
+            "say('done')\ngo_on()"
+        )
+        assert before.heard() == "done"
+        after = begun(lab)
+        time.sleep(0.3)
+        before.kill()
         assert after.heard() == "0"
 
     def test_inside_a_claim(self, lab: Lab) -> None:

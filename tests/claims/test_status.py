@@ -16,6 +16,7 @@ from gpuaff.claims.status import (
     Kind,
     Snapshot,
     Status,
+    Writer,
     status_of,
 )
 from gpuaff.cli.status import blocks
@@ -43,16 +44,18 @@ def sight(*processes: ProcessInfo, entries: Sequence[Entry] = (), **seen: Any) -
     readings = seen.pop("readings", (idle(),))
     usages = seen.pop("usages", tuple(Usage(device=reading.device) for reading in readings))
     known = {one.pid: one for one in processes if one.pid is not None}
-    living = seen.get("living", ())
-    found = {one.slot: known.get(one.pid or 0) if one.slot in living else None for one in entries}
+    living, stuck = seen.pop("living", ()), seen.pop("stuck", ())
+    writers = []
+    for one in entries:
+        lives = one.slot in living
+        found = known.get(one.pid or 0) if lives else None
+        process = writer_of(one, found, NAMES.get(one.uid or 0))
+        writers.append(Writer(one, process, lives, well=one.slot not in stuck))
     return Snapshot(
         readings=readings,
         usages=usages,
         processes=known,
-        entries=tuple(entries),
-        writers={
-            one.slot: writer_of(one, found[one.slot], NAMES.get(one.uid or 0)) for one in entries
-        },
+        writers=tuple(writers),
         **{"holders": {}, "opened": {}, **seen},
     )
 
