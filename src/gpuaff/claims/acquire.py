@@ -10,18 +10,9 @@ from typing import NamedTuple
 
 from gpuaff._system import cuda, env
 from gpuaff._system.nvml import Session, open_session
+from gpuaff.claims import candidates
 from gpuaff.claims.attempts import Attempts, Obtained
-from gpuaff.claims.candidates import (
-    Limits,
-    Request,
-    VisibleAs,
-    allowed_devices,
-    find_candidates,
-    named_devices,
-    parse_request,
-    shown_by_cuda,
-    unclaimable,
-)
+from gpuaff.claims.candidates import Limits, Request, VisibleAs, parse_request
 from gpuaff.claims.claim import Claim, Undo, only_one_claim, state
 from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.conflicts import SecondLook
@@ -83,11 +74,7 @@ def acquire(
 
 
 def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]:
-    """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked.
-
-    Raises:
-        GpuaffError: what a claim that does not wait would raise.
-    """
+    """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked."""
     request = parse_request(n, **arguments)
     with open_session() as session, ExitStack() as until_occupied:
         return _attempts(_observe(session, request), until_occupied).preview()
@@ -115,7 +102,7 @@ def _observe(session: Session, request: Request) -> _Basis:
         left_out=left_out,
     )
     if request.count is None:
-        shown, _ = allowed_devices(devices, limits)
+        shown, _ = candidates.allowed_devices(devices, limits)
         all_ranks = sharers(ranks(), visible=len(shown), claim=limits.parent)
         limits = limits._replace(sharers=all_ranks)
     return _Basis(session, devices, _for_bound_cuda(request, devices), limits)
@@ -124,7 +111,7 @@ def _observe(session: Session, request: Request) -> _Basis:
 def _devices(session: Session) -> tuple[tuple[Device, ...], tuple[LeftOut, ...]]:
     """What can be claimed, and what cannot, though CUDA may count it."""
     devices = session.devices()
-    bad = unclaimable(devices)
+    bad = candidates.unclaimable(devices)
     left_out = (*session.left_out(), *(LeftOut(one.index, why) for one, why in bad.items()))
     return tuple(device for device in devices if device not in bad), left_out
 
@@ -137,7 +124,7 @@ def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     uuids = tuple(gpu.uuid for gpu in state.cuda_bound_gpus)
     option = "candidates" if request.gpus is None else "gpus"
     names = request.gpus or request.candidates or uuids
-    named = {device.uuid for device in named_devices(option, names, devices)}
+    named = {device.uuid for device in candidates.named_devices(option, names, devices)}
     if request.count not in (None, len(uuids)) or not named.issuperset(uuids):
         raise CudaInitializedError(
             f"CUDA was started under an earlier claim of this process, of {', '.join(uuids)}, and "
@@ -151,32 +138,26 @@ def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
 def _attempts(basis: _Basis, until_occupied: ExitStack) -> Attempts:
     """The attempts to lease devices, with how these are connected where that decides."""
     session, request = basis.session, basis.request
-    candidates = find_candidates(basis.devices, request, basis.limits)
-    devices = candidates.devices
+    found = candidates.find_candidates(basis.devices, request, basis.limits)
+    devices = found.devices
     demand = Demand(request.min_free_memory, request.max_utilization)
     probe = Probe(session, devices, demand=demand, own_is_free=request.own_is_free)
-    is_open = request.gpus is None and candidates.wanted < len(devices)
+    is_open = request.gpus is None and found.wanted < len(devices)
     are_whole = not any(device.is_mig for device in devices)
     topology = observe_connections(session) if is_open and are_whole else None
-    return Attempts(probe, request, candidates, basis.limits.parent, topology, until_occupied)
+    return Attempts(probe, request, found, basis.limits.parent, topology, until_occupied)
 
 
 def _refuse_unknown_order(basis: _Basis) -> None:
     """Without our variables, only CUDA itself knows how it numbers GPUs that differ (D6)."""
-    request, left_out = basis.request, basis.limits.left_out
+    request = basis.request
     is_set = request.visible is not None or state.cuda_bound_gpus is not None
     if is_set or isinstance(request.placeholder, Placeholder):
         return
-    codes = {note.code for note in shown_by_cuda(basis.devices, basis.limits)[1]}
-    if "visible-lost" in codes:
-        which = f"the GPUs beside a lost one ({'; '.join(map(str, left_out))})"
-        remedy = "name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
-    elif "visible-order" in codes:
-        which, remedy = "GPUs that differ, as these do", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    else:
-        return
-    unknown = f"before CUDA is started it is not known how it numbers {which}"
-    raise InvalidOptionError("visible", None, f"index or uuid: {unknown}; or {remedy}")
+    for note in candidates.shown_by_cuda(basis.devices, basis.limits)[1]:
+        if note.code in ("visible-lost", "visible-order"):
+            unknown = f"before CUDA is started, its numbers are not known: {note.message}"
+            raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
 
 
 # From leased devices to the claim.
@@ -260,7 +241,7 @@ def _ordinals(basis: _Basis, devices: Sequence[Device]) -> Sequence[int]:
         return range(len(devices))
     if isinstance(kind, Placeholder):
         return numbers_of([device.uuid for device in devices], str(kind))
-    shown, _ = shown_by_cuda(basis.devices, basis.limits)
+    shown, _ = candidates.shown_by_cuda(basis.devices, basis.limits)
     hidden = [device.uuid for device in devices if device not in shown]
     if hidden:  # a MIG instance beside whole GPUs
         expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"
@@ -310,8 +291,7 @@ def _lost(gpus: Sequence[str]) -> tuple[Notice, ...]:
 def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     """Warn when the process was pinned before, and not near the GPUs that it got.
 
-    A process that was not pinned pays nothing for this. A GPU whose near CPUs this process may not
-    use at all gives no warning, since there is no remedy.
+    Not of a GPU whose near CPUs this process may not use at all: there is no remedy.
     """
     pinning = sys.modules.get("gpuaff.pinning.state")
     process = None if pinning is None else pinning.remembered()

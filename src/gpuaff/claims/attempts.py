@@ -46,21 +46,13 @@ class Obtained(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """What an attempt has seen: all that it has got, where too few devices are free.
+    """What an attempt has seen: all that it has got, where too few devices are free."""
 
-    Attributes:
-        usages: how the candidates are used; empty where the driver was not asked, as too many are
-            ``in_the_way``.
-        ahead: the earlier waiters.
-        in_the_way: those of them that must leave before there are enough devices to choose from.
-        kept: the candidates that ``ahead`` may choose, with the first such waiter of each.
-    """
-
-    usages: tuple[Usage, ...]
-    ahead: tuple[Entry, ...]
-    in_the_way: tuple[Entry, ...]
-    kept: Mapping[Device, Entry]
-    entries: tuple[Entry, ...]
+    usages: tuple[Usage, ...]  # of the candidates; empty: the driver was not asked
+    ahead: tuple[Entry, ...]  # the earlier waiters
+    in_the_way: tuple[Entry, ...]  # those that must leave before there are enough to choose from
+    kept: Mapping[Device, Entry]  # the candidates that ``ahead`` may choose: the first for each
+    entries: tuple[Entry, ...]  # the registry's
 
     @property
     def state(self) -> object:
@@ -113,13 +105,7 @@ class Attempts:
         self._reported: object = None
 
     def obtain(self) -> Obtained:
-        """Lease the devices, waiting in the queue if that was requested.
-
-        Raises:
-            NotEnoughGpusError: too many of the devices can never be used by this process.
-            GpusBusyError: they are not free, and no wait was requested.
-            ClaimTimeoutError: they did not become free in time.
-        """
+        """Lease the devices, waiting in the queue if that was requested."""
         settling, wait = Settling(), self._request.wait
         while isinstance(result := self._attempt(), _Snapshot):
             self._refuse_if_hopeless(result)

@@ -5,6 +5,7 @@ The arguments limit the choice, and so do the environment, the scheduler and a p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,7 +21,7 @@ from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
 from gpuaff.formatting import counted
 from gpuaff.launch.inherited import ParentClaim, is_uuid
 from gpuaff.launch.ranks import Ranks
-from gpuaff.options import MOST_GPUS, natural, suggestion, whole
+from gpuaff.options import MOST_GPUS, natural, whole
 from gpuaff.topology.model import Gpu, MigInstance
 from gpuaff.topology.visible import resolve
 
@@ -68,11 +69,7 @@ class Request:
 
 
 def parse_request(n: object, **arguments: object) -> Request:
-    """Check the arguments of ``claim_gpus``, or some of them.
-
-    Raises:
-        InvalidOptionError: one of them is invalid.
-    """
+    """Check the arguments of ``claim_gpus``, or some of them."""
     checked: dict[str, Any] = {
         name: None if value is None and name not in _FLAGS else _READERS[name](name, value)
         for name, value in arguments.items()
@@ -95,14 +92,6 @@ def _seconds(option: str, value: object) -> float | None:
         expected = "seconds to wait, 0 (not at all) or more, or None (without limit)"
         raise InvalidOptionError(option, value, expected)
     return float(seconds) if seconds < _FOREVER else None
-
-
-def _visible_as(option: str, value: object) -> VisibleAs:
-    words = [word.value for word in VisibleAs]
-    if isinstance(value, str) and value in words:
-        return VisibleAs(value)
-    hint = suggestion(value, words) if isinstance(value, str) else ""
-    raise InvalidOptionError(option, value, f"one of {', '.join(words)}, or None{hint}")
 
 
 def _names(option: str, value: object) -> tuple[Name, ...]:
@@ -135,7 +124,7 @@ _READERS: Mapping[str, Callable[[str, object], object]] = {
     "min_free_memory": partial(options.count, least=0, most=2**63, expected="a number of bytes"),
     "max_utilization": partial(options.count, least=0, most=100, expected="percent, from 0 to 100"),
     "wait": _seconds,
-    "visible": _visible_as,
+    "visible": partial(options.word, words=VisibleAs),
     "placeholder": lambda _, value: kind_of(value),
     "on_wait": _callback,
     **dict.fromkeys(_FLAGS, options.flag),
@@ -143,22 +132,14 @@ _READERS: Mapping[str, Callable[[str, object], object]] = {
 
 
 class Limits(NamedTuple):
-    """What limits the choice of this process: environment, scheduler, parent claim.
+    """What limits the choice of this process: environment, scheduler, parent claim."""
 
-    Attributes:
-        visible: CUDA_VISIBLE_DEVICES.
-        device_order: CUDA_DEVICE_ORDER.
-        left_out: the GPUs that cannot be claimed and that CUDA may count.
-        sharers: the ranks that divide the granted GPUs, with this rank among them; None where all
-            are this process's.
-    """
-
-    visible: str | None
-    device_order: str | None
+    visible: str | None  # CUDA_VISIBLE_DEVICES
+    device_order: str | None  # CUDA_DEVICE_ORDER
     granted: Granted
     parent: ParentClaim | None
-    left_out: Sequence[LeftOut]
-    sharers: Ranks | None = None
+    left_out: Sequence[LeftOut]  # what cannot be claimed, though CUDA may count it
+    sharers: Ranks | None = None  # the ranks that divide the granted GPUs; None: only this one
 
 
 class Candidates(NamedTuple):
@@ -176,10 +157,7 @@ class Candidates(NamedTuple):
 def find_candidates(devices: Sequence[Device], request: Request, limits: Limits) -> Candidates:
     """Find the devices that a claim may choose from, of all that can be claimed here.
 
-    Raises:
-        InvalidOptionError: a name fits no device, or several, or the same as another name; or
-            ``auto`` where it is not known how many GPUs were granted.
-        NotEnoughGpusError: there are fewer than requested: waiting would not help.
+    NotEnoughGpusError where there are fewer than requested: waiting would not help.
     """
     allowed, why = allowed_devices(devices, limits)
     count = _count(request, allowed, limits, why)
@@ -263,22 +241,17 @@ def _count(request: Request, allowed: Sequence[Device], limits: Limits, why: str
 
 
 def slice_for_rank(ranks: Ranks, count: int) -> slice:
-    """A rank's share of so many granted GPUs, where the grant is for all ranks of the node.
+    """A rank's share of so many GPUs that were granted to all ranks of the node.
 
-    They are divided in blocks, in CUDA's order and by rank, so that a rank's GPUs are neighbours:
-    of 8 GPUs for 4 ranks rank 1 gets the third and the fourth, of 3 for 2 ranks rank 0 gets two.
-
-    Raises:
-        NotEnoughGpusError: there are fewer GPUs than ranks.
+    They are divided in blocks, in CUDA's order and by rank, so that a rank's GPUs are neighbours.
     """
     if count < ranks.local_size:
         raise NotEnoughGpusError(
             ranks.local_size,
             count,
             f"{count} {'was' if count == 1 else 'were'} granted to the {ranks.local_size} ranks of "
-            "this node, and each needs its own\n  start fewer ranks; or claim once for all of them "
-            "(gpuaff run -n auto -- torchrun ...), and nothing in the ranks; or say how many each "
-            "rank was granted for itself: claim_gpus(n)",
+            "this node\n  start fewer ranks; or claim once for all of them (gpuaff run -n auto -- "
+            "torchrun ...); or, if it was granted for itself, say how many in each: claim_gpus(n)",
         )
     each, more = divmod(count, ranks.local_size)
     first = ranks.local_rank * each + min(ranks.local_rank, more)
@@ -287,21 +260,13 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
 
 def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
     """The devices whose UUIDs identify none, as in a badly configured VM, and why."""
-    by_uuid: dict[str, list[Device]] = {}
+    counts, found = Counter(device.uuid for device in devices), {}
     for device in devices:
-        by_uuid.setdefault(device.uuid, []).append(device)
-    found: dict[Device, str] = {}
-    for uuid, same in by_uuid.items():
-        which = " and ".join(
-            f"an instance of GPU {one.index}" if one.is_mig else str(one) for one in same
-        )
-        if len(same) > 1:
-            why = f"{which} have the same UUID, {ascii(uuid)[:80]}, by which claims know a GPU"
-        elif not is_uuid(uuid):
-            why = f"{which} reports an invalid UUID, {ascii(uuid)[:80]}"
-        else:
-            continue
-        found.update(dict.fromkeys(same, why))
+        uuid = ascii(device.uuid)[:80]
+        if counts[device.uuid] > 1:
+            found[device] = f"its UUID, {uuid}, is another one's as well"
+        elif not is_uuid(device.uuid):
+            found[device] = f"its UUID, {uuid}, is invalid"
     return found
 
 
@@ -344,12 +309,7 @@ def named_devices(
     left_out: Sequence[LeftOut] = (),
     count: int = 1,
 ) -> tuple[Device, ...]:
-    """The devices of these names, in their order.
-
-    Raises:
-        InvalidOptionError: a name fits none, or several, or the same as another name.
-        NotEnoughGpusError: one is the index of a GPU that is left out; ``count`` are requested.
-    """
+    """The devices of these names, in their order; ``count`` are requested."""
     found: list[Device] = []
     for name in names:
         fitting = _fitting(name, devices)

@@ -19,12 +19,7 @@ from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim
 
 
 def verified_parent_claim() -> ParentClaim | None:
-    """The claim in which this process runs, by ``GPUAFF_CLAIM``; None without one.
-
-    Raises:
-        ClaimError: the variable is invalid, or names a claim that is over.
-        LockDirectoryError: the registry cannot be used.
-    """
+    """The claim in which this process runs, by ``GPUAFF_CLAIM``; ClaimError where it is over."""
     parent, notice = inherited.claim_in_environment()
     if notice is not None:
         raise ClaimError(notice.message)
@@ -79,11 +74,7 @@ class SubLease:
 def usages_inside(
     parent: ParentClaim, devices: Sequence[Device], entries: Sequence[Entry]
 ) -> tuple[Usage, ...]:
-    """How devices of the parent claim are used by claims inside it, at any depth.
-
-    Raises:
-        ClaimError: the parent claim is over.
-    """
+    """How devices of the parent claim are used by claims inside it, at any depth."""
     held = {entry.slot: entry for entry in entries if not entry.waits}
     if parent.slot not in held:
         raise ClaimError(

@@ -217,14 +217,13 @@ def _devices(
             probe = Probe(session, devices, own_is_free=False, utilization=True)
             probe.look()
             notices += [Notice("nvml", note) for note in session.notes]
-            bad = {
-                one: f"{why}, so it cannot be claimed" for one, why in unclaimable(devices).items()
-            }
-            notices += [Notice("unclaimable", why) for why in dict.fromkeys(bad.values())]
+            bad = unclaimable(devices)
+            unfit = {one: f"{one}: {why}, so it cannot be claimed" for one, why in bad.items()}
+            notices += [Notice("unclaimable", message) for message in unfit.values()]
             probe.evaluated(entries)
             usages = tuple(
-                usage._replace(busy=Busy.UNREADABLE, message=bad[usage.device])
-                if usage.busy is None and usage.device in bad
+                usage._replace(busy=Busy.UNREADABLE, message=unfit[usage.device])
+                if usage.busy is None and usage.device in unfit
                 else usage
                 for usage in probe.described(entries)
             )
