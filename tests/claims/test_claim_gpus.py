@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable
 
 import pytest
 
-from gpuaff.errors import GpusBusyError
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 from tests.claim_lab import Lab
 from tests.fakedriver.play import this_machine
@@ -184,10 +182,6 @@ class TestWhatWasInherited:
         said = refused(lab, "gpus=[0]", CUDA_VISIBLE_DEVICES="1,2")
         assert "this process may not use GPU 0: CUDA_VISIBLE_DEVICES='1,2'" in said
 
-    def test_a_hidden_candidate_is_no_gpu_more(self, lab: Lab) -> None:
-        said = refused(lab, "candidates=[0, 1]", CUDA_VISIBLE_DEVICES="1,2")
-        assert "requested 1 GPU; this process may not use GPU 0" in said
-
     @pytest.mark.parametrize(
         ("env", "gpus"),
         [
@@ -345,16 +339,7 @@ class TestBusy:
         assert "; candidates= allows 2 GPUs of the 4 here | GPU 0: leased by " in said
         assert "to queue" not in said
 
-    def test_it_crosses_processes_whole(self) -> None:
-        busy = GpusBusyError(2, 1, ("GPU 0: leased",), "few are visible", "wait")
-        again = pickle.loads(pickle.dumps(busy))
-        assert (
-            str(again)
-            == str(busy)
-            == "requested 2 GPUs; only 1 is free; few are visible\n  wait\n  GPU 0: leased"
-        )
-        assert (again.narrowed, again.remedy) == ("few are visible", "wait")
-
+    @pytest.mark.case("E11")
     def test_a_stranger(self, lab: Lab) -> None:
         lab.driver.use(1, os.getpid())
         said = self.reasons(lab, "4, own_is_free=False")
@@ -475,13 +460,3 @@ class TestPinnedBefore:
         say([notice.code for notice in claim.warnings], *gpuaff.set_affinity(0, 1))
         """
         assert lab.one(code) == f"[] {CPUS[0]}"
-
-    def test_pinned_again(self, lab: Lab) -> None:
-        for gpu, cpu in enumerate((*CPUS[:2], *CPUS[:2])):
-            lab.driver.set_cpus(gpu, node=[cpu])
-        code = """
-        gpuaff.set_affinity(0, 1)
-        gpuaff.claim_gpus(gpus=[1])
-        say(*gpuaff.set_affinity(0, 1))
-        """
-        assert lab.one(code) == str(CPUS[1])

@@ -147,12 +147,6 @@ def test_another_users_holder_is_named(lock_folder: Path) -> None:
         assert f"(pid {one.pid})" in error
 
 
-def test_whatever_is_raised_it_is_given_back(lock_folder: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), guard.guarded():
-        raise KeyboardInterrupt
-    assert free()
-
-
 def test_who_waits_is_interrupted_by_ctrl_c(lock_folder: Path) -> None:
     script = """
         try:

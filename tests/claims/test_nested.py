@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
-
 import pytest
 
-from tests import powers
 from tests.claim_lab import Lab
 from tests.processes import Program
 
@@ -134,15 +130,6 @@ def test_a_variable_that_cannot_be_read(lab: Lab, text: str) -> None:
     assert said.startswith(f"ClaimError GPUAFF_CLAIM='{text}' is not what a claim sets")
 
 
-def test_gpus_that_the_claim_has_not(lab: Lab) -> None:
-    """Somebody has changed the list in the variable: only what the board says counts."""
-    program, env = parent(lab, "gpus=[3], placeholder=None")
-    more = env["GPUAFF_CLAIM"] + ",GPU-00000000-0000-4000-8000-000000000000"
-    changed = {**env, "GPUAFF_CLAIM": more, "CUDA_VISIBLE_DEVICES": "0,3"}
-    assert lab.one("told(refused(2))", **changed).startswith("ClaimError GPUAFF_CLAIM")
-    assert program.end() == ""
-
-
 def test_gpus_of_the_claim_in_another_order(lab: Lab) -> None:
     """By it a rank would take another one's GPU: the place in the list is what is locked."""
     program, env = parent(lab, "gpus=[3, 1], placeholder=None")
@@ -173,38 +160,6 @@ def test_forked_ranks(lab: Lab) -> None:
     assert {program.heard(), program.heard()} == {"1 0 True", "3 0 True"}
     assert lab.used() == [1, 3]
     assert lab.driver.double_holdings() == []
-
-
-def test_given_back_by_one_that_has_closed_all(lab: Lab) -> None:
-    """As daemons do: there is nothing left to unlock, and that is no error."""
-    code = """
-    gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)
-    child = os.fork()
-    if child == 0:
-        mine = gpuaff.claim_gpus(1, placeholder=None)
-        os.closerange(3, 4096)
-        mine.release()
-        say(mine)
-        os._exit(0)
-    os.waitpid(child, 0)
-    """
-    assert lab.one(code) == "<released Claim of GPU 1>"
-
-
-@pytest.mark.needs("mounts")
-def test_without_proc(lab: Lab) -> None:
-    """Then nobody knows when the owner was started."""
-    code = """
-    import subprocess, sys
-    import gpuaff
-    gpuaff.claim_gpus(gpus=[1, 3], placeholder=None)
-    rank = "import gpuaff; print(gpuaff.claim_gpus(1, placeholder=None))"
-    subprocess.run([sys.executable, "-c", rank], check=True)
-    """
-    without = powers.mounted("size=64k", "/proc")
-    env = {name: value for name, value in lab.env.items() if value is not None}
-    program = [*without, sys.executable, "-c", textwrap.dedent(code)]
-    assert lab.driver.run(program, env=env).stdout == "<Claim of GPU 1>\n"
 
 
 def test_a_claim_outlives_the_one_that_it_is_inside_of(lab: Lab) -> None:

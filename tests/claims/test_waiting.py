@@ -128,12 +128,6 @@ class TestWoken:
         one.driver.set_memory_used(0, 0)
         one.until("a", "has")
 
-    def test_by_time_when_a_gpu_rests(self, one: Crowd) -> None:
-        one.driver.set_utilization(0, 90)
-        one.waits("a", max_utilization=10)
-        one.driver.set_utilization(0, 5)
-        one.until("a", "has")
-
 
 class TestOrder:
     def test_first_come_first_served(self, one: Crowd) -> None:
@@ -158,11 +152,6 @@ class TestOrder:
             assert refused["text"].count(waiting) == 3
         four.tell("a", "release")
         assert four.until("b", "has")["gpus"] == [0, 1, 2, 3]
-
-    def test_other_wishes_are_not_held_up(self, four: Crowd) -> None:
-        four.holds("a", gpus=[0])
-        four.waits("b", gpus=[0])
-        assert four.holds("c", gpus=[3]) == [3]
 
     def test_a_waiter_for_one_gpu_keeps_no_other_from_those_who_do_not_wait(
         self, four: Crowd
@@ -190,22 +179,6 @@ class TestOrder:
         four.nothing("has")
         four.tell("a3", "release")
         assert four.until("d", "has", patience=5)["gpus"] == [2, 3]
-
-    def test_what_an_earlier_waiter_may_choose_is_kept_for_it(self, four: Crowd) -> None:
-        """Until it has all that it needs; what it may not choose is had meanwhile."""
-        for number in range(4):
-            four.holds(f"a{number}", gpus=[number])
-        four.waits("b", 2, candidates=[0, 1, 2])
-        four.waits("c", candidates=[1, 2])
-        four.waits("d", candidates=[2, 3])
-        four.tell("a2", "release")
-        four.nothing("has", seconds=1.5)
-        four.tell("a3", "release")
-        assert four.until("d", "has")["gpus"] == [3]
-        four.tell("a0", "release")
-        assert four.until("b", "has")["gpus"] == [0, 2]
-        four.tell("a1", "release")
-        assert four.until("c", "has")["gpus"] == [1]
 
     def test_a_waiter_is_served_when_the_one_in_its_way_gives_up(self, four: Crowd) -> None:
         four.holds("a", 3, gpus=[0, 1, 2])
@@ -250,14 +223,6 @@ class TestOrder:
         one.tell("b", "end")
         one.until("d", "has")
         assert one.driver.double_holdings() == []
-
-    @pytest.mark.slow
-    def test_it_is_told_when_it_moves_on(self, one: Crowd) -> None:
-        one.holds("a")
-        for who in "bcd":
-            one.waits(who)
-        one.kill("b")  # d stands behind c, and and is served as before
-        assert one.until("d", "waits", position=1)["main"] is True
 
     @pytest.mark.slow
     def test_it_is_not_told_again_while_nothing_changes(self, one: Crowd) -> None:
@@ -350,10 +315,6 @@ class TestGivingUp:
         failed = one.until("b", "fails")
         assert (failed["error"], failed["left"]) == ("ArithmeticError", [])
         assert on_board(one, monkeypatch) == {one.pids["a"]}
-
-    def test_more_than_there_are_is_told_at_once(self, four: Crowd) -> None:
-        four.start("a", 5, wait=None)
-        assert four.until("a", "fails")["error"] == "NotEnoughGpusError"
 
 
 def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:
