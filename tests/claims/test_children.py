@@ -256,25 +256,6 @@ if __name__ == "__main__":
     print(first.exitcode, second.exitcode)
 """
 
-LOADER = f"""
-{BEGIN}
-def main():
-    claim = gpuaff.claim_gpus(1)
-    import torch
-    from torch.utils.data import DataLoader
-    loader = DataLoader(
-        list(range(4)), batch_size=2, num_workers=2, multiprocessing_context=sys.argv[1]
-    )
-    say([batch.tolist() for batch in loader])
-    say(len(locked()), claim)
-    before = locked()
-    assert before
-    claim.release()
-
-if __name__ == "__main__":
-    main()
-"""
-
 
 @pytest.mark.slow
 class TestMultiprocessing:
@@ -305,12 +286,3 @@ class TestMultiprocessing:
         assert done.stdout == "0 1\n"
         assert "GpusBusyError" in done.stderr
         assert 'put claim_gpus under `if __name__ == "__main__":` [imported-again]' in done.stderr
-
-    @pytest.mark.needs("torch")
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_workers_of_a_data_loader(
-        self, driver: FakeDriver, tmp_path: Path, method: str
-    ) -> None:
-        batches, state = self.run(driver, tmp_path, LOADER, method)
-        assert batches == "[[0, 1], [2, 3]]"
-        assert state.endswith("<Claim of GPU 0>")

@@ -187,13 +187,6 @@ class TestVisibleDevices:
                 found = [parents.get(uuid, uuid) for uuid in answer]
                 assert found == [UUIDS[index] for index in ours.indices], text
 
-    def test_unlike_gpus(self, fake_driver: MakeDriver) -> None:
-        """CUDA's own order is another one than NVML's, unless it is told (case D6)."""
-        driver = fake_driver(Topology(gpus=gpus(4)))
-        driver.set_fastest([2, 3, 0, 1])
-        lists: list[tuple[str | None, str | None]] = [("0,3", None), ("0,3", "PCI_BUS_ID")]
-        assert shown(driver, lists) == [[UUIDS[2], UUIDS[1]], [UUIDS[0], UUIDS[3]]]
-
     def test_a_gpu_that_a_device_cgroup_denies(self, fake_driver: MakeDriver) -> None:
         """NVML counts it, CUDA does not."""
         driver = fake_driver(Topology(gpus=gpus(3)))
@@ -224,24 +217,6 @@ class TestContexts:
             assert process.heard() == "0"
             assert say(driver, program) == [f"[] {idle} [] {idle}"]
         assert driver.contexts_made(1) == 1
-
-    def test_retained_twice_is_once(self, driver: FakeDriver) -> None:
-        program = f"""{CALLS}{NVML_CALLS}
-state = ctypes.c_uint(), ctypes.c_int()
-def see():
-    cuda.cuDevicePrimaryCtxGetState(0, *map(ctypes.byref, state))
-    print([memory >> 20 for pid, memory in listed(0)], state[1].value)
-cuda.cuInit(0)
-for _ in range(2):
-    retain(0)
-    see()
-for _ in range(2):
-    release(0)
-    see()
-print(release(0))
-"""
-        assert say(driver, program) == ["[518] 1", "[518] 1", "[518] 1", "[] 0", "201"]
-        assert driver.contexts_made(0) == 1
 
     @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
     def test_gone_with_the_death_of_its_process(self, driver: FakeDriver, sent: int) -> None:

@@ -153,18 +153,6 @@ def test_they_take_what_we_have_left(machine: Machine, ours: str) -> None:
     assert machine.taken(THEIRS, "take(1)") == "RuntimeError"
 
 
-@pytest.mark.slow
-@ours
-def test_what_one_gives_back_the_other_gets(machine: Machine, ours: str) -> None:
-    first = machine.start(THEIRS, "take(3)")
-    assert begin(first).heard() == "[0, 1, 2]"
-    first.kill()
-    second = machine.start(ours, "take(3)")
-    assert begin(second).heard() == "[0, 1, 2]"
-    second.kill()
-    assert machine.taken(THEIRS, "take(3)") == "[0, 1, 2]"
-
-
 @ours
 def test_we_wait_while_they_choose(machine: Machine, ours: str) -> None:
     """Between its look and its placeholder the other one's GPU looks free."""

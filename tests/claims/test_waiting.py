@@ -18,11 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff._system.locks import held_locks
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.queue import TOO_LONG
 from gpuaff.topology.model import Topology
-from tests import pci_devices
 from tests.claims.crowd import Crowd, crowd, open_to_all, serve
 from tests.fakedriver.driver import MakeDriver
 from tests.fakedriver.play import this_machine
@@ -81,19 +79,6 @@ class TestWoken:
         one.kill("a")
         one.until("b", "has")
         assert one.driver.double_holdings() == []
-
-    @pytest.mark.needs("mount-namespaces")
-    def test_by_a_lock_in_sysfs(self, fake_driver: MakeDriver, tmp_path: Path) -> None:
-        """The lease of a GPU that has a directory there."""
-        prefix = pci_devices.gpus(tmp_path / "pci", 1)
-        with crowd(fake_driver(this_machine(1)), tmp_path, prefix) as found:
-            holder = found.start("a")
-            found.until("a", "has")
-            file = (tmp_path / "pci" / pci_devices.FIRST[1:]).stat()
-            assert (holder, file.st_ino) in {(one.pid, one.file[1]) for one in held_locks()}
-            found.waits("b")
-            found.kill("a")
-            found.until("b", "has")
 
     def test_by_the_end_of_a_child_that_shares_the_lease(self, one: Crowd) -> None:
         one.holds("a")
