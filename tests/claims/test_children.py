@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -164,12 +165,6 @@ class TestPrograms:
         program.kill()
         assert is_free(lab, 2)
 
-    def test_exec_without_that_ends_it(self, lab: Lab) -> None:
-        code = "gpuaff.claim_gpus(gpus=[2]); os.execvp('sh', ['sh', '-c', 'echo; read x'])"
-        program = lab.start(code)
-        program.heard()
-        assert is_free(lab, 2)
-
     @pytest.mark.case("E2")
     @pytest.mark.parametrize("mode", [0, 3])
     def test_a_parent_claims_for_ranks_that_it_starts(self, lab: Lab, mode: int) -> None:
@@ -259,30 +254,25 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 class TestMultiprocessing:
-    def env(self, folder: Path) -> dict[str, str]:
-        return {"GPUAFF_LOCK_DIR": f"{folder}/locks", "GPUAFF_SAFE_GPU": "off"}
-
-    def run(self, driver: FakeDriver, folder: Path, script: str, method: str) -> list[str]:
+    def run(
+        self, driver: FakeDriver, folder: Path, script: str, method: str
+    ) -> subprocess.CompletedProcess[str]:
         path = folder / "script.py"
         path.write_text(script)
-        done = driver.run([sys.executable, str(path), method], env=self.env(folder), timeout=100)
-        return done.stdout.splitlines()
+        env = {"GPUAFF_LOCK_DIR": f"{folder}/locks", "GPUAFF_SAFE_GPU": "off"}
+        return driver.run([sys.executable, str(path), method], env=env, timeout=100)
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_a_pool(self, driver: FakeDriver, tmp_path: Path, method: str) -> None:
-        inherited = method == "fork"
-        said = self.run(driver, tmp_path, SCRIPT, method)
-        assert said == [f"('0', {inherited}, 1)", "False"]
+        said = self.run(driver, tmp_path, SCRIPT, method).stdout.splitlines()
+        assert said == [f"('0', {method == 'fork'}, 1)", "False"]
 
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     def test_a_script_that_is_imported_again(
         self, driver: FakeDriver, tmp_path: Path, method: str
     ) -> None:
         """It claims at its top, unguarded, and so once more in each child."""
-        path = tmp_path / "script.py"
-        path.write_text(UNGUARDED)
-        command = [sys.executable, str(path), method]
-        done = driver.run(command, env=self.env(tmp_path), timeout=60)
+        done = self.run(driver, tmp_path, UNGUARDED, method)
         assert done.stdout == "0 1\n"
         assert "GpusBusyError" in done.stderr
         assert 'put claim_gpus under `if __name__ == "__main__":` [imported-again]' in done.stderr
