@@ -40,6 +40,11 @@ from gpuaff.notices import Notice
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
+_MAY_COUNT = (
+    f"CUDA may count such a GPU or not, so {VISIBLE} names the claimed GPUs by UUID, and numbers "
+    "in it were read as nvidia-smi's; look for Xid in dmesg, and reset the GPU or reboot"
+)
+
 
 def acquire(
     n: object, arguments: Mapping[str, object], *, end_prewarm: Callable[[], None]
@@ -170,17 +175,8 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo)
         second_look = SecondLook(attempts.probe, obtained.devices)
     _, left_out = _devices(basis.session)  # again: one may be lost by now
     _export(_variables(basis, obtained, by_uuid=bool(left_out)), undo)
-    numbered = zip(_ordinals(basis, obtained.devices), obtained.devices, strict=True)
-    gpus = tuple(
-        ClaimedGpu(
-            index=device.index,
-            uuid=device.uuid,
-            pci_bus_id=device.pci_bus_id,
-            local=ordinal,
-            name=device.name,
-        )
-        for ordinal, device in numbered
-    )
+    numbered = zip(obtained.devices, _ordinals(basis, obtained.devices), strict=True)
+    gpus = tuple(ClaimedGpu.of(device, ordinal) for device, ordinal in numbered)
     grant = None
     if request.pin:  # first: CUDA allocates memory there
         from gpuaff.pinning.grant import take_grant
@@ -190,17 +186,11 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo)
     undo.callback(_remember_bound_gpus, gpus)
     placeholders = _occupy(request, gpus, second_look, undo)
     more = _pinned_far(gpus) if grant is None else grant.warnings
-    lost = [str(one) for one in left_out if not one.cut]  # in MIG mode it is no fault
+    lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
     if lost and request.visible is not None:
-        more = (*_lost(lost), *more)
-    return Claim(
-        gpus=gpus,
-        obtained=obtained,
-        placeholders=placeholders,
-        grant=grant,
-        warnings=(*attempts.warnings, *more),
-        undo=undo.pop_all(),
-    )
+        more = (*_warn(Notice("visible-lost", f"{lost}. {_MAY_COUNT}")), *more)
+    warnings = (*attempts.warnings, *more)
+    return Claim(gpus, placeholders, warnings, obtained, grant, undo.pop_all())
 
 
 def _variables(basis: _Basis, obtained: Obtained, *, by_uuid: bool) -> dict[str, str]:
@@ -277,17 +267,6 @@ def _remember_bound_gpus(gpus: tuple[ClaimedGpu, ...]) -> None:
 # Warnings.
 
 
-def _lost(gpus: Sequence[str]) -> tuple[Notice, ...]:
-    return _warn(
-        Notice(
-            "visible-lost",
-            f"{'; '.join(gpus)}. CUDA may count such a GPU or not, so CUDA_VISIBLE_DEVICES names "
-            "the claimed GPUs by UUID, and numbers in it were read as nvidia-smi's; look for Xid "
-            "in dmesg, and reset the GPU or reboot",
-        )
-    )
-
-
 def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     """Warn when the process was pinned before, and not near the GPUs that it got.
 
@@ -311,14 +290,12 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
             far.append(f"GPU {index} ({format_cpulist(near.cpus)})")
     if not far:
         return ()
-    return _warn(
-        Notice(
-            "pinned-far",
-            "set_affinity() was called before the claim and pinned this process to CPUs "
-            f"{format_cpulist(process.share)}, none of them near the claimed {' or '.join(far)}: "
-            "claim first, or with pin=True, or call set_affinity() again now",
-        )
+    message = (
+        "set_affinity() was called before the claim and pinned this process to CPUs "
+        f"{format_cpulist(process.share)}, none of them near the claimed {' or '.join(far)}: "
+        "claim first, or with pin=True, or call set_affinity() again now"
     )
+    return _warn(Notice("pinned-far", message))
 
 
 def _warn(notice: Notice) -> tuple[Notice, ...]:

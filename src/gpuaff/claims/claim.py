@@ -64,12 +64,11 @@ class Claim:
 
     def __init__(
         self,
-        *,
         gpus: tuple[ClaimedGpu, ...],
-        obtained: Obtained,
         placeholders: tuple[object, ...],
-        grant: Grant | None,
         warnings: tuple[Notice, ...],
+        obtained: Obtained,
+        grant: Grant | None,
         undo: Undo,
     ) -> None:
         self.gpus, self.placeholders, self.warnings = gpus, placeholders, warnings

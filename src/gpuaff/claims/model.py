@@ -85,6 +85,11 @@ class ClaimedGpu:
     local: int
     name: str | None = None
 
+    @classmethod
+    def of(cls, d: Device, local: int) -> ClaimedGpu:
+        """A claimed device, as CUDA counts it."""
+        return cls(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
