@@ -245,11 +245,11 @@ while True:
         "--theirs 4 --ours 4 --rounds 3",
         pytest.param("--theirs 4 --drop-in 4 --ours 0 --rounds 10", marks=pytest.mark.slow),
         pytest.param("--theirs 20 --ours 20 --rounds 10 --seed 1", marks=pytest.mark.slow),
-        pytest.param("--theirs 6 --ours 6 --rounds 40 --kill", marks=pytest.mark.slow),
+        pytest.param("--theirs 6 --ours 6 --rounds 40 --hurt 4", marks=pytest.mark.slow),
     ],
 )
 def test_many_at_the_same_moment(machine: Machine, arguments: str) -> None:
     """No GPU is lost, and none is given to two; each round begins without a lock file."""
-    command = [sys.executable, str(HERE / "mixed.py"), "--gpus", str(GPUS), *arguments.split()]
+    command = [sys.executable, str(HERE / "many.py"), "--gpus", str(GPUS), *arguments.split()]
     done = machine.driver.run(command, env=machine.env, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
