@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuaff._system import kernel, locks
-from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.probe import describe
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.registry import (
@@ -30,7 +29,7 @@ from gpuaff.claims.locking.registry import (
 )
 from gpuaff.errors import LockDirectoryError
 
-from claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
+from claims.lockers import A_USER, ANOTHER, locker, two_users, until
 
 STAND = """
 slot = registry.take()
@@ -274,15 +273,3 @@ def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> N
         until(lambda: registry.stopped([entry]) == {entry.slot})
         forged = entry._replace(start=1)
         assert registry.stopped([forged]) == frozenset()
-
-
-def test_a_loss_is_remembered_for_its_user_and_told_by_no_other_error(lock_folder: Path) -> None:
-    conflicts.back_off()  # none yet: no wait, and no file
-    assert not lock_folder.exists()
-    conflicts.remember_loss()
-    assert (lock_folder / f"lost-{os.geteuid()}").stat().st_size == 8
-    (lock_folder / f"lost-{os.geteuid()}").unlink()
-    (lock_folder / f"lost-{os.geteuid()}").mkdir()
-    conflicts.remember_loss()
-    conflicts.back_off()  # nobody is kept from claiming by what stands in its place
-    assert said("print(registry.entries())") == "()"

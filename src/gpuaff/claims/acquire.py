@@ -13,8 +13,7 @@ from gpuaff.claims import candidates
 from gpuaff.claims.attempts import Attempts, Obtained
 from gpuaff.claims.candidates import Limits, Request, VisibleAs, in_cuda_order, resolve_visible
 from gpuaff.claims.claim import Claim, Undo, only_one_claim, state
-from gpuaff.claims.devices import conflicts
-from gpuaff.claims.devices.conflicts import SecondLook
+from gpuaff.claims.devices.conflicts import SecondLook, backing_off
 from gpuaff.claims.locking import registry
 from gpuaff.claims.model import ClaimedGpu, Device, Waiting
 from gpuaff.claims.placeholder import (
@@ -29,7 +28,6 @@ from gpuaff.claims.sources import verified_parent_claim
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import (
     ClaimError,
-    ClaimLostError,
     CudaInitializedError,
     GpusBusyError,
     InvalidOptionError,
@@ -73,12 +71,16 @@ def acquire(
     with only_one_claim():
         if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
-        with open_session() as session, ExitStack() as until_occupied, Undo() as undo:
+        with (
+            backing_off(),
+            open_session() as session,
+            ExitStack() as until_occupied,
+            Undo() as undo,
+        ):
             end_prewarm()
             try:
                 acquisition = _Acquisition(session, request, until_occupied, own_is_free)
                 acquisition.refuse_unknown_order(kind)
-                conflicts.back_off()
                 undo.callback(acquisition.attempts.release)
                 obtained = acquisition.attempts.obtain(on_wait)
             except (GpusBusyError, NotEnoughGpusError):
@@ -218,18 +220,12 @@ class _Acquisition:
         self, gpus: Sequence[ClaimedGpu], kind: Kind, second_look: SecondLook | None, undo: Undo
     ) -> tuple[object, ...]:
         """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
-        if second_look is not None:
-            second_look.before_occupying()
         ordinals = [gpu.local for gpu in gpus]
         is_alone = self._request.visible is not None and state.cuda_bound_gpus is None
         uuids = [gpu.uuid for gpu in gpus]
         held, is_started = occupy(kind, uuids, undo, ordinals=None if is_alone else ordinals)
         if second_look is not None and is_started:
-            try:
-                second_look.after_occupying()
-            except ClaimLostError:
-                conflicts.remember_loss()
-                raise
+            second_look.refuse_others()
         return held
 
 

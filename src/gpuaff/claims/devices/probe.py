@@ -37,11 +37,10 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     # First: one that ends between these two looks has ended in the second.
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
-    me = os.getpid()
-    above = {me, *kernel.ancestors()}
+    me, above = os.getpid(), {os.getpid(), *kernel.ancestors()}
     own = {pid for pid in pids if own_is_free and (pid in above or me in kernel.ancestors(pid))}
     return ListedProcesses(
-        own=own if first else set(filter(_computes, own)),
+        own={pid for pid in own if first or _computes(pid)},
         ended=ended,
         exiting=exiting - ended,
         me=me,
@@ -55,7 +54,7 @@ def _computes(pid: int) -> bool:
 
 
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
-    """Descriptions of listed processes, for messages; those that cannot be looked up are missing.
+    """Descriptions of listed processes, as far as they can be looked up.
 
     It takes a while (psutil), so only an error or a wait calls it.
     """
@@ -100,10 +99,9 @@ class Probe:
         utilization: bool = False,
     ) -> None:
         """Of these devices, which must meet the demand; utilization also if none is demanded."""
-        self._session, self._devices, self._demand = session, devices, demand
-        self._own_is_free = own_is_free
-        needed = demand is not None and demand.max_utilization is not None
-        self._utilization = utilization or needed
+        self._session, self._devices = session, devices
+        self._demand, self._own_is_free = demand or Demand(), own_is_free
+        self._utilization = utilization or self._demand.max_utilization is not None
         self._holders: Mapping[str, str] = {}
         self._exiting: Collection[str] = ()
         self._is_asked = True
@@ -127,7 +125,6 @@ class Probe:
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """Look, and evaluate how the devices are used now, with the names of processes."""
         self.prepare(entries)
-        self.evaluated(entries)
         return self.described(entries)
 
     def prepare(self, entries: Sequence[Entry]) -> None:
@@ -145,9 +142,9 @@ class Probe:
     def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
 
-        A lease that is not in the registry is found when this one is tried: /proc/locks has it as
-        well, but reading that stops all processors, 20 ms and more on a large machine. Messages
-        have the numbers of processes only: finding their names takes longer than all the rest.
+        A lease that is not in the registry is found when this one is tried: to read /proc/locks
+        stops all processors, 20 ms and more on a large machine. Messages have the numbers of
+        processes only: finding their names takes longer than all the rest.
         """
         if self._is_asked:
             self._read(entries)
