@@ -20,8 +20,7 @@ import pytest
 import gpuaff
 from gpuaff.claims.devices.selection import choose
 from gpuaff.topology.model import Gpu, Topology
-
-from claims.linked import islands, linked, pasted
+from tests.claims.linked import islands, linked, pasted
 
 
 def taken(machine: Topology, count: int, *, busy: Iterable[int] = ()) -> list[int]:

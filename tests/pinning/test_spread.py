@@ -12,10 +12,9 @@ import pytest
 
 import gpuaff
 from gpuaff.pinning.state import Process, State
-
-import seccomp
-from fakedriver.driver import FakeDriver
-from processes import (
+from tests import seccomp
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import (
     CPUS,
     SRC,
     all_hold,
