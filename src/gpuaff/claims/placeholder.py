@@ -70,15 +70,9 @@ def occupy(
 ) -> tuple[tuple[object, ...], bool]:
     """Occupy the claimed GPUs; ``undo`` releases them, the last one first, also after an error.
 
-    With None nothing is done, and CUDA is not started. With one of ours CUDA is initialised first,
-    and must show the claimed GPUs; with a function this is checked afterwards, if it has
-    initialised CUDA.
-
-    Args:
-        kind: what occupies them.
-        uuids: the claimed GPUs.
-        undo: the claim's steps.
-        ordinals: CUDA's numbers of these; None: 0, 1 … in their order, and CUDA shows no others.
+    With one of ours CUDA is initialised first, and must show the claimed GPUs; with a function this
+    is checked afterwards, if it has initialised CUDA. Without ``ordinals``, CUDA's numbers of the
+    GPUs, these are 0, 1 … in their order, and CUDA shows no others.
 
     Returns:
         What the placeholder returned for each, and whether CUDA is initialised since: then the
@@ -98,7 +92,7 @@ def occupy(
         _call(cuda.start, _NO_START, name)
         _check_visible(claimed, is_alone, name)
         undo.callback(_release_contexts, contexts)
-        make = _explaining(make, name, claimed)
+        make = partial(_make_or_explain, make, name, claimed)
     else:
         make, release = kind, getattr(kind, "release", None)
     held: list[object] = []
@@ -129,19 +123,16 @@ def _release_contexts(contexts: Contexts) -> None:
         contexts.release()
 
 
-def _explaining(
-    make: Callable[[int], object], name: str, claimed: Mapping[int, str]
-) -> Callable[[int], object]:
-    def make_or_explain(ordinal: int) -> object:
-        try:
-            return make(ordinal)
-        except Exception as error:  # a framework may raise anything
-            code = error.code if isinstance(error, CudaError) else None
-            failed = f"placeholder={name!r} could not occupy {claimed[ordinal]}"
-            problem = f"{failed} (CUDA device {ordinal}): {explain(error)}"
-            raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
-
-    return make_or_explain
+def _make_or_explain(
+    make: Callable[[int], object], name: str, claimed: Mapping[int, str], ordinal: int
+) -> object:
+    try:
+        return make(ordinal)
+    except Exception as error:  # a framework may raise anything
+        code = error.code if isinstance(error, CudaError) else None
+        failed = f"placeholder={name!r} could not occupy {claimed[ordinal]}"
+        problem = f"{failed} (CUDA device {ordinal}): {explain(error)}"
+        raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
 
 
 # ---- CUDA ----------------------------------------------------------------------------------------
@@ -256,20 +247,13 @@ def cuda_already_initialized() -> str | None:
     Nothing is imported, loaded or initialised to find out. In a forked child CUDA does not report
     that the parent had initialised it; its first call there fails (error 3).
     """
-    if not (cuda.is_initialized() or _is_initialized_by_torch()):
+    torch = getattr(sys.modules.get("torch"), "cuda", None)  # it may use another libcuda
+    if not (cuda.is_initialized() or getattr(torch, "is_initialized", bool)() is True):
         return None
     return (
         "CUDA is already initialised in this process, and its GPUs cannot be changed any more; "
         f"{likely_initializers(sys.modules)}. Claim before that, at the beginning of the program"
     )
-
-
-def _is_initialized_by_torch() -> bool:
-    """By torch, if it is imported: it may use another libcuda."""
-    try:
-        return sys.modules["torch"].cuda.is_initialized() is True
-    except (KeyError, AttributeError):  # not imported, or still being imported
-        return False
 
 
 def likely_initializers(modules: Container[str]) -> str:

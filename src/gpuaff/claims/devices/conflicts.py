@@ -24,7 +24,7 @@ from gpuaff.claims.devices.occupancy import (
 )
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.model import Device, DeviceReading, Usage
-from gpuaff.errors import ClaimLostError, PlaceholderError
+from gpuaff.errors import ClaimLostError
 from gpuaff.formatting import size
 
 # In seconds. So long must a process stay: another claimer may have had the GPU since our look, and
@@ -36,12 +36,11 @@ _LONGEST_BACK_OFF = 1.0
 def unlisted(
     readings: Sequence[DeviceReading], devices: Collection[Device]
 ) -> Mapping[Device, int]:
-    """The bytes in use on each of some devices that no listed process has.
+    """The bytes in use on each of some devices that no listed process has, as far as that counts.
 
-    Devices are missing on which they would prove nothing: where the memory in use is unknown, where
-    a display is active (the lists show only part of its memory), where the compute mode allows one
-    process, as another and we cannot both be there, and where another part of the same GPU
-    instance (MIG) uses the memory too: a rightful neighbour may not be listed either.
+    It does not where a display is active (the lists show only part of its memory), where the
+    compute mode allows one process, and where another part of the same GPU instance (MIG) uses the
+    memory too: a rightful neighbour may not be listed either.
     """
     return {
         one.device: one.used - memory_of_listed(readings, one.device)[0]
@@ -55,10 +54,7 @@ def unlisted(
 def shows_our_memory(
     reading: DeviceReading, new: Collection[int], processes: ListedProcesses
 ) -> bool:
-    """Whether we are listed, with our memory, so that what no listed process has is not ours.
-
-    ``new`` are the processes that are listed and were not before we came.
-    """
+    """Whether we are listed, with our memory, so that what no listed process has is not ours."""
     compute = reading.compute or {}
     is_listed = processes.me in compute or len(new) == 1
     return is_listed and not processes.first_namespace and None not in compute.values()
@@ -74,12 +70,7 @@ class SecondLook:
         self._unlisted = unlisted(probe.readings, devices)
 
     def refuse_others(self) -> None:
-        """Look whether we are alone there.
-
-        Raises:
-            ClaimLostError: another process is there, and stays.
-            PlaceholderError: a device was lost meanwhile.
-        """
+        """Raise ClaimLostError where another process is there, and stays."""
         settling = Settling(_SETTLES)
         while found := list(self._others(self._probe.look())):
             exiting = all(one.leaving for one in found) and any(one.exiting for one in found)
@@ -93,10 +84,6 @@ class SecondLook:
         processes, now = self._probe.processes, unlisted(readings, self._devices)
         for reading in (one for one in readings if one.device in self._devices):
             device = reading.device
-            if reading.lost:
-                why = "; ".join(reading.problems) or "the driver has lost it"
-                problem = f"{device} was lost while it was claimed: {why}"
-                raise PlaceholderError(problem, gpus=(device.uuid,))
             before = self._before[device].compute or {}
             new = frozenset(reading.compute or ()) - {*before, *(reading.graphics or ())}
             others = new - {*processes.own, processes.me}

@@ -90,10 +90,7 @@ def listed(readings: Iterable[DeviceReading]) -> frozenset[int]:
 
 
 def memory_of_listed(readings: Sequence[DeviceReading], device: Device) -> tuple[int, set[int]]:
-    """The bytes of a device that listed processes have, and those whose amount is unknown.
-
-    Parts of one GPU instance share its memory, so processes on any of them have some of it.
-    """
+    """The bytes of a device that listed processes have, and those whose amount is unknown."""
     known, unknown = 0, set[int]()
     for reading in readings:
         if not same_memory(reading.device, device):
@@ -244,8 +241,7 @@ class Settling:
     """Decides how long to look again at GPUs whose processes are about to end. Pure.
 
     The kernel ends a process in steps: it gives back memory, then files and with them locks and
-    contexts, and only then is it a zombie. The driver lists it for all that time, and a little
-    longer: ``settles`` seconds.
+    contexts, and only then is it a zombie. The driver lists it for ``settles`` seconds longer.
     """
 
     def __init__(self, settles: float = SETTLES) -> None:

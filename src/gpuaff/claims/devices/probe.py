@@ -104,7 +104,6 @@ class Probe:
         self._utilization = utilization or self._demand.max_utilization is not None
         self._holders: Mapping[str, str] = {}
         self._exiting: Collection[str] = ()
-        self._is_asked = True
         self.readings: tuple[DeviceReading, ...] = ()
         self.processes = ListedProcesses(me=0)
 
@@ -124,20 +123,9 @@ class Probe:
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """Look, and evaluate how the devices are used now, with the names of processes."""
-        self.prepare(entries)
+        self.look()
+        self.evaluated(entries)
         return self.described(entries)
-
-    def prepare(self, entries: Sequence[Entry]) -> None:
-        """Look for :meth:`evaluated`, unless the registry shows a lease of each device.
-
-        The driver answers slowly while other processes start CUDA.
-        """
-        self._read(entries)
-        self._is_asked = any(device.uuid not in self._holders for device in self._devices)
-        if self._is_asked:
-            self.look()
-        else:
-            self.readings = tuple(DeviceReading(device=device) for device in self._devices)
 
     def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
@@ -146,8 +134,11 @@ class Probe:
         stops all processors, 20 ms and more on a large machine. Messages have the numbers of
         processes only: finding their names takes longer than all the rest.
         """
-        if self._is_asked:
-            self._read(entries)
+        held = [entry for entry in entries if not entry.waits]
+        # A rank inside a claim holds its GPUs also when the process of that claim has died.
+        inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
+        self._holders = {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
+        self._exiting = ending(entries)
         return self._evaluate(self._holders, self.processes)
 
     def described(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
@@ -157,13 +148,6 @@ class Probe:
         names = names_of(listed(self.readings), self.processes)
         holders = {**by_kernel, **self._holders, **known}
         return self._evaluate(holders, self.processes._replace(names=names))
-
-    def _read(self, entries: Sequence[Entry]) -> None:
-        """A rank inside a claim holds its GPUs also when the process of that claim has died."""
-        held = [entry for entry in entries if not entry.waits]
-        inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
-        self._holders = {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
-        self._exiting = ending(entries)
 
     def _evaluate(
         self, holders: Mapping[str, str], processes: ListedProcesses

@@ -20,10 +20,7 @@ _SYSFS = "/sys/bus/pci/devices/"
 
 
 def locks_of(device: Device) -> list[tuple[str, bool]]:
-    """The locks that a lease of this device takes, in their order: each path, and if it is shared.
-
-    Only the lock of the GPU of a MIG instance is.
-    """
+    """The locks that a lease of this device takes, in order: each path, and if it is shared."""
     own = _paths(device.uuid, None if device.is_mig else device.pci_bus_id)
     whole = [] if device.parent is None else _paths(device.parent, device.pci_bus_id)
     return [*((path, True) for path in whole), *((path, False) for path in own)]
@@ -45,12 +42,10 @@ def files_of(device: Device) -> list[str]:
 
 
 class Holder(NamedTuple):
-    """A process that holds a lock of a device.
+    """The process that has taken a lock of a device; children may share it and have outlived it.
 
-    Attributes:
-        pid: the process that has taken it; None when it is not visible here. Children may share
-            the lock, and may have outlived that process.
-        shared: whether it is shared: the GPU has leased MIG instances.
+    The pid is None when it is not visible here; ``shared`` is the lock of a GPU with leased MIG
+    instances.
     """
 
     pid: int | None

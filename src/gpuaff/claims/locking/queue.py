@@ -48,17 +48,11 @@ def ahead(
     stopped: Collection[int] = (),
     ticket: int | None = None,
 ) -> tuple[Entry, ...]:
-    """The waiters that come first and want some of the same GPUs, in order.
+    """The waiters that come before this process's ticket and want some of the same GPUs, in order.
 
-    Args:
-        entries: the registry's, without this process's.
-        wants: the keys of the GPUs that are wanted.
-        now: seconds since the machine started.
-        stopped: the slots of stopped processes.
-        ticket: this process's; None when it has none yet.
+    A waiter that is only slow keeps its turn. One in a debugger delays no other, and keeps its
+    place for when it goes on.
     """
-    # A waiter that is only slow keeps its turn. One in a debugger delays no other, and keeps its
-    # place for when it goes on.
     waiting = [
         entry
         for entry in entries
@@ -164,11 +158,7 @@ class Place:
     def wait_for_gpus(
         self, holding: Collection[int], pids: Collection[int], seconds: float = math.inf
     ) -> None:
-        """With no waiter in the way: sleep until GPUs may have become free.
-
-        ``holding`` are the slots of the claims at the last look, and ``pids`` other processes that
-        use the GPUs.
-        """
+        """With no waiter in the way: sleep until a claim or one of these processes has ended."""
         self.beat()
         seen = [pid for pid in pids if _exists(pid)]
         end = time.monotonic() + min(seconds, self._pause)

@@ -29,8 +29,7 @@ LIMIT = 60.0
 # So long does a claim let waiting safe_gpu users go first. Claims that hold the lock meanwhile need
 # a second, or the time that importing torch takes; one that holds it for longer is stopped.
 STAND_BACK = 20.0
-_STEP = 0.005  # between two looks at the waiters, or at what another process is about to make
-_MAKING = 0.1  # so long is the file tried again, while safe_gpu may be making it
+_STEP = 0.005  # between two looks at the waiters
 _LOG_AFTER = 1.0  # so long a wait is logged, with the process that the claim waits for
 
 _logged: set[str] = set()
@@ -111,29 +110,17 @@ def _close(handle: int) -> None:
 
 
 def _opened(where: str) -> int:
-    """Open the file, which is made if it is missing.
-
-    safe_gpu makes a folder that only its maker may write to (the usual umask), and then the file:
-    so where we cannot make it, it may appear in a moment.
-    """
+    """Open the file, which is made if it is missing."""
     folder, _, name = where.rpartition("/")
-    end = time.monotonic() + _MAKING
-    while True:
-        try:
-            # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse
-            # the O_CREAT by which safe_gpu opens files that are another user's.
-            opened = locks.open_folder(folder or "/", mode=0o777, name=name)
-            try:
-                handle = locks.open_lock_file(opened, name)
-            finally:
-                descriptors.close(opened)
-        except (FileNotFoundError, PermissionError):
-            if time.monotonic() >= end:
-                raise
-            time.sleep(_STEP)
-            continue
-        descriptors.private.add(handle)
-        return handle
+    # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
+    # O_CREAT by which safe_gpu opens files that are another user's.
+    opened = locks.open_folder(folder or "/", mode=0o777, name=name)
+    try:
+        handle = locks.open_lock_file(opened, name)
+    finally:
+        descriptors.close(opened)
+    descriptors.private.add(handle)
+    return handle
 
 
 def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
