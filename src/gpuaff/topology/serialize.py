@@ -35,7 +35,6 @@ SCHEMA_VERSION = 1
 MAX_BYTES = 4 << 20
 """The longest text accepted. A machine of 8192 CPUs needs less than a tenth of it."""
 
-_MOST_GPUS = 256
 _MAY_BE_EMPTY = ("allowed", "efficiency_cpus", "numa_nodes.cpus")
 _NEAR = ("node_cpus", "socket_cpus", "local_cpus")
 _ORDERED = ("packages", "numa_nodes", "gpus", "accelerators")
@@ -112,8 +111,6 @@ class _Reader:
         return kind(**found)
 
     def _items(self, kind: Any, values: list[Any], path: str) -> tuple[Any, ...]:
-        if path in ("gpus", "accelerators") and len(values) > _MOST_GPUS:
-            self.fail(path, f"{len(values)} in one machine, expected at most {_MOST_GPUS}")
         found = [self.read(kind, value, f"{path}[{i}]") for i, value in enumerate(values)]
         name = fields(kind)[0].name if path in _ORDERED else ""
         for i, (before, own) in enumerate(pairwise(found), 1):
