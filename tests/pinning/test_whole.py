@@ -169,8 +169,8 @@ def test_strict_puts_each_thread_where_it_was(driver: FakeDriver, rank: int) -> 
     script = f"""
 gpuaff.set_affinity(0, 2)
 helper.do(bound(before))
-def unsettled(cpus, *, move=pin.threads.move_all, **how):
-    found = move(cpus, **how)
+def unsettled(*how, move=pin.threads.move_all, **more):
+    found = move(*how, **more)
     found.settled = False
     return found
 pin.threads.move_all = unsettled

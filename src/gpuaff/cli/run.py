@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidOptionError("COMMAND", args.stray[0] if args.stray else "", expected)
     here = ranks()
     if not args.no_claim and not here.is_told and _has_other_ranks(here):
-        from gpuaff.pinning.state import say
+        from gpuaff.pinning.report import say
 
         say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)

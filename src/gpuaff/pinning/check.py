@@ -206,7 +206,9 @@ def observe_this_process() -> Observation:
         cpuset=None if ids is None else cpuset_of(kernel.Tree()),
         original=None if state is None else state.original,
         reserved=frozenset() if state is None else state.reserved,
-        apart={} if state is None else state.apart,
+        apart={}
+        if state is None
+        else {tid: bound.kept for tid, bound in state.bound.items() if bound.kept is not None},
         causes=possible_causes(kernel.mapped_files(pid), variables) if ids else (),
         warnings=tuple(warnings),
     )

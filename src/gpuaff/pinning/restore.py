@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
+from gpuaff.pinning.report import refusal, say
 from gpuaff.pinning.state import (
     VARIABLES,
+    Bound,
     Process,
     State,
     grant_around,
     inherit,
     known_process,
-    say,
     this_process,
     transaction,
     way_back,
 )
+from gpuaff.pinning.threads import granted, move, move_all, move_caller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     is_child = known is None or known.state.pid != before.pid
     if is_child and before.grant is not grant_around():
         return  # a call from outside the grant that this child is in
-    own = State(pid=os.getpid(), original=before.original, share=share)
+    placed = frozenset() if share is None else frozenset({share})
+    own = State(pid=os.getpid(), original=before.original, share=share, placed=placed)
     process = known or Process(own)
     undo = _undo_in_child if is_child else _undo
     memory = bool(after.memory or (is_child and before.memory))
@@ -182,24 +184,22 @@ def undo_call(share: CpuSet | None, before: State, after: State) -> None:
         with transaction(process, memory=memory, undoes=True):
             notices = undo(process, share, before, after)
     except OSError as error:
-        notices = [threads.refusal(error)]
+        notices = [refusal(error)]
     say(notices)
 
 
 def _undo(process: Process, share: CpuSet | None, before: State, after: State) -> list[Notice]:
-    state, grant, notices = process.state, process.state.grant, list[Notice]()
-    now: State | None = state
-    if before.grant is not grant:  # it is from before the grant, or from one given back since
-        then = None if grant is None else grant.before
-        now = then if then is not None and before.grant is then.grant else None
+    state, notices = process.state, list[Notice]()
+    # A call may be from before the grant, or of one that was given back since.
+    now = next((one for one in (state, state.outside) if one and one.grant is before.grant), None)
     if now is not None:
         # Undone by a restore() already: what other threads have left undone goes back as well.
         is_undone = share is not None and now.share is None
         if not is_undone and (share is not None or now.share != before.share):
             if now is state:
-                notices += _rewind_share(process, share, before)
-            elif grant is not None:  # a border, so no thread moves; its end brings this back
-                grant.before = before
+                notices += rewind(process, before, share)
+            else:  # a border, so no thread moves; its end brings this back
+                process.update(outside=before)
         if now is state or state.share is None:  # else what is set besides is a later call's
             notices += put_extras_back(process, state.first if is_undone else before)
     if threading.get_native_id() not in process.state.memory:
@@ -211,46 +211,52 @@ def _undo_in_child(
     process: Process, share: CpuSet | None, before: State, after: State
 ) -> list[Notice]:
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
-    notices: list[Notice] = []
-    if not share == process.state.share == before.share:
-        to = before._replace(bound={}, apart={})  # by the ids of the parent's threads
-        notices += _rewind_share(process, share, to)
-        process.update(given=before.mask)
+    state, notices = process.state, list[Notice]()
+    if not share == state.share == before.share:
+        # It keeps its own border, and the parent's ids are not those of its threads.
+        to = state.first._replace(share=before.share, reserved=before.reserved, whole=before.whole)
+        notices += rewind(process, to, share, target=before.mask)
+        process.update(placed=state.placed | {before.mask})
     _put_variables_back(after, before)
-    inherit(before.in_force)
+    inherit(before)
     return notices + _shed_policy(after.memory, before.memory, before.pid)
 
 
-def _rewind_share(process: Process, share: CpuSet | None, before: State) -> list[Notice]:
-    state = process.state
-    masks = {mask for mask in (share, state.share, *state.former) if mask is not None}
-    masks = threads.masks_now(process, masks or {state.original})
-    return rewind(process, masks, before)
+def rewind(
+    process: Process, before: State, share: CpuSet | None = None, *, target: CpuSet | None = None
+) -> list[Notice]:
+    """Move free threads, and those that had ``share``, to where they were before, or to a target.
 
-
-def rewind(process: Process, masks: Collection[CpuSet], before: State) -> list[Notice]:
-    """Move the threads that have one of these masks to where they were before."""
-    bound = {tid: mask for tid, mask in process.state.bound.items() if tid not in before.bound}
-    for tid, mask in bound.items():
-        move_if(process, tid, masks.__contains__, mask)
-    for tid in before.bound.keys() - process.state.bound.keys():  # it was taken back meanwhile
-        move_if(process, tid, before.bound[tid].__eq__, before.mask)
-    # The main thread also goes from a part of the share: a runtime has cut it.
-    pid, to = process.state.pid, before.mask
-    if pid not in bound:
-        move_if(process, pid, lambda mask: any(mask < whole for whole in masks), to)
-    moved = threads.move_all(to, ours=masks.__contains__, spare=bound, moved=process.moved)
-    if moved.arrived or not moved.refused:
-        process.recall(before)
-    return moved.notices()
-
-
-def move_if(process: Process, tid: int, ours: Callable[[CpuSet], bool], to: CpuSet) -> None:
-    """Move a thread if its mask is one of gpuaff's."""
-    with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
-        mask = kernel.get_affinity(tid)
-        if ours(mask):
-            threads.move(to, tid, mask, process.moved)
+    Where a call has taken back what was set, free threads are on the original mask.
+    """
+    state, to = process.state, target or before.mask
+    requested = {share, *state.placed} - {None} or {state.original}
+    if state.grant is not before.grant:
+        requested.add(state.original)  # the grant's CPUs
+    masks = granted(state.original).of(mask for mask in requested if mask is not None)
+    is_free = state.is_free(masks)
+    spare = set()
+    for tid, bound in {**before.bound, **state.bound}.items():
+        then = before.bound.get(tid)
+        if bound.kept is None:
+            home = bound.mask if then is None else then.kept or to
+        else:
+            home = bound.kept if then == bound else bound.mask
+        with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
+            mask = kernel.get_affinity(tid)
+            follows = bound.kept is None and (mask == bound.mask or is_free(tid, mask))
+            if follows or mask == bound.kept:
+                spare.add(tid)
+                if mask != home:
+                    move(home, tid, mask, process.earlier)
+    passes = move_all(to, is_free, process.earlier, spare=spare)
+    if passes.arrived or not passes.refused:
+        # A call from before the grant may have been undone meanwhile.
+        outside = state.outside if state.grant is before.grant else before.outside
+        process.state = before._replace(
+            memory=state.memory, variables=state.variables, outside=outside
+        )
+    return passes.notices()
 
 
 def put_extras_back(process: Process, to: State) -> list[Notice]:
@@ -304,30 +310,34 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
             with transaction(process):
                 notices += put_threads(process, inside, reserved)
         except OSError as error:
-            notices.append(threads.refused(inside, error))
+            notices.append(refusal(error, inside))
     say(notices, rank=rank)
 
 
 def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
     """Move the threads that are not where they should be; in a transaction."""
     state, own = process.state, threading.get_native_id()
-    before, caller = threads.masks(), kernel.get_affinity()
-    got, notices = threads.take(process, share, caller)
+    found, caller = threads.masks(), kernel.get_affinity()
+    got, notices = move_caller(share, caller, process.earlier)
     # Threads that have the main thread's mask were started after it was narrowed.
-    ours = {state.original, state.share, before.get(state.pid, got)}
+    masks = {*state.free_masks, found.get(state.pid, got)}
 
-    def is_stray(mask: CpuSet) -> bool:
-        return mask in ours or not (mask <= got or mask <= reserved)
+    def is_free(_: int, mask: CpuSet) -> bool:
+        return mask in masks or not (mask <= got or mask <= reserved)
 
-    apart = {tid: mask for tid, mask in state.apart.items() if before.get(tid) == mask}
-    moving = {tid: mask for tid, mask in before.items() if is_stray(mask) or mask == got}
-    bound = {tid: mask for tid, mask in moving.items() if tid not in apart} | {own: caller}
+    known = {
+        tid: bound
+        for tid, bound in state.bound.items()
+        if tid in found and (bound.kept is None or (bound.kept == found[tid] and tid != own))
+    }
+    spare = {tid for tid, bound in known.items() if bound.kept is not None}
+    moving = {tid: mask for tid, mask in found.items() if mask == got or is_free(tid, mask)}
+    moving |= {own: caller}
     process.update(
         share=got,
-        bound={tid: mask for tid, mask in bound.items() if mask not in ours}
-        | {tid: mask for tid, mask in state.bound.items() if tid in before},
+        placed=state.placed | {got},
+        bound={tid: Bound(mask) for tid, mask in moving.items() if mask not in masks} | known,
         reserved=reserved,
         whole=state.whole if share == state.share else None,
     )
-    moved = threads.move_all(got, ours=is_stray, spare=apart, moved=process.moved)
-    return notices + moved.notices()
+    return notices + move_all(got, is_free, process.earlier, spare=spare).notices()

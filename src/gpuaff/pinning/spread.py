@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 
 from gpuaff import options
@@ -14,15 +13,13 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
-from gpuaff.pinning.pin import unsupported_reason
+from gpuaff.pinning.report import log, refusal, say, unsupported_reason
 from gpuaff.pinning.restore import Affinity, put_threads
 from gpuaff.pinning.state import (
     Process,
     expected,
     grant_around,
-    log,
     remembered,
-    say,
     this_process,
     transaction,
 )
@@ -91,7 +88,7 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
 
 def _cpus_to_divide(share: CpuSet | None) -> CpuSet:
     state, grant = remembered(), grant_around()
-    found = state.undivided if state is not None else expected() or share or _own()
+    found = state.whole or state.mask if state is not None else expected() or share or _own()
     return found if grant is None else found & grant.cpus or grant.cpus
 
 
@@ -106,12 +103,7 @@ def _own() -> CpuSet:
 
 
 def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[Notice]:
-    caller, granted = kernel.get_affinity(), cpus
-    if caller != cpus:
-        got = threads.request(process, cpus, caller)
-        # put_threads looks first where each thread is: a bound one goes back there at the end.
-        threads.put_again(threading.get_native_id(), caller, {caller})
-        granted = got & cpus or got
+    granted = threads.granted(cpus).cpus
     # Only workers move. To narrow the main process would narrow whatever it starts.
     part = workers_parts(_cores(granted), workers)[worker]
     notices = put_threads(process, part, frozenset())
@@ -129,7 +121,7 @@ def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
 def _refused(error: OSError) -> Notice:
     cpus = format_cpulist(threads.current())
     if not cpus:
-        return threads.refusal(error)
+        return refusal(error)
     return Notice(
         "pin-failed",
         f"the kernel refused to move this worker to its part of the rank's CPUs "
