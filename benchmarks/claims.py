@@ -22,12 +22,11 @@ from pathlib import Path
 from statistics import median
 
 TESTS = Path(__file__).parent.parent / "tests"
-sys.path[0] = str(TESTS)  # instead of this folder, where claims is this file
+sys.path[0] = str(TESTS.parent)
 
 from gpuaff.topology.model import Topology  # noqa: E402 - found there only
-
-from claims.crowd import Crowd, open_to_all, serve  # noqa: E402 - likewise
-from fakedriver.play import this_machine  # noqa: E402 - likewise
+from tests.claims.crowd import Crowd, open_to_all, serve  # noqa: E402 - likewise
+from tests.fakedriver.play import this_machine  # noqa: E402 - likewise
 
 USERS: tuple[int, ...] = (0, 54321, 54322) if os.geteuid() == 0 else (0,)
 

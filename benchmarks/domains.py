@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import large_machine
+
 from gpuaff._system.kernel import Tree
 from gpuaff.allocator.domains import gpu_domains
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Gpu, Topology
 from gpuaff.topology.pci import accelerators
 from gpuaff.topology.sysfs import read_cpus
-
-import large_machine
 
 GPUS = 16
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import large_machine
+
 from gpuaff._system.kernel import Tree
 from gpuaff.topology.sysfs import read_cpus
-
-import large_machine
 
 
 def timed(run: Callable[[], object], times: int) -> list[float]:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fakedriver.driver import FakeDriver
-from processes import Program, environment, nursery
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import Program, environment, nursery
 
 BEGIN = """
 import json, os, signal, sys, threading, time

@@ -15,17 +15,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from gpuaff.topology.model import Topology
-
-import cpu_quotas
-import cpusets
-import mempolicies
-import openmp_region
-import pci_devices
-import powers
-from fakedriver.build import compiler
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from numa_machine import machine
+from tests import cpu_quotas, cpusets, mempolicies, openmp_region, pci_devices, powers
+from tests.fakedriver.build import compiler
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.numa_machine import machine
 
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from processes import environment
+from tests.processes import environment
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

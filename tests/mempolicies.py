@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from processes import environment
+from tests.processes import environment
 
 _TRY = """
 from gpuaff._system import mempolicy

@@ -11,8 +11,7 @@ from gpuaff._system.nvml_records import GpuReading, Matrix
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.topology.model import Gpu, MigInstance, Topology
-
-from fakedriver.driver import FakeDriver
+from tests.fakedriver.driver import FakeDriver
 
 PROGRAM = """
 import base64, pickle, sys

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from fakedriver.build import compiler
-from processes import CPUS
+from tests.fakedriver.build import compiler
+from tests.processes import CPUS
 
 NARROWING = (
     {"GOMP_CPU_AFFINITY": str(CPUS[0])},

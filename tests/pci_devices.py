@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from processes import CPUS
-from trees import write_pci
+from tests.processes import CPUS
+from tests.trees import write_pci
 
 PLACE = "/sys/bus/pci/devices"
 FIRST = f"{PLACE}/0000:01:00.0"

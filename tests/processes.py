@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-SRC = Path(__file__).parent.parent / "src"
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src"
 CPUS = sorted(os.sched_getaffinity(0))
 """What the tests may use of this machine."""
 
@@ -66,7 +67,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     runtimes = ("CUDA_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTOBLAS_", "LD_LIBRARY_PATH")
     ours = ("GPUAFF", *runtimes, *launchers, *schedulers)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    return {**kept, "PYTHONPATH": str(SRC), **(extra or {})}
+    return {**kept, "PYTHONPATH": f"{SRC}:{ROOT}", **(extra or {})}
 
 
 def unmeasured(env: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from processes import Program, stopped
+from tests.processes import Program, stopped
 
 THEIRS = """
 import fcntl, os, sys, time

@@ -23,6 +23,7 @@ import gpuaff
 if __name__ == "__main__":  # and not in a worker that is spawned, and imports this file again
     affinity = gpuaff.set_affinity()  # before torch, so that its threads start on the right CPUs
 
+import digits
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -33,8 +34,6 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from gpuaff.cpuset import format_cpulist
 from gpuaff.integrations.torch import worker_init_fn
-
-import digits
 
 
 def arguments() -> argparse.Namespace:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gpuaff.cpuset import CpuSet, from_bits
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
-
-from allocator.described import box, union
+from tests.allocator.described import box, union
 
 MODES = ("all", "single", "single_unique", "unique_interleaved", "unique_contiguous")
 UNIQUE = ("unique_interleaved", "unique_contiguous")

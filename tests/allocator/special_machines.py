@@ -11,8 +11,15 @@ from dataclasses import replace
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Accelerator, NumaNode, Topology
-
-from allocator.described import box, cpus, dgx_a100, one_node, packed_cores, spread_cores, union
+from tests.allocator.described import (
+    box,
+    cpus,
+    dgx_a100,
+    one_node,
+    packed_cores,
+    spread_cores,
+    union,
+)
 
 
 def on_the_bus(

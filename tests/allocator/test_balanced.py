@@ -14,12 +14,11 @@ from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Topology
 from gpuaff.topology.serialize import machine_names
-
-from allocator.described import box, cpus, one_node, shown, spread_cores
-from allocator.random_machines import MODES, SCOPES, any_machine, regular
-from allocator.special_machines import xeon6_snc3
-from allocator.test_rank_properties import masked
-from strategies import topologies
+from tests.allocator.described import box, cpus, one_node, shown, spread_cores
+from tests.allocator.random_machines import MODES, SCOPES, any_machine, regular
+from tests.allocator.special_machines import xeon6_snc3
+from tests.allocator.test_rank_properties import masked
+from tests.strategies import topologies
 
 DESCRIBED = Path(__file__).parents[1] / "data/described"
 ALL_MODES = (*MODES, "core_complex")

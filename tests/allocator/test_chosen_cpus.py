@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError, InvalidOptionError
 from gpuaff.topology.model import Gpu, Topology
-
-from allocator.described import codes, cpus, dgx_a100, one_node, shown, spread_cores
-from allocator.random_machines import MODES, SCOPES, any_machine, some_of
+from tests.allocator.described import codes, cpus, dgx_a100, one_node, shown, spread_cores
+from tests.allocator.random_machines import MODES, SCOPES, any_machine, some_of
 
 EIGHT = one_node(spread_cores(8, smt=1), gpus=2)
 

@@ -15,9 +15,8 @@ from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Accelerator, MigInstance, Topology
-
-from allocator.described import box, codes, cpus, dgx_a100, shown, spread_cores
-from allocator.random_machines import MODES, SCOPES, regular
+from tests.allocator.described import box, codes, cpus, dgx_a100, shown, spread_cores
+from tests.allocator.random_machines import MODES, SCOPES, regular
 
 
 def stranger(topology: Topology, visible: str, nproc: int, **options: Any) -> Plan:

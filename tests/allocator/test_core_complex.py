@@ -13,9 +13,8 @@ from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
 from gpuaff.pinning.report import refuse_if_broken
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator.described import bare, box, codes, cpus, one_node, shown, spread_cores, union
-from allocator.random_machines import SCOPES, any_machine
+from tests.allocator.described import bare, box, codes, cpus, one_node, shown, spread_cores, union
+from tests.allocator.random_machines import SCOPES, any_machine
 
 
 def with_l3(machine: Topology, cores_each: int) -> Topology:

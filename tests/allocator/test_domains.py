@@ -13,10 +13,9 @@ from gpuaff.allocator.domains import DOMAIN_RULE, gpu_domains
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Accelerator, Gpu, NumaNode, Package, Source, Topology
-
-from allocator.described import bare, cpus, one_node, spread_cores
-from allocator.random_machines import any_machine, some_of
-from allocator.special_machines import dgx_a100_on_the_bus, on_the_bus
+from tests.allocator.described import bare, cpus, one_node, spread_cores
+from tests.allocator.random_machines import any_machine, some_of
+from tests.allocator.special_machines import dgx_a100_on_the_bus, on_the_bus
 
 FOUR_NODES = ("0-3", "4-7", "8-11", "12-15")
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpuaff.allocator.cutting import fair_shares, group_cores, in_blocks, in_turn
 from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator.described import bare, codes, cpus, shown
+from tests.allocator.described import bare, codes, cpus, shown
 
 
 def best_sizes(claimants: int, owners: Iterable[Sequence[int]]) -> list[int]:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator.described import bare, codes, cpus, one_node, shown
+from tests.allocator.described import bare, codes, cpus, one_node, shown
 
 pytestmark = pytest.mark.case("G5")
 

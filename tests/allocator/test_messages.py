@@ -11,9 +11,8 @@ from gpuaff.allocator.model import Plan
 from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
-
-from allocator.described import bare, box, cpus, dgx_a100, one_node, spread_cores
-from allocator.special_machines import on_the_bus
+from tests.allocator.described import bare, box, cpus, dgx_a100, one_node, spread_cores
+from tests.allocator.special_machines import on_the_bus
 
 EIGHT = one_node(spread_cores(8, smt=1), gpus=2)
 THREE_ON_TWO = one_node(spread_cores(2), gpus=3)

@@ -8,8 +8,16 @@ import pytest
 
 from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
-
-from allocator.described import bare, box, codes, cpus, dgx_a100, one_node, shown, spread_cores
+from tests.allocator.described import (
+    bare,
+    box,
+    codes,
+    cpus,
+    dgx_a100,
+    one_node,
+    shown,
+    spread_cores,
+)
 
 NODES = (
     NumaNode(id=0, cpus=cpus("0-3"), distances=(10, 20, 30)),

@@ -10,8 +10,7 @@ import pytest
 from gpuaff.allocator.model import MOST, Mode, Multithreading, Options, Scope, check_rank
 from gpuaff.allocator.plan import plan, plan_with
 from gpuaff.errors import InvalidOptionError
-
-from allocator.described import one_node, spread_cores
+from tests.allocator.described import one_node, spread_cores
 
 MACHINE = one_node(spread_cores(4), gpus=2)
 

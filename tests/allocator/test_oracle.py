@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Topology
-
-from allocator import oracle
-from allocator.random_machines import MODES, SCOPES, regular
+from tests.allocator import oracle
+from tests.allocator.random_machines import MODES, SCOPES, regular
 
 QUESTIONS = st.fixed_dictionaries(
     {

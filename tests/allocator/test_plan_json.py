@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuaff.allocator.plan import plan
-
-from allocator.described import dgx_a100
+from tests.allocator.described import dgx_a100
 
 
 def test_a_share_and_the_warnings() -> None:

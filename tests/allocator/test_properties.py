@@ -13,8 +13,7 @@ from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Source, Topology
-
-from allocator.random_machines import MODES, SCOPES, UNIQUE, any_machine, shuffled
+from tests.allocator.random_machines import MODES, SCOPES, UNIQUE, any_machine, shuffled
 
 NPROC = st.integers(1, 7)
 QUESTIONS = st.fixed_dictionaries(

@@ -11,8 +11,7 @@ from gpuaff.allocator.cores import Cores, keep_whole, split_siblings
 from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError, InvalidOptionError
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator.described import (
+from tests.allocator.described import (
     bare,
     box,
     codes,

@@ -16,10 +16,9 @@ from gpuaff.allocator.model import Plan
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator import oracle
-from allocator.described import codes, one_node, packed_cores, spread_cores, union
-from allocator.random_machines import MODES, SCOPES, UNIQUE, any_machine, shuffled, some_of
+from tests.allocator import oracle
+from tests.allocator.described import codes, one_node, packed_cores, spread_cores, union
+from tests.allocator.random_machines import MODES, SCOPES, UNIQUE, any_machine, shuffled, some_of
 
 QUESTIONS = st.fixed_dictionaries(
     {

@@ -10,8 +10,16 @@ from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator.described import bare, box, codes, cpus, dgx_a100, one_node, shown, spread_cores
+from tests.allocator.described import (
+    bare,
+    box,
+    codes,
+    cpus,
+    dgx_a100,
+    one_node,
+    shown,
+    spread_cores,
+)
 
 EIGHT = one_node(spread_cores(8, smt=1), gpus=2)
 

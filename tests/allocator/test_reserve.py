@@ -14,9 +14,8 @@ from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator.described import bare, codes, cpus, dgx_a100, one_node, shown, spread_cores
-from allocator.random_machines import MODES, SCOPES, UNIQUE, any_machine
+from tests.allocator.described import bare, codes, cpus, dgx_a100, one_node, shown, spread_cores
+from tests.allocator.random_machines import MODES, SCOPES, UNIQUE, any_machine
 
 EIGHT = one_node(spread_cores(8, smt=1), gpus=2)
 HYPER = one_node(spread_cores(8), gpus=2)

@@ -8,8 +8,7 @@ import pytest
 
 from gpuaff.allocator.plan import plan
 from gpuaff.topology.model import Gpu, Source
-
-from allocator.described import (
+from tests.allocator.described import (
     bare,
     box,
     codes,

@@ -12,9 +12,8 @@ from gpuaff.allocator.domains import gpu_domains
 from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Topology
-
-from allocator.described import codes, packed_cores, shown
-from allocator.special_machines import (
+from tests.allocator.described import codes, packed_cores, shown
+from tests.allocator.special_machines import (
     core_i9,
     dgx_a100_on_the_bus,
     dgx_h100,

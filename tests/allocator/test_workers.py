@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpuaff.allocator.cores import allowed_cores, workers_parts
 from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.topology.model import Topology
-
-from strategies import topologies
+from tests.strategies import topologies
 
 DGX_RANK_0 = [frozenset((cpu, cpu + 128)) for cpu in range(48, 56)]
 """The cores of rank 0 of eight on a DGX A100: CPUs 48-55 and their siblings 176-183."""

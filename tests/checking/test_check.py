@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import cpusets
-from fakedriver.driver import FakeDriver
-from openmp_region import NARROWING
-from processes import CPUS, THREADS, printed, run, stopped
+from tests import cpusets
+from tests.fakedriver.driver import FakeDriver
+from tests.openmp_region import NARROWING
+from tests.processes import CPUS, THREADS, printed, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

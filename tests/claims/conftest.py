@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff.topology.model import Topology
-
-from claim_lab import Lab
-from fakedriver.driver import MakeDriver
-from fakedriver.play import this_machine
+from tests.claim_lab import Lab
+from tests.fakedriver.driver import MakeDriver
+from tests.fakedriver.play import this_machine
 
 
 @pytest.fixture

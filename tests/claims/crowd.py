@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gpuaff.topology.model import Topology
-
-from fakedriver.driver import FakeDriver
-from processes import stopped
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import stopped
 
 Event = dict[str, Any]
 
 _MEMBERS = f"""
 import os, runpy, sys
 os.setsid()  # all of them are killed at the end
-sys.path.append({str(Path(__file__).parent)!r})
 runpy.run_path({str(Path(__file__).with_name("crowd_member.py"))!r}, run_name="__main__")
 """
 PATIENCE = 20.0

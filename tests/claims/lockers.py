@@ -15,8 +15,7 @@ import pytest
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.claims.model import Device
-
-from processes import Program, run, stopped
+from tests.processes import Program, run, stopped
 
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time

@@ -132,8 +132,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    sys.path.append(str(Path(__file__).parent.parent))
-    from claims.everything import import_all
+    sys.path.append(str(Path(__file__).parents[2]))
+    from tests.claims.everything import import_all
 
     import_all()
     rng = random.Random(args.seed)

@@ -452,8 +452,8 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=GPUS, help="how many the machine has")
     args = parser.parse_args()
     globals()["GPUS"] = args.gpus
-    sys.path.append(str(Path(__file__).parent.parent))
-    from claims.everything import import_all
+    sys.path.append(str(Path(__file__).parents[2]))
+    from tests.claims.everything import import_all
 
     import_all()
     start = time.monotonic()

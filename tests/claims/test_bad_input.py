@@ -9,8 +9,7 @@ import pytest
 
 from gpuaff.claims.candidates import Request, parse_request
 from gpuaff.errors import InvalidOptionError
-
-from claim_lab import Lab
+from tests.claim_lab import Lab
 
 
 class Whole:

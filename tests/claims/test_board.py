@@ -29,8 +29,7 @@ from gpuaff.claims.locking.registry import (
     WAITS,
 )
 from gpuaff.errors import LockDirectoryError
-
-from claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
+from tests.claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
 
 STAND = """
 slot = registry.take()

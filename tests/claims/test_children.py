@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff.topology.model import Topology
-
-from claim_lab import BEGIN, Lab, until
-from fakedriver.driver import FakeDriver
-from fakedriver.play import this_machine
+from tests.claim_lab import BEGIN, Lab, until
+from tests.fakedriver.driver import FakeDriver
+from tests.fakedriver.play import this_machine
 
 pytestmark = pytest.mark.fake_driver
 

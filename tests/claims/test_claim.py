@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from gpuaff.topology.model import Topology
-
-from claim_lab import Lab
-from fakedriver.play import this_machine
+from tests.claim_lab import Lab
+from tests.fakedriver.play import this_machine
 
 pytestmark = pytest.mark.fake_driver
 

@@ -10,10 +10,9 @@ import pytest
 
 from gpuaff.errors import GpusBusyError
 from gpuaff.topology.model import Gpu, MigInstance, Topology
-
-from claim_lab import Lab
-from fakedriver.play import this_machine
-from processes import CPUS
+from tests.claim_lab import Lab
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS
 
 pytestmark = pytest.mark.fake_driver
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpuaff.claims.locking import directory, registry
-
-import pci_devices
-from claims.lockers import can_lease, locker, until
-from fakedriver.build import compiler
-from fakedriver.driver import FakeDriver
-from processes import run, stopped
+from tests import pci_devices
+from tests.claims.lockers import can_lease, locker, until
+from tests.fakedriver.build import compiler
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import run, stopped
 
 pytestmark = pytest.mark.needs("compiler", "flock")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import pci_devices
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import SRC, Program, stopped
+from tests import pci_devices
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import SRC, Program, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,

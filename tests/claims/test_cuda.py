@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver, MakeDriver, run
-from fakedriver.play import this_machine
-from nvml_reading import DGX, FULL, SLICES
+from tests.fakedriver.driver import FakeDriver, MakeDriver, run
+from tests.fakedriver.play import this_machine
+from tests.nvml_reading import DGX, FULL, SLICES
 
 UUIDS = [f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2)]
 """What the fake driver calls GPUs that nobody has named."""

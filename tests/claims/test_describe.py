@@ -12,8 +12,7 @@ import pytest
 
 from gpuaff._system import kernel
 from gpuaff.claims.devices.probe import describe
-
-from processes import stopped
+from tests.processes import stopped
 
 WAIT = "import sys; print(); sys.stdin.readline()"
 ME = pwd.getpwuid(os.getuid()).pw_name

@@ -11,10 +11,9 @@ import pytest
 from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 from gpuaff.topology.model import Topology
-
-from claim_lab import Lab
-from fakedriver.play import this_machine
-from fakedriver.state import CUDA
+from tests.claim_lab import Lab
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import CUDA
 
 GPU = "GPU-00000000-0000-4000-8000-{:012x}"
 

@@ -14,16 +14,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from exits import LARGE, exiting
 from gpuaff._system import kernel
 from gpuaff.claims.devices.occupancy import EXITS, SETTLES, Settling
 from gpuaff.claims.devices.probe import process_info
 from gpuaff.claims.locking.registry import Entry, ending, stopped
-
-from claim_lab import Lab
-from claims.readings import used_by
-from processes import Program
-from processes import stopped as stopped_process
+from tests.claim_lab import Lab
+from tests.claims.readings import used_by
+from tests.exits import LARGE, exiting
+from tests.processes import Program
+from tests.processes import stopped as stopped_process
 
 BEYOND = SETTLES + 0.3
 """Longer than GPUs are looked at again whose processes have ended, in seconds."""

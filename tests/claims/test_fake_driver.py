@@ -21,12 +21,11 @@ import pytest
 
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 from gpuaff.topology.visible import resolve
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from fakedriver.state import CUDA, FOREIGN, NVML, Mode
-from processes import Program, stopped
-from visible_machines import MIGS, UUIDS, gpus, observed, with_mig
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import CUDA, FOREIGN, NVML, Mode
+from tests.processes import Program, stopped
+from tests.visible_machines import MIGS, UUIDS, gpus, observed, with_mig
 
 pytestmark = pytest.mark.fake_driver
 

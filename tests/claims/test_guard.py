@@ -17,8 +17,7 @@ from gpuaff._system import descriptors
 from gpuaff._system.kernel import open_files
 from gpuaff.claims.locking import guard
 from gpuaff.errors import LockDirectoryError
-
-from claims.lockers import ANOTHER, locker, said, two_users, until
+from tests.claims.lockers import ANOTHER, locker, said, two_users, until
 
 HOLD = """
 with guard.guarded():

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from claim_lab import Lab
+from tests.claim_lab import Lab
 
 pytestmark = pytest.mark.fake_driver
 

@@ -13,9 +13,8 @@ import pytest
 from gpuaff.claims.locking import leases
 from gpuaff.claims.locking.leases import Holder, Lease
 from gpuaff.claims.model import Device
-
-import pci_devices
-from claims.lockers import (
+from tests import pci_devices
+from tests.claims.lockers import (
     A_USER,
     ANOTHER,
     can_lease,

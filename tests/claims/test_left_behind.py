@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import fakedriver
-from claim_lab import BEGIN, Lab
-from fakedriver.driver import FakeDriver
-from fakedriver.state import CUDA, NVML
+from tests import fakedriver
+from tests.claim_lab import BEGIN, Lab
+from tests.fakedriver.driver import FakeDriver
+from tests.fakedriver.state import CUDA, NVML
 
 pytestmark = pytest.mark.fake_driver
 

@@ -17,11 +17,9 @@ import pytest
 from gpuaff._system import locks
 from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
-
-import powers
-import seccomp
-from claims.lockers import A_USER, ANOTHER, LOCKER, here, said, two_users
-from processes import run
+from tests import powers, seccomp
+from tests.claims.lockers import A_USER, ANOTHER, LOCKER, here, said, two_users
+from tests.processes import run
 
 USE = """
 def use():

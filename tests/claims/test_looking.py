@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpuaff.topology.model import Gpu, Topology
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from processes import stopped
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.processes import stopped
 
 STRANGER = """
 import ctypes, sys

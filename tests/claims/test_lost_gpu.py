@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from gpuaff.topology.model import Gpu, Topology
-
-from claim_lab import Lab
-from fakedriver.play import this_machine
-from fakedriver.state import NVML
+from tests.claim_lab import Lab
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import NVML
 
 pytestmark = pytest.mark.fake_driver
 

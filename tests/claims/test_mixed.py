@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from safe_gpu_users import begin
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import SRC, Program, stopped
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import SRC, Program, stopped
+from tests.safe_gpu_users import begin
 
 HERE = Path(__file__).parent
 GPUS = 3

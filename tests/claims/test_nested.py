@@ -7,9 +7,9 @@ import textwrap
 
 import pytest
 
-import powers
-from claim_lab import Lab
-from processes import Program
+from tests import powers
+from tests.claim_lab import Lab
+from tests.processes import Program
 
 pytestmark = pytest.mark.fake_driver
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gpuaff.claims.devices.occupancy import UNEXPLAINED, ListedProcesses, evaluate, listed
 from gpuaff.claims.model import Busy, ComputeMode, Demand, DeviceReading, Usage
-
-from claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
+from tests.claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
 
 HOST = ListedProcesses()
 CONTAINER = ListedProcesses(first_namespace=False)

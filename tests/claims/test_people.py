@@ -12,15 +12,11 @@ import pytest
 from gpuaff._system import kernel
 from gpuaff.claims.devices.probe import describe, names_of, process_info
 from gpuaff.claims.locking.registry import Entry
-
-from claims.lockers import written
-from claims.readings import idle, used_by
-from processes import SRC, run, stopped
+from tests.claims.lockers import written
+from tests.claims.readings import idle, used_by
+from tests.processes import environment, run, stopped
 
 WAIT = "import sys; print(); sys.stdin.readline()"
-
-PATHS = {"PYTHONPATH": f"{SRC}:{SRC.parent / 'tests'}"}
-"""Where children find the package, and what the tests share."""
 
 needs_first_namespace = pytest.mark.skipif(
     not kernel.in_first_pid_namespace(), reason="needs the first PID namespace"
@@ -51,25 +47,22 @@ child.kill()
         script = """
 import os
 from gpuaff.claims.devices.probe import process_info
-from claims.readings import used_by
+from tests.claims.readings import used_by
 print(os.getppid() in process_info([used_by(os.getppid())]).own)
 """
-        tests = __file__.rpartition("/claims/")[0]
-        done = run(
-            script, env={"PYTHONPATH": f"{tests}:{kernel.__file__.rpartition('/gpuaff/')[0]}"}
-        )
+        done = run(script, env=environment())
         assert done.stdout.split() == ["True"], done.stderr
 
     def test_not_what_was_started_beside_it(self) -> None:
         script = """
 import sys
 from gpuaff.claims.devices.probe import process_info
-from claims.readings import used_by
+from tests.claims.readings import used_by
 print(sorted(process_info([used_by(int(sys.argv[1]))]).own))
 """
         with stopped(WAIT) as beside:
             beside.heard()
-            done = run(script, str(beside.pid), env=PATHS)
+            done = run(script, str(beside.pid), env=environment())
         assert done.stdout.split() == ["[]"], done.stderr
 
     def test_none_counts_when_not_asked_for(self) -> None:
@@ -101,7 +94,7 @@ def test_names() -> None:
 INSIDE = """
 import os, sys
 from gpuaff.claims.devices.probe import names_of, process_info
-from claims.readings import used_by
+from tests.claims.readings import used_by
 if "uvm" in sys.argv:
     held = open("/dev/nvidia-uvm", "w")
 listed = [int(pid) for pid in sys.argv[1].split(",")]
@@ -119,7 +112,7 @@ class TestInAContainer:
     def inside(self, listed: str, *how: str) -> list[str]:
         mount = 'mount -t tmpfs none /dev && touch /dev/nvidia-uvm && exec "$0" "$@"'
         apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", mount]
-        done = run(INSIDE, listed, *how, env=PATHS, prefix=apart)
+        done = run(INSIDE, listed, *how, env=environment(), prefix=apart)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from gpuaff._system.cuda import CudaError
 from gpuaff.claims.placeholder import Placeholder, explain, kind_of
 from gpuaff.errors import InvalidOptionError
-
-from claims.occupying import Occupied
-from fakedriver.driver import FakeDriver
-from processes import stopped
+from tests.claims.occupying import Occupied
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import stopped
 
 STAND_INS = str(Path(__file__).parent / "stand_in")
 """Modules that use CUDA as torch, TensorFlow, pycuda and CuPy do, as far as placeholders go."""

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gpuaff.claims.candidates import slice_for_rank
 from gpuaff.errors import NotEnoughGpusError
 from gpuaff.launch.ranks import Ranks
-
-from claim_lab import Lab
+from tests.claim_lab import Lab
 
 
 def blocks(count: int, size: int) -> list[list[int]]:

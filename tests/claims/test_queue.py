@@ -22,8 +22,7 @@ from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.queue import TOO_LONG, Place, join
 from gpuaff.claims.locking.registry import MOST, Entry
 from gpuaff.errors import LockDirectoryError
-
-from claims.lockers import locker, until
+from tests.claims.lockers import locker, until
 
 NOW = 100.0
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gpuaff.topology.model import Topology
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
 
 pytestmark = pytest.mark.fake_driver
 

@@ -20,10 +20,9 @@ from gpuaff._system import descriptors
 from gpuaff.claims.locking import safe_gpu
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
-from safe_gpu_users import OURS, THEIRS, begin, end, get, our_user, their_user
-
-from fakedriver.driver import FakeDriver
-from processes import printed, run, stopped
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import printed, run, stopped
+from tests.safe_gpu_users import OURS, THEIRS, begin, end, get, our_user, their_user
 
 as_root = pytest.mark.needs("two-users")
 

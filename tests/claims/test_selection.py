@@ -21,8 +21,7 @@ import gpuaff
 from gpuaff.claims.devices.selection import choose
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Gpu, Topology
-
-from claims.linked import islands, linked, pasted
+from tests.claims.linked import islands, linked, pasted
 
 
 def taken(

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gpuaff.claims.devices.selection import choose
 from gpuaff.topology.model import Topology
-
-from claims.linked import islands, linked
+from tests.claims.linked import islands, linked
 
 WORDS = ["NV18", "NV4", "NV2", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS"]
 """The nearest first."""

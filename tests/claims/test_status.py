@@ -21,9 +21,8 @@ from gpuaff.claims.status import (
 from gpuaff.cli.status import blocks
 from gpuaff.formatting import plain
 from gpuaff.notices import Notice
-
-from claims.lockers import written
-from claims.readings import CONTEXT, gpu, idle, instance, used_by
+from tests.claims.lockers import written
+from tests.claims.readings import CONTEXT, gpu, idle, instance, used_by
 
 ALICE, BOB = 1000, 1001
 NAMES = {ALICE: "ann", BOB: "bob"}

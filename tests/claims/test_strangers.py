@@ -18,13 +18,12 @@ from gpuaff.claims.devices.conflicts import shows_our_memory, unlisted
 from gpuaff.claims.devices.occupancy import ListedProcesses
 from gpuaff.claims.model import ComputeMode, DeviceReading
 from gpuaff.topology.model import Topology
-
-from claim_lab import BEGIN, Lab, until
-from claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from fakedriver.state import NVML
-from processes import Program, stopped
+from tests.claim_lab import BEGIN, Lab, until
+from tests.claims.readings import CONTEXT, GIB, IDLE, MIB, gpu, idle, instance, used_by
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import NVML
+from tests.processes import Program, stopped
 
 RETAIN, RELEASE = "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"
 INIT = "cuInit"

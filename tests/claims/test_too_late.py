@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff.claims.placeholder import likely_initializers
-
-from fakedriver.driver import FakeDriver
+from tests.fakedriver.driver import FakeDriver
 
 STAND_INS = str(Path(__file__).parent / "stand_in")
 

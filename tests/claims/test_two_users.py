@@ -7,26 +7,23 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
 from gpuaff.topology.model import Topology
-
-import pci_devices
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import Program, stopped
+from tests import pci_devices
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import Program, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-users")]
 
 ANN, BOB = 65531, 65532
 """Users of whom the system knows nothing but the number."""
 
-PROGRAM = f"""
+PROGRAM = """
 import fcntl, os, sys, time
-sys.path.append({str(Path(__file__).parent.parent)!r})
-from claims.everything import import_all
+from tests.claims.everything import import_all
 import_all()  # first: other users may not be able to read Python's files, or ours
 import ctypes
 for library in "libnvidia-ml.so.1", "libcuda.so.1":
@@ -42,7 +39,7 @@ def claim(*arguments, **options):
     try:
         made = gpuaff.claim_gpus(*arguments, **options)
     except ClaimError as error:
-        return f"{{type(error).__name__}}: {{error}}".replace("\\n  ", " | ")
+        return f"{type(error).__name__}: {error}".replace("\\n  ", " | ")
     return " ".join(str(gpu.index) for gpu in made.gpus)
 
 def release():

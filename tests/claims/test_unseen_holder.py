@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff.claims.locking import registry
-
-from claims.lockers import locker, until
-from fakedriver.driver import FakeDriver
-from processes import stopped
+from tests.claims.lockers import locker, until
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("mounts", "unshare")]
 

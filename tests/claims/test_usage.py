@@ -12,12 +12,11 @@ import pytest
 from gpuaff.claims.devices.occupancy import ListedProcesses, evaluate
 from gpuaff.claims.model import Busy, ComputeMode, Demand, Device, DeviceReading
 from gpuaff.topology.model import Gpu, MigInstance, Topology
-
-from claims.readings import GIB, MIB
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from fakedriver.state import NVML
-from processes import printed
+from tests.claims.readings import GIB, MIB
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import NVML
+from tests.processes import printed
 
 pytestmark = pytest.mark.fake_driver
 

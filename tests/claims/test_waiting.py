@@ -22,12 +22,11 @@ from gpuaff._system.locks import held_locks
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.queue import TOO_LONG
 from gpuaff.topology.model import Topology
-
-import pci_devices
-from claims.crowd import Crowd, crowd, open_to_all, serve
-from fakedriver.driver import MakeDriver
-from fakedriver.play import this_machine
-from processes import stopped
+from tests import pci_devices
+from tests.claims.crowd import Crowd, crowd, open_to_all, serve
+from tests.fakedriver.driver import MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import stopped
 
 pytestmark = pytest.mark.fake_driver
 

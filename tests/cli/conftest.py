@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
-
-from processes import as_text, command_line, is_forkable
+from tests.processes import as_text, command_line, is_forkable
 
 COMMAND = (sys.executable, "-m", "gpuaff")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import CPUS, SRC, THREADS, Program, stopped
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, SRC, THREADS, Program, stopped
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff import cli
-
-from processes import environment
+from tests.processes import environment
 
 START = """
 import sys

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import execute
-
-import environments
-from fakedriver.driver import FakeDriver
-from processes import CPUS, command_line, environment, unmeasured
+from tests import environments
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, command_line, environment, unmeasured
 
 RUN = (sys.executable, "-m", "gpuaff", "run")
 ONLY = (*RUN, "--no-claim", "--no-pin", "--")

@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff.cpuset import format_cpulist
-
-import environments
-import pci_devices
-from fakedriver.driver import FakeDriver
-from processes import CPUS, as_text, command_line, environment
+from tests import environments, pci_devices
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, as_text, command_line, environment
 
 pytestmark = pytest.mark.fake_driver
 

@@ -17,16 +17,15 @@ from typing import Any
 
 import pytest
 
-from exits import LARGE, exiting
 from gpuaff._system import kernel
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import Entry
 from gpuaff.topology.model import MigInstance
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from fakedriver.state import NVML
-from processes import as_text, command_line, environment, printed, stopped, unmeasured
+from tests.exits import LARGE, exiting
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import NVML
+from tests.processes import as_text, command_line, environment, printed, stopped, unmeasured
 
 pytestmark = pytest.mark.fake_driver
 

@@ -8,8 +8,7 @@ from itertools import product
 from typing import Any, TypeAlias
 
 from gpuaff.topology.model import Gpu, Source, Topology
-
-from allocator.described import box, cpus, dgx_a100, one_node, packed_cores, spread_cores
+from tests.allocator.described import box, cpus, dgx_a100, one_node, packed_cores, spread_cores
 
 Options: TypeAlias = Mapping[str, Any]
 

@@ -16,13 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 if __name__ == "__main__":  # Python looks first in the folder of its script
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Topology
-
-from compat.machines import CASES, OPTIONS, Case
-from fakedriver.driver import FakeDriver
+from tests.compat.machines import CASES, OPTIONS, Case
+from tests.fakedriver.driver import FakeDriver
 
 Answers = Mapping[str, Mapping[str, list[str]]]
 """By case and options: for each rank its CPUs, or the name of the error."""

@@ -14,9 +14,8 @@ from gpuaff.allocator.plan import plan
 from gpuaff.compat.gpu_affinity import refusal
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GPUAffinityError
-
-from compat.machines import CASES, OPTIONS, Case
-from compat.peer import ask, recorded
+from tests.compat.machines import CASES, OPTIONS, Case
+from tests.compat.peer import ask, recorded
 
 REFUSED = "GPUAffinityError"
 CONTIGUOUS = "mode=unique_contiguous scope=node"

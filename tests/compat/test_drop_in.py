@@ -11,11 +11,10 @@ import pytest
 
 import gpuaff
 from gpuaff.compat import gpu_affinity
-
-from compat.peer import package
-from fakedriver.driver import FakeDriver
-from fakedriver.state import NVML
-from processes import CPUS, SRC, printed, run
+from tests.compat.peer import package
+from tests.fakedriver.driver import FakeDriver
+from tests.fakedriver.state import NVML
+from tests.processes import CPUS, SRC, printed, run
 
 on_two_gpus = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

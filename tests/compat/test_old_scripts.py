@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver
-from processes import CPUS, SRC, Program, masks, stopped
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, SRC, Program, masks, stopped
 
 SCRIPTS = Path(__file__).parent / "old_scripts"
 NEW = {

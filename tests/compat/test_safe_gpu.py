@@ -14,11 +14,10 @@ import pytest
 
 from gpuaff.compat import safe_gpu
 from gpuaff.errors import GpuaffError
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from fakedriver.state import NVML
-from processes import Program, printed, run, stopped
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import NVML
+from tests.processes import Program, printed, run, stopped
 
 SCRIPTS = Path(__file__).parent / "old_scripts" / "safe_gpu"
 STAND_INS = f"{SCRIPTS / 'stand_in'}:{Path(__file__).parents[1] / 'claims' / 'stand_in'}"
@@ -50,7 +49,7 @@ def env(driver: FakeDriver, tmp_path: Path) -> dict[str, str]:
 
 
 def with_source(env: Mapping[str, str]) -> dict[str, str]:
-    from processes import SRC
+    from tests.processes import SRC
 
     return {**env, "PYTHONPATH": f"{SRC}:{env['PYTHONPATH']}"}
 
@@ -382,7 +381,7 @@ safe_gpu.claim_gpus(placeholder_fn=held)
 
 
 def test_ctrl_c_while_a_safe_gpu_user_chooses(env: dict[str, str]) -> None:
-    from safe_gpu_users import get, their_user
+    from tests.safe_gpu_users import get, their_user
 
     script = """
 try:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver
-from processes import environment
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import environment
 
 SCRIPT = Path(__file__).parents[2] / "examples/acquisitor/acquisitor.py"
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuaff.cpuset import format_cpulist, parse_cpulist
-
-from fakedriver.driver import FakeDriver
-from processes import CPUS, environment, worker_cpus
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, environment, worker_cpus
 
 SCRIPT = Path(__file__).parents[2] / "examples/dataloader/dataloader.py"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from example_runs import EXAMPLES, node, run_example, table
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import CPUS, environment
+from tests.example_runs import EXAMPLES, node, run_example, table
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, environment
 
 SCRIPT = "ddp_minimal/ddp_minimal.py"
 

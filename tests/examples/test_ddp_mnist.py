@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from example_runs import EXAMPLES, node, run_example
-from fakedriver.driver import FakeDriver
-from processes import CPUS, environment
+from tests.example_runs import EXAMPLES, node, run_example
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, environment
 
 SCRIPT = "ddp_mnist/ddp_mnist.py"
 

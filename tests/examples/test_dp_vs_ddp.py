@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from example_runs import run_example, table
-from fakedriver.driver import FakeDriver
-from processes import CPUS
+from tests.example_runs import run_example, table
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS
 
 SCRIPT = "dp_vs_ddp/compare.py"
 TINY = ["--no-cuda", "--", "--samples=4096", "--width=64", "--batch-size=64"]

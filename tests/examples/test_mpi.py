@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver
-from processes import CPUS, environment
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

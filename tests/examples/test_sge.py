@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import CPUS, environment
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sge"
 
@@ -32,7 +32,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def grid_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables by which its commands find it."""
-    bed = import_module("schedulers.bed")
+    bed = import_module("tests.schedulers.bed")
     with bed.running("grid_engine", tmp_path_factory.mktemp("sge")) as variables:
         yield variables
 
@@ -73,7 +73,7 @@ def cluster(driver: FakeDriver, grid_engine: dict[str, str], tmp_path: Path) -> 
     env = environment({**driver.env(), "GPUAFF_LOCK_DIR": str(tmp_path / "locks")})
     ours = ("PATH", "PYTHONPATH", "GPUAFF_LOCK_DIR", *driver.env())
     lines = [f"export {name}={shlex.quote(env[name])}\n" for name in ours]
-    node_file = import_module("schedulers.grid_engine_bed").NODE_FILE
+    node_file = import_module("tests.schedulers.grid_engine_bed").NODE_FILE
     Path(grid_engine["SGE_ROOT"], node_file).write_text("".join(lines))
     return Cluster(folder, {**env, **grid_engine})
 

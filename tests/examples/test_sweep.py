@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from example_runs import run_example
-from fakedriver.driver import FakeDriver
-from processes import CPUS
+from tests.example_runs import run_example
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS
 
 pytestmark = [
     pytest.mark.fake_driver,

@@ -11,10 +11,9 @@ from typing import NamedTuple, TypeAlias
 
 import gpuaff
 from gpuaff.topology.model import Topology
-
-from fakedriver.build import build
-from fakedriver.play import play, put_mask
-from fakedriver.state import (
+from tests.fakedriver.build import build
+from tests.fakedriver.play import play, put_mask
+from tests.fakedriver.state import (
     CUDA,
     DOUBLES,
     FAULTS,
@@ -29,7 +28,7 @@ from fakedriver.state import (
     locked,
     start_of,
 )
-from processes import as_text, is_forkable, nursery, usual_libraries
+from tests.processes import ROOT, as_text, is_forkable, nursery, usual_libraries
 
 _SOURCE = Path(str(gpuaff.__path__[0])).parent
 """Where the package is that this process tests: its children are to test it as well."""
@@ -433,7 +432,7 @@ def run(
         AssertionError: it failed, with what it said.
     """
     variables = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
-    paths = (env.get("PYTHONPATH"), str(_SOURCE), variables.get("PYTHONPATH"))
+    paths = (env.get("PYTHONPATH"), str(_SOURCE), str(ROOT), variables.get("PYTHONPATH"))
     variables |= {**env, "PYTHONPATH": ":".join(path for path in paths if path)}
     if isinstance(program, str) and is_forkable(env):
         forks = nursery(variables.get("LD_LIBRARY_PATH", ""))

@@ -41,9 +41,8 @@ def main(arguments: list[str]) -> int:
 def _variables(machine: str, folder: str) -> dict[str, str]:
     """Build the library and the machine's state; tell the variables that show it."""
     from gpuaff.topology.model import Topology
-
-    from fakedriver.driver import FakeDriver
-    from fakedriver.play import this_machine
+    from tests.fakedriver.driver import FakeDriver
+    from tests.fakedriver.play import this_machine
 
     own = re.fullmatch(r"this-machine:(\d+)", machine)
     if own:
@@ -56,6 +55,6 @@ def _variables(machine: str, folder: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    # Python looks first in the folder of its script; what it is to find is one above.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    # Python looks first in the folder of its script; what it is to find is two above.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
     sys.exit(main(sys.argv[1:]))

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Gpu, MigInstance, Topology
-
-from fakedriver.state import GPUS, LINKS, MIG_SLOTS, NVML, WORD_BITS, GpuState, State
+from tests.fakedriver.state import GPUS, LINKS, MIG_SLOTS, NVML, WORD_BITS, GpuState, State
 
 _PATHS = {"X": 0, "PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50, "SOC": 50}
 """``nvmlGpuTopologyLevel_t`` of nvidia-smi's words."""

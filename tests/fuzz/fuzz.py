@@ -21,12 +21,12 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":  # then the first folder is this one, and gpuaff need not be installed
-    sys.path[:1] = [str(TESTS), str(TESTS.parent / "src")]
+    sys.path[:1] = [str(ROOT), str(ROOT / "src")]
 
-from fuzz.guard import TooSlowError, bound_memory, bounded  # noqa: E402 - found there only
-from fuzz.targets import TARGETS, Refused  # noqa: E402 - likewise
+from tests.fuzz.guard import TooSlowError, bound_memory, bounded  # noqa: E402 - found there only
+from tests.fuzz.targets import TARGETS, Refused  # noqa: E402 - likewise
 
 
 @dataclass

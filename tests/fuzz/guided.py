@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from fuzz.seeds import KEYS, SCALARS, nested
+from tests.fuzz.seeds import KEYS, SCALARS, nested
 
 
 def mangled(random: Random, value: Any, most: int = 4) -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology import serialize
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
-
-from fuzz.seeds import UUID, topologies
+from tests.fuzz.seeds import UUID, topologies
 
 MODES = [
     "all",

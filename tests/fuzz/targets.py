@@ -17,12 +17,11 @@ from gpuaff.topology import serialize
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 from gpuaff.topology.pasted import parse
 from gpuaff.topology.visible import Visible, resolve
-
-from fuzz import machines
-from fuzz.guided import mangled
-from fuzz.mutate import NUMBERS, ODD, mutated
-from fuzz.seeds import UUID, Printer, nested, pastes, topologies
-from sound import sound
+from tests.fuzz import machines
+from tests.fuzz.guided import mangled
+from tests.fuzz.mutate import NUMBERS, ODD, mutated
+from tests.fuzz.seeds import UUID, Printer, nested, pastes, topologies
+from tests.sound import sound
 
 
 @dataclass(frozen=True)

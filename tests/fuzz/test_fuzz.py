@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import fuzz
-from fuzz.targets import TARGETS
+from tests.fuzz import fuzz
+from tests.fuzz.targets import TARGETS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it bounds memory as Linux does")
 
@@ -54,8 +54,8 @@ def test_nothing_is_found_in_more(tmp_path: Path) -> None:
 BAD = """
 import os, sys
 sys.path[:0] = {paths!r}
-from fuzz import fuzz
-from fuzz.targets import TARGETS, Refused, Target
+from tests.fuzz import fuzz
+from tests.fuzz.targets import TARGETS, Refused, Target
 
 def check(number):
     if number == 3:
@@ -89,7 +89,7 @@ sys.exit(fuzz.main(sys.argv[1:]))
 @pytest.fixture
 def said(tmp_path: Path) -> str:
     """What the command says of a target that fails in every way that there is."""
-    script = BAD.format(paths=[str(fuzz.TESTS), str(fuzz.TESTS.parent / "src")])
+    script = BAD.format(paths=[str(fuzz.ROOT), str(fuzz.ROOT / "src")])
     done = python(
         *("-c", script, "--target", "bad", "--count", "12", "--jobs", "2", "--seconds", "0.2"),
         *("--megabytes", "256", "--failures", str(tmp_path)),

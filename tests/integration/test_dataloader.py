@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import CPUS, masks, stopped, worker_cpus
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, masks, stopped, worker_cpus
 
 pytestmark = [
     pytest.mark.fake_driver,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import printed
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import printed
 
 pytestmark = [
     pytest.mark.fake_driver,

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff.cpuset import parse_cpulist
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import environment, masks
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import environment, masks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/pin.py"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from processes import CPUS, environment
+from tests.processes import CPUS, environment
 
 pytestmark = pytest.mark.needs("two-cpus")
 

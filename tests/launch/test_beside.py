@@ -9,8 +9,7 @@ import pytest
 from gpuaff.launch.masks import consistency
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
-
-from environments import started
+from tests.environments import started
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 ONE_OF_TORCHRUN = {**TORCHRUN, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

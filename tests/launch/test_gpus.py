@@ -10,8 +10,7 @@ import pytest
 from gpuaff.launch.gpus import OwnGpus, own_gpus
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.slurm import gpu_indices
-
-from environments import Started, started
+from tests.environments import Started, started
 
 
 def found(

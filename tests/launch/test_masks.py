@@ -14,8 +14,7 @@ from gpuaff.launch.launchers import Launcher
 from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks, active_launcher
 from gpuaff.launch.slurm import named_masks, tasks_here
-
-from environments import Started, masks_seen, started
+from tests.environments import Started, masks_seen, started
 
 NARROW, WIDE = frozenset({0}), frozenset({0, 1})
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gpuaff.launch.launchers import ROWS, Launcher
 from gpuaff.launch.ranks import Ranks, classify_ranks
-
-from environments import recorded, started
+from tests.environments import recorded, started
 
 
 def at(environ: Mapping[str, str], *, host: str | None = None, above: Any = ()) -> Ranks:

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from gpuaff.launch import allocation
 from gpuaff.launch.allocation import Granted, classify_grant
-
-from environments import started
-from processes import printed
+from tests.environments import started
+from tests.processes import printed
 
 
 def told(

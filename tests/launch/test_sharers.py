@@ -8,8 +8,7 @@ import pytest
 
 from gpuaff.launch.gpus import sharers
 from gpuaff.launch.ranks import Ranks, classify_ranks
-
-from environments import started
+from tests.environments import started
 
 
 def classify(environ: Mapping[str, str], *, visible: int) -> Ranks | None:

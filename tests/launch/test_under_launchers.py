@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from environments import Started, started
-from fakedriver.driver import FakeDriver
-from fakedriver.play import this_machine
-from processes import CPUS, environment, printed
+from tests.environments import Started, started
+from tests.fakedriver.driver import FakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, environment, printed
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from numa_machine.machine import play
-from numa_machine.seen import Found
+from tests.numa_machine.machine import play
+from tests.numa_machine.seen import Found
 
 
 @pytest.fixture(scope="session")

@@ -15,16 +15,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 if __name__ == "__main__":
-    # Python looks first in the folder of its script; what it is to find is one above.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    # Python looks first in the folder of its script; what it is to find is two above.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from fakedriver.build import build
+from tests.fakedriver.build import build
 
 _HERE = Path(__file__).resolve().parent
 _TESTS = _HERE.parent
 _PROJECT = _TESTS.parent
 _SCRIPT = _HERE / "machine.sh"
-_BROUGHT = ("cpusets.py", "processes.py", "fakedriver", "numa_machine", "programs")
+_BROUGHT = ("__init__.py", "cpusets.py", "processes.py", "fakedriver", "numa_machine", "programs")
 """What of the tests goes along."""
 
 
@@ -54,10 +54,10 @@ def play(work: Path, *wanted: str) -> dict[str, Any]:
         AssertionError: the machine did not come to its end; with what its console showed.
     """
     job, out = work / "job", work / "out"
-    job.mkdir()
+    (job / "tests").mkdir(parents=True)
     for name in _BROUGHT:
         copy = shutil.copytree if (_TESTS / name).is_dir() else shutil.copy
-        copy(_TESTS / name, job / name)
+        copy(_TESTS / name, job / "tests" / name)
     shutil.copy(_HERE / "start", job / "start")
     (job / "start").chmod(0o755)
     (job / "wanted").write_text(" ".join(wanted))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuaff.cpuset import parse_cpulist
-
-from numa_machine.seen import ON_THE_MACHINE, Found, assert_pinned
+from tests.numa_machine.seen import ON_THE_MACHINE, Found, assert_pinned
 
 pytestmark = ON_THE_MACHINE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numa_machine.seen import ON_THE_MACHINE, Found, assert_pinned, codes
+from tests.numa_machine.seen import ON_THE_MACHINE, Found, assert_pinned, codes
 
 pytestmark = ON_THE_MACHINE
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from numa_machine.seen import ON_THE_MACHINE, Found
+from tests.numa_machine.seen import ON_THE_MACHINE, Found
 
 pytestmark = ON_THE_MACHINE
 

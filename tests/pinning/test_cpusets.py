@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-import cpusets
-from fakedriver.driver import FakeDriver
-from processes import CPUS, masks, printed, run, stopped
+from tests import cpusets
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, masks, printed, run, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,

@@ -6,15 +6,12 @@ Each GPU has half of this machine's CPUs as its border, as both are near all of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-import cpusets
-import pci_devices
-import seccomp
-from fakedriver.driver import FakeDriver
-from processes import CPUS, THREADS, all_hold, run
+from tests import cpusets, pci_devices, seccomp
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, THREADS, all_hold, run
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -212,9 +209,8 @@ holds(now() == whole)
 
 @pytest.mark.needs("memory-policies")
 def test_what_is_set_besides_comes_back(machine: Machine) -> None:
-    script = f"""
-sys.path.append({str(Path(seccomp.__file__).parent)!r})
-import mempolicies
+    script = """
+from tests import mempolicies
 def state():
     return now(), mempolicies.of("self"), os.environ.get("OMP_NUM_THREADS")
 first = state()

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from gpuaff.allocator.domains import gpu_domains
 from gpuaff.pinning.grant import grant_of
-
-from allocator.random_machines import any_machine
+from tests.allocator.random_machines import any_machine
 
 
 @given(st.data())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver
-from processes import environment
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import environment
 
 PROGRAM = Path(__file__).parents[1] / "programs/interrupted_pin.py"
 

@@ -15,9 +15,8 @@ import pytest
 
 from gpuaff._system.kernel import Tree
 from gpuaff.topology.sysfs import cpuset_of
-
-from fakedriver.driver import FakeDriver
-from processes import CPUS, environment, printed, run
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, environment, printed, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

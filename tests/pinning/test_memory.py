@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import mempolicy
-
-import mempolicies
-import seccomp
-from fakedriver.driver import FakeDriver
-from processes import printed, run, stopped
+from tests import mempolicies, seccomp
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import printed, run, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -31,8 +29,7 @@ INTERLEAVE, ALL = f"interleave=static:{FIRST}", f"interleave:{NODES}"
 START = f"""
 import os, sys, threading, time
 import gpuaff
-sys.path.append({str(Path(mempolicies.__file__).parent)!r})
-import mempolicies
+from tests import mempolicies
 from gpuaff._system.mempolicy import *
 
 FIRST = {FIRST}
@@ -372,7 +369,8 @@ def test_a_filter_that_forbids_it(
 def test_a_filter_that_comes_later(driver: FakeDriver) -> None:
     """Then the policy cannot be put back, and that is said."""
     script = """
-import logging, seccomp
+import logging
+from tests import seccomp
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 affinity = gpuaff.set_affinity(0, 2, memory=BIND_ONE)
 seccomp.install(1, [mempolicy._numbers()[1]])

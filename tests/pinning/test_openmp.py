@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cpu_quotas import quota
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import CPUS, printed, run
+from tests.cpu_quotas import quota
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, printed, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

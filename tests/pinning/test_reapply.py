@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import cpusets
-from fakedriver.driver import FakeDriver
-from openmp_region import NARROWING
-from processes import CPUS, THREADS, all_hold, masks, run, stopped
+from tests import cpusets
+from tests.fakedriver.driver import FakeDriver
+from tests.openmp_region import NARROWING
+from tests.processes import CPUS, THREADS, all_hold, masks, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

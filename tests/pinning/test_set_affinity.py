@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fakedriver.driver import FakeDriver
-from fakedriver.state import NVML
-from processes import CPUS, masks, printed, run, stopped
+from tests.fakedriver.driver import FakeDriver
+from tests.fakedriver.state import NVML
+from tests.processes import CPUS, masks, printed, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import gpuaff
-
-import seccomp
-from fakedriver.driver import FakeDriver
-from processes import (
+from tests import seccomp
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import (
     CPUS,
     SRC,
     all_hold,

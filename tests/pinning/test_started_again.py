@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from processes import CPUS, environment, printed, run
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, environment, printed, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from processes import CPUS, masks, printed, stopped
+from tests.processes import CPUS, masks, printed, stopped
 
 pytestmark = pytest.mark.needs("two-cpus")
 

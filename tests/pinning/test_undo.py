@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-import cpusets
-import mempolicies
-from fakedriver.driver import FakeDriver
-from processes import CPUS, THREADS, all_hold, masks, printed, stopped
+from tests import cpusets
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, THREADS, all_hold, masks, printed, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
-
-TESTS = str(Path(mempolicies.__file__).parent)
 
 
 def test_a_block_leaves_a_bound_thread_where_its_share_was(driver: FakeDriver) -> None:
@@ -62,7 +58,7 @@ with gpuaff.set_affinity(0, 2):
     pass
 holds(now() == {min(before)})
 """
-    script = f"import sys; sys.path.append({TESTS!r}); import mempolicies\n{script}"
+    script = f"from tests import mempolicies\n{script}"
     all_hold(script, env=driver.env())
 
 
@@ -74,8 +70,7 @@ def test_a_forked_child_that_leaves_blocks(
 ) -> None:
     """First the inner one, then the outer one."""
     script = f"""
-import sys; sys.path.append({TESTS!r})
-import mempolicies
+from tests import mempolicies
 def state():
     return now(), mempolicies.of("self"), os.environ.get("OMP_NUM_THREADS"), gpuaff.check().expected
 first = state()

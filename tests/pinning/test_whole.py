@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
-import mempolicies
-import seccomp
-from fakedriver.driver import FakeDriver
-from processes import run
+from tests import seccomp
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import run
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -19,11 +17,10 @@ pytestmark = [
     pytest.mark.needs("memory-policies"),
 ]
 
-START = f"""
+START = """
 import logging, os, queue, signal, sys, threading, time
 import gpuaff
-sys.path.append({str(Path(mempolicies.__file__).parent)!r})
-import mempolicies, seccomp
+from tests import mempolicies, seccomp
 from gpuaff.pinning import pin
 from gpuaff._system import mempolicy, nvml_prewarm
 
@@ -44,7 +41,7 @@ class Helper(threading.Thread):
 
 def masks():
     # Those that wake the driver may take a moment to end.
-    return {{tid: os.sched_getaffinity(tid) for tid in (os.getpid(), helper.native_id)}}
+    return {tid: os.sched_getaffinity(tid) for tid in (os.getpid(), helper.native_id)}
 
 def settled():
     # Only then does check() see no thread of those, which has the mask that was in force meanwhile.

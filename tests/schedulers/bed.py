@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    # Python looks first in the folder of its script; what it is to find is one above.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    # Python looks first in the folder of its script; what it is to find is two above.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import psutil
 
@@ -148,7 +148,7 @@ def main(name: str, folder: str, *command: str) -> int:
     signal.signal(signal.SIGTERM, _leave)
     bed = Bed(Path(folder).resolve())
     bed.folder.mkdir(parents=True, exist_ok=True)
-    started: Any = import_module(f"schedulers.{name}_bed")
+    started: Any = import_module(f"tests.schedulers.{name}_bed")
     try:
         variables: dict[str, str] = started.start(bed)
         if command:

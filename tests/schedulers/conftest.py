@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.driver import FakeDriver
-from processes import environment
-from schedulers import grid_engine_bed, slurm_bed
-from schedulers.bed import running
-from schedulers.jobs import Stage, two_sides
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import environment
+from tests.schedulers import grid_engine_bed, slurm_bed
+from tests.schedulers.bed import running
+from tests.schedulers.jobs import Stage, two_sides
 
 
 @pytest.fixture(scope="session")

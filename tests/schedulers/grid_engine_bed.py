@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from schedulers.bed import Bed, free_ports
+from tests.schedulers.bed import Bed, free_ports
 
 GPUS = 4
 

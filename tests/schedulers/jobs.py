@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuaff.topology.model import Topology
-
-from fakedriver.play import this_machine
-from processes import CPUS, environment, masks
-from schedulers.bed import ends_with_us
+from tests.fakedriver.play import this_machine
+from tests.processes import CPUS, environment, masks
+from tests.schedulers.bed import ends_with_us
 
 GPUAFF = (sys.executable, "-m", "gpuaff", "run")
 RANK = (sys.executable, str(Path(__file__).with_name("rank.py")))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from schedulers.bed import Bed, free_ports
+from tests.schedulers.bed import Bed, free_ports
 
 NODES = ("n1", "n2")
 

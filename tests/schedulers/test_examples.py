@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from example_runs import EXAMPLES, table
-from processes import environment
-from schedulers.jobs import FIRST, SECOND, Stage
-from schedulers.slurm_bed import NODE_FILES
+from tests.example_runs import EXAMPLES, table
+from tests.processes import environment
+from tests.schedulers.jobs import FIRST, SECOND, Stage
+from tests.schedulers.slurm_bed import NODE_FILES
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from schedulers.jobs import Stage
+from tests.schedulers.jobs import Stage
 
 pytestmark = [
     pytest.mark.slow,

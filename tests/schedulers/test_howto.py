@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from processes import environment
-from schedulers.jobs import Stage
+from tests.processes import environment
+from tests.schedulers.jobs import Stage
 
 DOCS = Path(__file__).parents[2] / "docs"
 

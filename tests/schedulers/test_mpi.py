@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedulers.jobs import FIRST, GPUAFF, SECOND, Stage, by
+from tests.schedulers.jobs import FIRST, GPUAFF, SECOND, Stage, by
 
 OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "-n", "2")
 MPICH = ("mpirun.mpich", "-n", "2")

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from gpuaff.cpuset import format_cpulist
-
-from environments import FOLDER
-from processes import masks
-from schedulers.jobs import Rank, Stage
-from schedulers.test_grid_engine import job
-from schedulers.test_slurm import batch
+from tests.environments import FOLDER
+from tests.processes import masks
+from tests.schedulers.jobs import Rank, Stage
+from tests.schedulers.test_grid_engine import job
+from tests.schedulers.test_slurm import batch
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from schedulers.jobs import FIRST, GPUAFF, SECOND, Rank, Stage, by
+from tests.schedulers.jobs import FIRST, GPUAFF, SECOND, Rank, Stage, by
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedulers.jobs import FIRST, GPUAFF, SECOND, Stage, by
+from tests.schedulers.jobs import FIRST, GPUAFF, SECOND, Stage, by
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "4")
 

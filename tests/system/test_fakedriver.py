@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuaff.topology.model import Gpu, MigInstance, Topology
-
-from fakedriver.driver import FakeDriver, MakeDriver, run
-from fakedriver.state import NVML
+from tests.fakedriver.driver import FakeDriver, MakeDriver, run
+from tests.fakedriver.state import NVML
 
 TESTS = Path(__file__).parents[1]
 
@@ -225,9 +224,9 @@ class TestWithoutCompiler:
         def outcome(**env: str) -> str:
             options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", "/dev/null"]
             command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path)]
-            command += ["-rs", "-p", "conftest", str(test)]
+            command += ["-rs", "-p", "tests.conftest", str(test)]
             # Without its plugins it starts in half of the time.
-            few = {"PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            few = {"PYTHONPATH": str(TESTS.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             return run(command, env={**few, **env}, check=False).stdout
 
         return outcome

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import kernel
-
-from processes import stopped
+from tests.processes import stopped
 
 
 def test_a_pipe_that_nobody_writes_into(tmp_path: Path) -> None:

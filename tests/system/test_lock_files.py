@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from gpuaff._system import locks
-
-from processes import printed, stopped
+from tests.processes import printed, stopped
 
 
 def test_descriptors_are_out_of_the_way_of_scripts(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff._system import locks
-
-from claims.lockers import until
-from processes import stopped
+from tests.claims.lockers import until
+from tests.processes import stopped
 
 
 def test_the_kernel_tells_who_has_a_lock_and_who_waits(tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from gpuaff._system import mempolicy
 from gpuaff._system.mempolicy import Policy
-
-import mempolicies
-import seccomp
-from fakedriver.build import compiler
-from processes import printed, run
+from tests import mempolicies, seccomp
+from tests.fakedriver.build import compiler
+from tests.processes import printed, run
 
 
 @pytest.mark.needs("memory-policies")
@@ -41,7 +39,7 @@ def test_the_kernel_has_what_was_set(policy: str, in_proc: str, text: str) -> No
         import sys
         from gpuaff._system.mempolicy import *
         sys.path.append({str(Path(mempolicies.__file__).parent)!r})
-        import mempolicies
+        from tests import mempolicies
         nodes = allowed_nodes()
         first = frozenset({{min(nodes)}})
         before = get_policy()

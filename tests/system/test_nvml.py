@@ -8,10 +8,20 @@ from hypothesis import strategies as st
 
 from gpuaff._system.nvml_records import GpuReading, pci_address
 from gpuaff.topology.model import Topology
-
-from fakedriver.driver import MakeDriver
-from fakedriver.state import NVML
-from nvml_reading import DGX, FULL, NEAR, SLICES, DriverReading, cpus, full, one_gpu, read, without
+from tests.fakedriver.driver import MakeDriver
+from tests.fakedriver.state import NVML
+from tests.nvml_reading import (
+    DGX,
+    FULL,
+    NEAR,
+    SLICES,
+    DriverReading,
+    cpus,
+    full,
+    one_gpu,
+    read,
+    without,
+)
 
 
 @pytest.mark.fake_driver

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuaff.errors import NoDriverError
-
-from fakedriver.driver import MakeDriver, run
-from fakedriver.state import NVML
-from nvml_reading import DGX, FULL, PROGRAM, answer_of, full, read
+from tests.fakedriver.driver import MakeDriver, run
+from tests.fakedriver.state import NVML
+from tests.nvml_reading import DGX, FULL, PROGRAM, answer_of, full, read
 
 REFUSALS = {
     NVML.LIB_RM_VERSION_MISMATCH: ("version mismatch", "reboot"),

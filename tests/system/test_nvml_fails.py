@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuaff._system.nvml_records import GpuReading
-
-from fakedriver.driver import MakeDriver
-from fakedriver.state import NVML
-from nvml_reading import FULL, SLICES, full, read, without
+from tests.fakedriver.driver import MakeDriver
+from tests.fakedriver.state import NVML
+from tests.nvml_reading import FULL, SLICES, full, read, without
 
 # Every function of one GPU that is called, and what is None where it fails.
 FIELDS = {

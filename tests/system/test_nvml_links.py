@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuaff.topology.model import Gpu, Topology
-
-from fakedriver.driver import MakeDriver
-from fakedriver.state import NVML
-from nvml_reading import one_gpu, read
+from tests.fakedriver.driver import MakeDriver
+from tests.fakedriver.state import NVML
+from tests.nvml_reading import one_gpu, read
 
 
 def joined(*rows: str) -> Topology:

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from gpuaff.topology.model import Gpu, MigInstance, Topology
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.state import NVML
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.state import NVML
 
 pytestmark = pytest.mark.fake_driver
 

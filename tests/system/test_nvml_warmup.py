@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fakedriver.build import compiler
-from fakedriver.driver import FakeDriver
-from fakedriver.play import this_machine
-from processes import run
+from tests.fakedriver.build import compiler
+from tests.fakedriver.driver import FakeDriver
+from tests.fakedriver.play import this_machine
+from tests.processes import run
 
 pytestmark = pytest.mark.fake_driver
 

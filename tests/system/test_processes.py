@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from gpuaff._system import kernel
-
-from processes import run, stopped
+from tests.processes import run, stopped
 
 
 class TestEnded:

@@ -13,9 +13,8 @@ from gpuaff.topology.live import observe, with_accelerators
 from gpuaff.topology.model import Accelerator
 from gpuaff.topology.pci import accelerators
 from gpuaff.topology.sysfs import read_cpus
-
-import machine_trees
-from trees import write, write_cpus, write_nodes, write_pci
+from tests import machine_trees
+from tests.trees import write, write_cpus, write_nodes, write_pci
 
 VGA, THREE_D, DISPLAY, PROCESSING = "0x030000", "0x030200", "0x038000", "0x120000"
 NVIDIA, AMD, INTEL, ASPEED, MATROX = "0x10de", "0x1002", "0x8086", "0x1a03", "0x102b"

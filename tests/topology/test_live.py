@@ -10,11 +10,10 @@ import pytest
 
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import MigInstance
-
-from fakedriver.driver import FakeDriver, MakeDriver
-from fakedriver.play import this_machine
-from fakedriver.state import NVML
-from processes import CPUS
+from tests.fakedriver.driver import FakeDriver, MakeDriver
+from tests.fakedriver.play import this_machine
+from tests.fakedriver.state import NVML
+from tests.processes import CPUS
 
 pytestmark = pytest.mark.fake_driver
 

@@ -10,8 +10,7 @@ from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
-
-from pasted_machines import DATA
+from tests.pasted_machines import DATA
 
 
 def real(name: str) -> str:

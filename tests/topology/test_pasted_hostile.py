@@ -13,9 +13,8 @@ from gpuaff.errors import TopologyError
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
 from gpuaff.topology.pasted.text import MAX_CHARS, MAX_LINES
-
-from pasted_machines import DATA, MACHINES
-from sound import sound
+from tests.pasted_machines import DATA, MACHINES
+from tests.sound import sound
 
 PASTES = {machine.name: machine.text for machine in MACHINES}
 PASTES |= {path.name: path.read_text("utf-8") for path in sorted((DATA / "lscpu").iterdir())}

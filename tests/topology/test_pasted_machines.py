@@ -14,8 +14,7 @@ from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
-
-from pasted_machines import DATA, MACHINES, Cells, Pasted, Plan, plain
+from tests.pasted_machines import DATA, MACHINES, Cells, Pasted, Plan, plain
 
 pytestmark = pytest.mark.case("pasted-machines")
 

@@ -12,8 +12,7 @@ from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
-
-from pasted_machines import DATA
+from tests.pasted_machines import DATA
 
 DGX = (DATA / "threads/dgx-a100-cpu255-offline.txt").read_text("utf-8")
 ACROSS = (DATA / "threads/kvm-siblings-across-nodes.txt").read_text("utf-8")

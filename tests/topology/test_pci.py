@@ -12,9 +12,8 @@ from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.topology import pci
 from gpuaff.topology.model import Source
 from gpuaff.topology.sysfs import read_cpus
-
-import machine_trees
-from trees import write, write_cpus, write_nodes, write_pci
+from tests import machine_trees
+from tests.trees import write, write_cpus, write_nodes, write_pci
 
 GPU = "0000:07:00.0"
 

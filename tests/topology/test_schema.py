@@ -14,8 +14,7 @@ from jsonschema import Draft202012Validator
 from gpuaff import Topology
 from gpuaff.errors import TopologyError
 from gpuaff.topology.serialize import machine_names
-
-from strategies import topologies
+from tests.strategies import topologies
 
 ROOT = Path(__file__).parents[2]
 SAVED = sorted(

@@ -17,8 +17,7 @@ from gpuaff.errors import TopologyError
 from gpuaff.notices import Notice
 from gpuaff.topology import serialize
 from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Package, Source, Topology
-
-from strategies import topologies
+from tests.strategies import topologies
 
 SMALL = Topology(
     cpus=parse_cpulist("0-7"),

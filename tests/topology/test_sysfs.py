@@ -10,10 +10,9 @@ from gpuaff import Topology
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.topology.sysfs import highest_cpu, online, read_cpus
-
-import machine_trees
-from machine_trees import Lstopo
-from trees import write, write_cpus
+from tests import machine_trees
+from tests.machine_trees import Lstopo
+from tests.trees import write, write_cpus
 
 
 @pytest.fixture(scope="module", params=machine_trees.NAMES)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gpuaff.topology.model import Gpu, Topology
 from gpuaff.topology.visible import Visible, resolve
-
-from visible_machines import MIGS, UUIDS, gpus, observed, with_mig
+from tests.visible_machines import MIGS, UUIDS, gpus, observed, with_mig
 
 G0, G1, G2, G3 = UUIDS
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numa_machine.inside.workers import Workers, idle
+from tests.numa_machine.inside.workers import Workers, idle
 
 _PAGE = mmap.PAGESIZE
 

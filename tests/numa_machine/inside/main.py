@@ -9,10 +9,10 @@ import traceback
 from contextlib import ExitStack
 from typing import Any
 
-import cpusets
-from fakedriver.driver import FakeDriver
-from numa_machine.inside.scenarios import SCENARIOS, Scenario
-from numa_machine.inside.world import World, all_online, make_driver
+from tests import cpusets
+from tests.fakedriver.driver import FakeDriver
+from tests.numa_machine.inside.scenarios import SCENARIOS, Scenario
+from tests.numa_machine.inside.world import World, all_online, make_driver
 
 
 def main(wanted: list[str]) -> None:

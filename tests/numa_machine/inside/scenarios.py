@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from numa_machine.inside.looking import threads
-from numa_machine.inside.world import (
+from tests.numa_machine.inside.looking import threads
+from tests.numa_machine.inside.world import (
     CPU,
     LAUNCHER,
     Rank,

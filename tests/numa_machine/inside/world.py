@@ -11,11 +11,10 @@ from typing import Any
 
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Gpu, Topology
-
-import cpusets
-from fakedriver.driver import FakeDriver
-from numa_machine.inside.looking import field, nodes_of_pages, policy_of_pages, threads
-from processes import Program, environment, stopped
+from tests import cpusets
+from tests.fakedriver.driver import FakeDriver
+from tests.numa_machine.inside.looking import field, nodes_of_pages, policy_of_pages, threads
+from tests.processes import Program, environment, stopped
 
 LAUNCHER = ["sh", "-c", '"$0" "$@"; exit $?']
 """A prefix that stays the parent of what it starts, as a launcher does."""
@@ -123,7 +122,7 @@ class World:
 
     def env(self) -> dict[str, str]:
         """The variables that show a process the GPUs."""
-        return environment({**self._driver.env(), "PYTHONPATH": str(JOB)})
+        return environment(self._driver.env())
 
     def rank(self, prefix: Sequence[str] = ()) -> Rank:
         """Start a rank, with a command before it."""
@@ -142,7 +141,7 @@ class World:
         return self._started([((), env) for env in envs])
 
     def _started(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> list[Rank]:
-        script = "from numa_machine.inside.agent import main; main()"
+        script = "from tests.numa_machine.inside.agent import main; main()"
         started = [
             stopped(script, env={**self.env(), **env}, prefix=prefix) for prefix, env in commands
         ]
