@@ -63,16 +63,14 @@ def unsupported_reason() -> Notice | None:
 
 
 def refusal(error: OSError, cpus: CpuSet = frozenset()) -> Notice:
-    """The kernel refuses to set these CPUs; without them, to report masks or to set any."""
-    text = (
-        f"the system does not report this process's CPUs, or moves no threads ({error.strerror}): "
-        "nothing was changed; a seccomp filter may forbid it"
+    """The kernel refuses to set these CPUs; where they are unknown, to report or to set any."""
+    what = (
+        f"CPUs {format_cpulist(cpus)}" if cpus else "to report this process's CPUs, or to set any"
     )
-    if cpus:
-        text = (
-            f"the kernel refused CPUs {format_cpulist(cpus)} ({error.strerror}): no thread was "
-            "moved; a cpuset or a seccomp filter may forbid it; call set_affinity() to plan anew"
-        )
+    text = (
+        f"the kernel refused {what} ({error.strerror}): no thread was moved; a cpuset or a seccomp "
+        "filter may forbid it; where CPUs have come or gone, call set_affinity() to plan anew"
+    )
     return Notice("pin-failed", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import suppress
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gpuaff.allocator.model import Plan
-    from gpuaff.pinning.state import Policies
 
 
 class Affinity(frozenset[int]):
@@ -90,17 +90,14 @@ class Affinity(frozenset[int]):
 
         Every thread that still has what gpuaff has set goes back, also when a later call has set
         it; threads that the program has bound elsewhere since stay. The main thread also goes back
-        from a part of the share: a runtime or a cpuset has cut it. May be called again, and from
-        any thread. In a forked child (a DataLoader worker) it moves the child's threads, if they
-        have what was set here, or what the child has set itself since, as by
-        :func:`gpuaff.spread`.
+        from a part of the share: a runtime has narrowed it. A memory policy goes back in the
+        calling thread only: the thread that called :func:`set_affinity` should restore.
+        OMP_NUM_THREADS is removed if it was set here and is still the same.
 
-        A memory policy goes back in the calling thread only, as the kernel has it: the thread that
-        called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set here
-        and is still the same.
-
-        While a cpuset denies all of the CPUs that the process had, nothing is given back; call it
-        again when that has changed.
+        May be called again, and from any thread. In a forked child (a DataLoader worker) it moves
+        the child's threads, if they have what was set here, or what the child has set itself since,
+        as by :func:`gpuaff.spread`. While a cpuset denies all of the CPUs that the process had,
+        nothing is given back; call it again when that has changed.
 
         Returns:
             The calling thread's CPUs afterwards; none while the interpreter shuts down.
@@ -108,7 +105,7 @@ class Affinity(frozenset[int]):
         Raises:
             GPUAffinityError: a signal handler called it during another call.
         """
-        if _is_finalizing():
+        if sys.is_finalizing():
             return frozenset()
         if self.pinned and self._states is not None:
             before, after = self._states
@@ -131,7 +128,7 @@ class Affinity(frozenset[int]):
         Raises:
             GPUAffinityError: a signal handler called it during another call.
         """
-        if _is_finalizing():
+        if sys.is_finalizing():
             return frozenset()
         if self.pinned:
             reapply_share(frozenset(self), reserved=self.reserved, rank=self.rank)
@@ -142,7 +139,7 @@ class Affinity(frozenset[int]):
 
     def __exit__(self, *_: object) -> None:
         """Put back what was in force before: an outer block's share, or the first mask."""
-        if self._states is not None and not _is_finalizing():
+        if self._states is not None and not sys.is_finalizing():
             undo_call(frozenset(self) if self.pinned else None, *self._states)
 
     def __repr__(self) -> str:
@@ -152,15 +149,6 @@ class Affinity(frozenset[int]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Elsewhere it is only a set: another process cannot restore this one."""
         return frozenset, (tuple(self),)
-
-
-def _is_finalizing() -> bool:
-    """Whether the interpreter shuts down, when modules may be gone."""
-    try:
-        from sys import is_finalizing
-    except ImportError:
-        return True
-    return is_finalizing()
 
 
 # Undo a call.
@@ -178,32 +166,36 @@ def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     placed = frozenset() if share is None else frozenset({share})
     own = State(pid=os.getpid(), original=before.original, share=share, placed=placed)
     process = known or Process(own)
-    undo = _undo_in_child if is_child else _undo
     memory = bool(after.memory or (is_child and before.memory))
     try:
         with transaction(process, memory=memory, undoes=True):
+            undo = _undo_in_child if is_child else _undo
             notices = undo(process, share, before, after)
+            if memory and threading.get_native_id() not in process.state.memory:
+                from gpuaff.pinning.memory import shed_policy
+
+                to = before.memory if is_child else {}
+                notices += shed_policy(after.memory, to, before.pid)
     except OSError as error:
         notices = [refusal(error)]
     say(notices)
 
 
-def _undo(process: Process, share: CpuSet | None, before: State, after: State) -> list[Notice]:
+def _undo(process: Process, share: CpuSet | None, before: State, _: State) -> list[Notice]:
     state, notices = process.state, list[Notice]()
     # A call may be from before the grant, or of one that was given back since.
     now = next((one for one in (state, state.outside) if one and one.grant is before.grant), None)
-    if now is not None:
-        # Undone by a restore() already: what other threads have left undone goes back as well.
-        is_undone = share is not None and now.share is None
-        if not is_undone and (share is not None or now.share != before.share):
-            if now is state:
-                notices += rewind(process, before, share)
-            else:  # a border, so no thread moves; its end brings this back
-                process.update(outside=before)
-        if now is state or state.share is None:  # else what is set besides is a later call's
-            notices += put_extras_back(process, state.first if is_undone else before)
-    if threading.get_native_id() not in process.state.memory:
-        notices += _shed_policy(after.memory, {}, before.pid)
+    if now is None:
+        return []
+    # Undone by a restore() already: what other threads have left undone goes back as well.
+    is_undone = share is not None and now.share is None
+    if not is_undone and (share is not None or now.share != before.share):
+        if now is state:
+            notices += rewind(process, before, share)
+        else:  # a border, so no thread moves; its end brings this back
+            process.update(outside=before)
+    if now is state or state.share is None:  # else what is set besides is a later call's
+        notices += put_extras_back(process, state.first if is_undone else before)
     return notices
 
 
@@ -215,26 +207,22 @@ def _undo_in_child(
     if not share == state.share == before.share:
         # It keeps its own border, and the parent's ids are not those of its threads.
         to = state.first._replace(share=before.share, reserved=before.reserved, whole=before.whole)
-        notices += rewind(process, to, share, target=before.mask)
+        notices = rewind(process, to, share, target=before.mask)
         process.update(placed=state.placed | {before.mask})
     _put_variables_back(after, before)
     inherit(before)
-    return notices + _shed_policy(after.memory, before.memory, before.pid)
+    return notices
 
 
 def rewind(
     process: Process, before: State, share: CpuSet | None = None, *, target: CpuSet | None = None
 ) -> list[Notice]:
-    """Move free threads, and those that had ``share``, to where they were before, or to a target.
-
-    Where a call has taken back what was set, free threads are on the original mask.
-    """
+    """Move free threads, and those that have ``share``, to where they were, or to ``target``."""
     state, to = process.state, target or before.mask
-    requested = {share, *state.placed} - {None} or {state.original}
-    if state.grant is not before.grant:
-        requested.add(state.original)  # the grant's CPUs
-    masks = granted(state.original).of(mask for mask in requested if mask is not None)
-    is_free = state.is_free(masks)
+    requested = {mask for mask in (share, *state.placed) if mask is not None}
+    if not requested or state.grant is not before.grant:
+        requested.add(state.original)  # what was set is taken back already, or it is the grant's
+    is_free = state.is_free(granted(state.original).of(requested))
     spare = set()
     for tid, bound in {**before.bound, **state.bound}.items():
         then = before.bound.get(tid)
@@ -263,22 +251,13 @@ def put_extras_back(process: Process, to: State) -> list[Notice]:
     """Put back what was set besides CPUs then; warnings of what only other threads can put back."""
     now, notices = process.state, list[Notice]()
     memory = now.memory
-    if now.memory or to.memory:
+    if memory or to.memory:
         from gpuaff.pinning.memory import rewind_policies
 
-        memory, notices = rewind_policies(now.memory, to.memory)
+        memory, notices = rewind_policies(memory, to.memory)
     _put_variables_back(now, to)
     process.update(memory=memory, variables=to.variables)
     return notices
-
-
-def _shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
-    """Put back a policy that this thread inherited, where its maker has put it back already."""
-    if not now and not to:
-        return []
-    from gpuaff.pinning.memory import shed_policy
-
-    return shed_policy(now, to, maker)
 
 
 def _put_variables_back(now: State, then: State) -> None:

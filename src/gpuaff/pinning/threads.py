@@ -145,15 +145,18 @@ class Passes:
         ids = ", ".join(map(str, sorted(self.refused)))
         refused = Notice("threads-refused", f"the kernel refused to move threads {ids}")
         found = [refused] if self.refused else []
-        found += [_UNSEEN] if kernel.thread_ids() is None else []
+        found += [unseen("moved")] if kernel.thread_ids() is None else []
         return found + ([] if self.settled else [_UNSETTLED])
 
 
-_UNSEEN = Notice(
-    "threads-unseen",
-    "/proc does not show this process's threads: only the main thread and the calling one were "
-    "moved; mount /proc of this PID namespace, or call before threads start",
-)
+def unseen(what: str) -> Notice:
+    """The warning where only some threads were moved, or checked."""
+    text = (
+        f"/proc does not show this process's threads: only the main thread and the calling one "
+        f"were {what}; mount /proc of this PID namespace, or call before threads start"
+    )
+    return Notice("threads-unseen", text)
+
 
 _UNSETTLED = Notice(
     "threads-unsettled", "threads start faster than they can be moved: call again later"
