@@ -226,6 +226,7 @@ call = lambda: gpuaff.set_affinity(0, 2)
 leave = lambda: affinity.__exit__(None, None, None)
 real = pin.{spot}
 def interrupted(*arguments, **options):
+    pin.{spot} = real
     found = real(*arguments, **options)
     signal.raise_signal(signal.SIGUSR1)
     return found
@@ -234,7 +235,7 @@ signal.signal(signal.SIGUSR1, lambda *_: {what}())
 then = masks()
 print(raised(lambda: gpuaff.set_affinity(1, 2)), masks() == then, settled() and gpuaff.check().ok)
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(gpuaff.check().expected))
-seen = []
+seen, pin.{spot} = [], interrupted
 second = gpuaff.set_affinity(1, 2)
 print(bool(seen), set(map(frozenset, masks().values())) == {{second}}, second.restore() == before)
 """

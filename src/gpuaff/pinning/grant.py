@@ -8,7 +8,7 @@ later ``set_affinity`` divides it, and its ``restore()`` goes back to it and not
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -28,7 +28,15 @@ from gpuaff.pinning.report import (
     unsupported_reason,
 )
 from gpuaff.pinning.restore import put_extras_back, rewind
-from gpuaff.pinning.state import Bound, Process, State, known_process, this_process, transaction
+from gpuaff.pinning.state import (
+    Bound,
+    Process,
+    State,
+    known_process,
+    place,
+    this_process,
+    transaction,
+)
 from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology
 
@@ -121,18 +129,21 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     if why is not None:
         raise UnavailableError([*warnings, why])
     warnings += mig_warnings(topology, gpus)
-    free_masks = granted.of(before.free_masks)
-    is_free = before.is_free(free_masks)
-    # Threads that have just these CPUs cannot be distinguished from the free ones afterwards.
-    found = {} if cpus in free_masks else threads.masks()
-    alike = {tid: Bound(mask) for tid, mask in found.items() if mask == cpus}
-    got, _ = threads.move_caller(cpus, caller, process.earlier)
+    is_free = before.is_free(granted.of(before.free_masks))
+    got, notices = place(process, cpus, is_free)
     if got != cpus:
         raise UnavailableError([_unpinned("a cpuset has changed meanwhile", granted.cpus & got)])
-    passes = threads.move_all(cpus, is_free, process.earlier, spare={own})
-    outside = passes.bound | ({} if is_free(own, caller) else {own: caller})
-    bound = alike | before.alive() | _cut(process, cpus, outside)
-    grant = Grant(cpus, (*warnings, *passes.notices()), pinned=True)
+    # A border to other jobs: bound threads keep what is inside of theirs, or get all of the grant.
+    bound = dict(process.state.bound)
+    outside = {tid: one.kept for tid, one in bound.items() if one.kept is not None}
+    outside |= {} if is_free(own, caller) else {own: caller}
+    for tid, mask in outside.items():
+        inside = mask & cpus
+        with suppress(OSError):  # it has ended, or is the kernel's
+            if inside != mask or tid == own:
+                threads.move(inside or cpus, tid, mask, process.earlier)
+            bound[tid] = Bound(bound[tid].mask, kept=inside or None)
+    grant = Grant(cpus, (*warnings, *notices), pinned=True)
     process.state = State(
         pid=before.pid,
         original=cpus,
@@ -144,21 +155,6 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
         outside=before,
     )
     return grant
-
-
-def _cut(process: Process, cpus: CpuSet, outside: Mapping[int, CpuSet]) -> dict[int, Bound]:
-    """Leave threads that the program has bound those of their CPUs that are inside the grant.
-
-    Those that keep none get all of the grant, as it is a border to other jobs.
-    """
-    bound = dict[int, Bound]()
-    for tid, mask in outside.items():
-        inside = mask & cpus
-        with suppress(OSError):  # it has ended, or is the kernel's
-            if inside != mask or tid == threading.get_native_id():
-                threads.move(inside or cpus, tid, mask, process.earlier)
-            bound[tid] = Bound(mask, kept=inside or None)
-    return bound
 
 
 def _unpinned(why: str, allowed: CpuSet) -> Notice:

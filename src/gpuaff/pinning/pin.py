@@ -22,7 +22,7 @@ from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
 from gpuaff.pinning.report import UnavailableError, log, refusal, refuse_if_broken, say
 from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
-from gpuaff.pinning.state import Bound, Process, this_process, transaction
+from gpuaff.pinning.state import Process, place, this_process, transaction
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpuset_of
@@ -207,30 +207,13 @@ class Attempt(NamedTuple):
     ) -> None:
         """Move all threads to the share, and add to the warnings."""
         share, state = plan.share_of(self.ranks.local_rank), process.state
-        own, caller = threading.get_native_id(), kernel.get_affinity()
-        free_masks = seen.granted.of(state.free_masks)
-        is_free = state.is_free(free_masks)
-        # Bound threads that look like the free ones afterwards: those that have just the new mask,
-        # and the caller, which moves wherever it is.
-        found = {} if share.cpus in free_masks else threads.masks()
-        bound = {tid: Bound(mask) for tid, mask in found.items() if mask == share.cpus}
-        bound |= state.alive() | ({} if is_free(own, caller) else {own: Bound(caller)})
+        is_free = state.is_free(seen.granted.of(state.free_masks))
         try:
-            got, notices = threads.move_caller(share.cpus, caller, process.earlier)
+            got, notices = place(process, share.cpus, is_free)
         except OSError as error:
             raise UnavailableError([*warnings, refusal(error, share.cpus)], plan) from error
-        process.update(
-            share=got,
-            placed=state.placed | {got},
-            bound=bound,
-            reserved=share.reserved,
-            whole=None,
-        )
-        passes = threads.move_all(got, is_free, process.earlier)
-        for tid, mask in passes.bound.items():
-            if tid not in bound or bound[tid].kept != mask:
-                bound[tid] = Bound(mask, kept=mask)
-        warnings += notices + passes.notices()
+        process.update(reserved=share.reserved)
+        warnings += notices
         pinned = Pinned(self.ranks.local_rank, self.ranks.local_size, got, share.reserved)
         process.set_variable(PINNED_VARIABLE, str(pinned))
 

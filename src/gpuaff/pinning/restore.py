@@ -14,17 +14,16 @@ from gpuaff.pinning import threads
 from gpuaff.pinning.report import refusal, say
 from gpuaff.pinning.state import (
     VARIABLES,
-    Bound,
     Process,
     State,
     grant_around,
     inherit,
     known_process,
+    place,
     this_process,
     transaction,
     way_back,
 )
-from gpuaff.pinning.threads import granted, move, move_all, move_caller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -222,22 +221,23 @@ def rewind(
     requested = {mask for mask in (share, *state.placed) if mask is not None}
     if not requested or state.grant is not before.grant:
         requested.add(state.original)  # what was set is taken back already, or it is the grant's
-    is_free = state.is_free(granted(state.original).of(requested))
+    is_free = state.is_free(threads.granted(state.original).of(requested))
     spare = set()
     for tid, bound in {**before.bound, **state.bound}.items():
         then = before.bound.get(tid)
         if bound.kept is None:
             home = bound.mask if then is None else then.kept or to
-        else:
-            home = bound.kept if then == bound else bound.mask
+        else:  # a grant may have cut it
+            same = then is not None and then.mask == bound.mask
+            home = (then.kept if then is not None and same else None) or bound.mask
         with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
             mask = kernel.get_affinity(tid)
             follows = bound.kept is None and (mask == bound.mask or is_free(tid, mask))
             if follows or mask == bound.kept:
                 spare.add(tid)
                 if mask != home:
-                    move(home, tid, mask, process.earlier)
-    passes = move_all(to, is_free, process.earlier, spare=spare)
+                    threads.move(home, tid, mask, process.earlier)
+    passes = threads.move_all(to, is_free, process.earlier, spare=spare)
     if passes.arrived or not passes.refused:
         # A call from before the grant may have been undone meanwhile.
         outside = state.outside if state.grant is before.grant else before.outside
@@ -295,28 +295,15 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
 
 def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
     """Move the threads that are not where they should be; in a transaction."""
-    state, own = process.state, threading.get_native_id()
-    found, caller = threads.masks(), kernel.get_affinity()
-    got, notices = move_caller(share, caller, process.earlier)
+    state = process.state
     # Threads that have the main thread's mask were started after it was narrowed.
-    masks = {*state.free_masks, found.get(state.pid, got)}
-
-    def is_free(_: int, mask: CpuSet) -> bool:
-        return mask in masks or not (mask <= got or mask <= reserved)
-
-    known = {
-        tid: bound
-        for tid, bound in state.bound.items()
-        if tid in found and (bound.kept is None or (bound.kept == found[tid] and tid != own))
-    }
-    spare = {tid for tid, bound in known.items() if bound.kept is not None}
-    moving = {tid: mask for tid, mask in found.items() if mask == got or is_free(tid, mask)}
-    moving |= {own: caller}
-    process.update(
-        share=got,
-        placed=state.placed | {got},
-        bound={tid: Bound(mask) for tid, mask in moving.items() if mask not in masks} | known,
-        reserved=reserved,
-        whole=state.whole if share == state.share else None,
+    free = {*state.free_masks, kernel.affinity_or_none(state.pid)}
+    _, notices = place(
+        process,
+        share,
+        lambda _, mask: mask in free,
+        lambda mask: not (mask <= share or mask <= reserved),
     )
-    return notices + move_all(got, is_free, process.earlier, spare=spare).notices()
+    whole = state.whole if share == state.share else None
+    process.update(reserved=reserved, whole=whole)
+    return notices

@@ -18,7 +18,8 @@ from gpuaff._system.interrupts import deliver_pending, uninterrupted
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.launch.inherited import PINNED_VARIABLE
-from gpuaff.pinning.threads import move_all, put_again
+from gpuaff.notices import Notice
+from gpuaff.pinning import threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
+    IsFree: TypeAlias = Callable[[int, CpuSet], bool]
     Policies: TypeAlias = Mapping[int, tuple[Policy, Policy]]
 
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
@@ -65,17 +67,15 @@ class State(NamedTuple):
     """What gpuaff has set in a process, and what it found there.
 
     Attributes:
-        original: the border: the main thread's mask when gpuaff was first called; in a grant, its
-            CPUs.
+        original: the border: the main thread's mask at the first call; in a grant, its CPUs.
         share: the mask of free threads; None where that is the border.
-        placed: the masks that free threads may have been given since: the share, earlier shares (a
-            thread that looked bound while CPUs were offline gets its mask back), and in a forked
-            child what undoing its parent's call has given it.
+        placed: the masks that they were given since: the share, earlier ones (CPUs that come back
+            give a thread one of those), and in a forked child what undoing its parent's call gave.
         bound: the threads that the program has bound, by id.
         first_bound: those when the border was taken.
-        whole: the share that ``spread`` divides, while a part of it is ``share``; else None.
-        memory: memory policies by thread id: the one before gpuaff set one, and gpuaff's.
-        variables: environment variables by name, likewise; None: unset.
+        whole: the share that ``spread`` divides, while a part of it is ``share``.
+        memory: by thread id, the policy before gpuaff set one, and gpuaff's.
+        variables: environment variables by name, likewise.
         outside: in a grant, the state that its end returns to.
     """
 
@@ -95,17 +95,17 @@ class State(NamedTuple):
     @property
     def in_force(self) -> CpuSet | None:
         """What gpuaff has set: a share, else a grant's CPUs; None when that is nothing."""
-        return self.original if self.share is None and self.grant is not None else self.share
+        return self.share or (self.original if self.grant is not None else None)
 
     @property
     def mask(self) -> CpuSet:
         """The mask of free threads."""
-        return self.original if self.share is None else self.share
+        return self.share or self.original
 
     @property
     def free_masks(self) -> tuple[CpuSet, ...]:
         """The masks that free threads have requested, the likeliest first."""
-        return (*dict.fromkeys([self.mask, self.original, *self.placed]),)
+        return tuple(dict.fromkeys([self.mask, self.original, *self.placed]))
 
     @property
     def first(self) -> State:
@@ -115,7 +115,7 @@ class State(NamedTuple):
             first_bound=self.first_bound, grant=self.grant, outside=self.outside
         )
 
-    def is_free(self, masks: Collection[CpuSet]) -> Callable[[int, CpuSet], bool]:
+    def is_free(self, masks: Collection[CpuSet]) -> IsFree:
         """Whether a thread is free, by its id and mask: where these are the masks of such threads.
 
         The main thread is free on a part of what is in force, too: a runtime has narrowed it.
@@ -124,11 +124,6 @@ class State(NamedTuple):
             mask in masks
             or (tid == self.pid and self.in_force is not None and mask < self.in_force)
         )
-
-    def alive(self) -> dict[int, Bound]:
-        """``bound`` without the threads that have ended: the kernel uses their ids again."""
-        ids = set(kernel.thread_ids() or self.bound)
-        return {tid: bound for tid, bound in self.bound.items() if tid in ids}
 
 
 class Process:
@@ -157,20 +152,19 @@ _inherited: State | None = None
 """In a forked child: what its parent had set."""
 
 
-def _start_anew() -> None:
-    """In a forked child. One that called nothing passes on to its children what it inherited."""
-    for process in _processes.values():
-        inherit(process.state)
-    _processes.clear()
-
-
-os.register_at_fork(after_in_child=_start_anew)
-
-
 def inherit(state: State | None) -> None:
     """In a forked child: of what its parent had set, this is in force by now."""
     global _inherited
     _inherited = state
+
+
+def _start_anew() -> None:
+    """In a forked child. One that called nothing passes on to its children what it inherited."""
+    inherit(next((process.state for process in _processes.values()), _inherited))
+    _processes.clear()
+
+
+os.register_at_fork(after_in_child=_start_anew)
 
 
 def known_process() -> Process | None:
@@ -185,10 +179,7 @@ def remembered() -> State | None:
 
 
 def this_process(border: CpuSet | None = None) -> Process:
-    """This process; the first call remembers the main thread's mask, or ``border``, as its border.
-
-    An OSError is raised where the kernel refuses to report the mask.
-    """
+    """This process; its first call remembers the main thread's mask, or ``border``."""
     found = known_process()
     if found is None:
         pid = os.getpid()
@@ -218,21 +209,21 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
     Signal handlers (Ctrl-C) run in the windows that the block opens, and at its end; what they
     raise undoes the block. The block moves threads by ``threads.move(…, process.earlier)``.
 
-    Args:
-        process: this process.
-        memory: whether the memory policy may be changed though gpuaff has set none yet.
-        undoes: whether the block undoes an earlier one. Ctrl-C then waits until that is done, as
-            it may be what has caused it.
-
-    Raises:
-        GPUAffinityError: a signal handler, or the like, made the call during another one.
+    ``memory``: it may change the memory policy, though gpuaff has set none yet. ``undoes``: it
+    undoes an earlier block; Ctrl-C waits until that is done, as it may be what has caused it.
     """
     if process.thread == threading.get_ident():
         raise GPUAffinityError(
             "set_affinity, reapply or restore was called during another such call in the same "
             "thread, as by a signal handler: call it after that call has returned"
         )
-    with uninterrupted(), _locked(process, undoes=undoes), ExitStack() as undo:
+    with uninterrupted(), ExitStack() as unlock, ExitStack() as undo:
+        while not process.lock.acquire(timeout=0.1):  # another thread is at work
+            if not undoes:
+                deliver_pending()
+        unlock.callback(process.lock.release)
+        unlock.callback(setattr, process, "thread", None)
+        process.thread = threading.get_ident()
         before, process.earlier = process.state, {}
         undo.callback(setattr, process, "state", before)
         undo.callback(inherit, _inherited)
@@ -244,19 +235,6 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         if not undoes:
             deliver_pending()  # Ctrl-C that came meanwhile raises here: all is undone
         undo.pop_all()
-
-
-@contextmanager
-def _locked(process: Process, *, undoes: bool) -> Iterator[None]:
-    while not process.lock.acquire(timeout=0.1):  # another thread is at work
-        if not undoes:
-            deliver_pending()
-    process.thread = threading.get_ident()
-    try:
-        yield
-    finally:
-        process.thread = None
-        process.lock.release()
 
 
 def _put_variables(values: Mapping[str, str | None]) -> None:
@@ -281,8 +259,48 @@ def _guard_policy(process: Process, undo: ExitStack) -> None:
 def _move_back(process: Process, before: State) -> None:
     """Put all threads back; those born meanwhile go where the free ones are."""
     for tid, mask in process.earlier.items():
-        put_again(tid, mask, before.free_masks)
+        threads.put_again(tid, mask, before.free_masks)
     masks = {process.state.mask, process.state.original} - {before.mask, before.original}
     spare = {*process.earlier, *process.state.bound}
     if masks:
-        move_all(before.mask, lambda _, mask: mask in masks, {}, spare=spare)
+        threads.move_all(before.mask, lambda _, mask: mask in masks, {}, spare=spare)
+
+
+def place(
+    process: Process,
+    cpus: CpuSet,
+    is_free: IsFree,
+    is_stray: Callable[[CpuSet], bool] = lambda _: False,
+) -> tuple[CpuSet, list[Notice]]:
+    """Move the calling thread, and all that are free or stray; in a transaction.
+
+    Returns what the kernel grants, and warnings. Other threads that the program has bound stay.
+    """
+    state, own = process.state, threading.get_native_id()
+    found, caller = threads.masks(), kernel.get_affinity()
+    got, notices = threads.move_caller(cpus, caller, process.earlier)
+    staying = {
+        tid
+        for tid, one in state.bound.items()
+        if tid != own and tid in found and one.kept == found[tid]
+    }
+    bound = {  # they look like free ones afterwards
+        tid: Bound(mask)
+        for tid, mask in {**found, own: caller}.items()
+        if (tid == own or mask == got or is_stray(mask)) and not is_free(tid, mask)
+    }
+    bound |= {  # the kernel uses the ids of threads that have ended again
+        tid: one
+        for tid, one in state.bound.items()
+        if tid in staying or (one.kept is None and tid in found)
+    }
+    process.update(share=got, placed=state.placed | {got}, bound=bound, whole=None)
+    passes = threads.move_all(
+        got,
+        lambda tid, mask: is_free(tid, mask) or is_stray(mask),
+        process.earlier,
+        spare=staying,
+    )
+    stayed = {tid: Bound(mask, kept=mask) for tid, mask in passes.bound.items()}
+    process.update(bound=bound | stayed)
+    return got, notices + passes.notices()

@@ -65,10 +65,7 @@ class Granted(NamedTuple):
 
 
 def granted(original: CpuSet) -> Granted:
-    """What a cpuset leaves of the original mask.
-
-    A thread of its own requests all CPUs, and ends: no other thread has to move for that.
-    """
+    """What a cpuset leaves of the original mask; a thread made for that requests all CPUs."""
     found = [original]
 
     def ask() -> None:
@@ -89,8 +86,7 @@ def granted(original: CpuSet) -> Granted:
 def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
     """Give a thread back the mask that it had.
 
-    Of the likely masks that is requested which the cpuset cuts to it, and not what is left of it:
-    when the cpuset grows, the kernel gives the thread what it requested last.
+    What is requested is the likely mask which the cpuset cuts to that, for when the cpuset grows.
     """
     for requested in (mask,) if mask in likely else (*likely, mask):
         with suppress(OSError):  # it has ended, or a cpuset denies all of that
