@@ -77,8 +77,9 @@ class _Reader:
         raise TopologyError(self._source, where + one_line(problem, 200, end="..."))
 
     def expect(self, kind: type, value: Any, path: str) -> Any:
-        if type(value) is not kind:
-            self.fail(path, f"expected {_KINDS[kind]}, found {_KINDS.get(type(value))}")
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            found = _KINDS.get(type(value), type(value).__name__)
+            self.fail(path, f"expected {_KINDS[kind]}, found {found}")
         return value
 
     def read(self, kind: Any, value: Any, path: str) -> Any:
