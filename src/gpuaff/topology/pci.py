@@ -13,10 +13,6 @@ address, not its driver nor who may open it. A device counts when its class is o
 
 AMD's processors with graphics (APUs) look like cards, so they count. So do a card that only drives
 a screen, and FPGAs that call themselves processing accelerators.
-
-Sources: ``Documentation/ABI/testing/sysfs-bus-pci`` (``numa_node``, ``local_cpulist``); the NVIDIA
-driver's ``/proc/driver/nvidia/gpus/<address>/information`` and, where a GPU's memory is a NUMA
-node, ``numa_status``.
 """
 
 from __future__ import annotations
@@ -47,8 +43,7 @@ def place(tree: Tree, address: str | None, machine: Topology) -> tuple[CpuSet | 
     device = f"{DEVICES}/{address}"
     text = tree.read(f"{device}/numa_node") or ""
     node = int(text) if text.isdecimal() else None  # −1: the firmware is silent (cases A7, F6)
-    local = cpu_list(tree, f"{device}/local_cpulist") or frozenset()
-    near = local & machine.cpus
+    near = cpu_list(tree, f"{device}/local_cpulist") & machine.cpus
     # Without a node the kernel lists every CPU, which on a machine of several nodes is no answer.
     several = sum(1 for one in machine.numa_nodes or () if one.cpus) > 1
     is_known = node is not None or near != machine.cpus or not several
