@@ -49,21 +49,17 @@ _ROCM = re.compile(
 )
 
 _NOTES = {
-    "affinity-unknown": "the CPUs near {} are unknown: add the whole output of "
-    "`nvidia-smi topo -m` and of `lscpu`",
-    "affinity-cut": "the CPU list of {} looks cut after six entries, as nvidia-smi does with odd "
-    "and even numbering: add the output of `lscpu`, whose list of the NUMA node is whole",
-    "cell-glued": "the cells of {} ran into each other and are not used: paste the table with its "
-    "tabs",
+    "affinity-unknown": "the CPUs near {} are unknown: add all of `nvidia-smi topo -m` and `lscpu`",
+    "affinity-cut": "the CPU list of {} looks cut after six entries: add `lscpu`, which has it all",
+    "cell-glued": "the cells of {} ran into each other and are not used: paste it with its tabs",
     "cell-unreadable": "the affinity of {} cannot be read: cut in the middle?",
+    "contradiction": "the CPUs and the NUMA node of {} do not fit; the rest of the text counts",
     "ids-dropped": "the table names CPUs near {} that this machine does not have; left out",
-    "node-dropped": "the table names a NUMA node for {} that has no CPUs by the rest of the text",
-    "numa-ambiguous": "the table names several NUMA nodes for {} and not which has its CPUs: add "
-    "the output of `lscpu`",
-    "contradiction": "the CPUs and the NUMA node of {} do not belong together by the rest of the "
-    "text, which counts",
+    "node-dropped": "the NUMA node of {} in the table has no CPUs by the rest of the text",
+    "numa-ambiguous": "which of the NUMA nodes of {} in the table has CPUs is unknown: add `lscpu`",
     "rows-missing": "the table's header names {} but has no row for it: cut?",
 }
+"""What is said of GPUs, by the codes of the notes."""
 
 
 def parse(text: str, *, name: str = "pasted text") -> Topology:
@@ -272,11 +268,8 @@ def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
         expected = count + table.columns if is_last else longest
         # A row that ends with N/A is whole: its empty cells left no trace.
         if len(links) < count or (filled < expected and not row[-1].endswith("N/A")):
-            paste.note(
-                "row-cut",
-                f"the row of GPU {gpu} is shorter than it should be and not used: paste the whole "
-                "output of `nvidia-smi topo -m`",
-            )
+            message = f"the row of GPU {gpu} is too short and not used: add `nvidia-smi topo -m`"
+            paste.note("row-cut", f"{message}, whole")
             rows[gpu] = _Row()
             continue
         affinity = _affinity(tail, table.columns, has_tabs="\t" in table.lines[gpu])

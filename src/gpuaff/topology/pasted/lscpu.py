@@ -121,11 +121,8 @@ class _Machine:
         if not listed or not rows or rows.keys() == listed:
             return rows
         differing = format_cpulist(listed ^ rows.keys())
-        self._note(
-            "lscpu-cut",
-            f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used: "
-            "paste the whole output of `lscpu -p`",
-        )
+        message = f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used"
+        self._note("lscpu-cut", f"{message}: add `lscpu -p`, whole")
         return {}
 
     def _rows_by(self, key: str, cpus: Collection[int]) -> dict[int, CpuSet]:
@@ -237,11 +234,10 @@ class _Machine:
             )
         if cores is None:
             said = f"lscpu says {threads} per core, but " if self._threads > 1 else ""
-            self._note(
-                "cores-unknown",
-                f"{said}which CPUs share a core is unknown, and the numbering does not show it, so "
-                f"each counts as a core of its own: {_ADD}",
+            message = (
+                f"{said}which CPUs share a core is unknown, and the numbering does not show it"
             )
+            self._note("cores-unknown", f"{message}, so each counts as a core of its own: {_ADD}")
         else:
             first = ", ".join(map(str, sorted(cores[0])))
             message = "which CPUs share a core is inferred from the numbering (the first core: "
