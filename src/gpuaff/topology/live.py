@@ -21,11 +21,9 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
 
     Args:
         links: also ask NVML how the GPUs are connected.
-        accelerators: also list the accelerators on the PCI bus (milliseconds on machines with
-            hundreds of devices); otherwise they are None, as only ``partition="machine"`` needs
-            them. In a tree of files they are always listed.
-        allowed: the CPUs that the process may use, where that is known better than by the main
-            thread's present mask.
+        accelerators: also list the accelerators on the PCI bus, which takes milliseconds and only
+            ``partition="machine"`` needs. In a tree of files they are always listed.
+        allowed: the CPUs that the process may use, where the main thread's mask is not it.
     """
     tree = kernel.machine_tree()
     machine = read_cpus(tree)
