@@ -41,10 +41,15 @@ class TestWhileItLasts:
         assert lab.used() == [1]
 
     def test_a_second_one_is_refused_by_name(self, lab: Lab) -> None:
-        said = lab.one("claim = gpuaff.claim_gpus(gpus=[2, 3]); told(refused(1))")
-        assert said.startswith(
-            "AlreadyClaimedError this process already has a claim, of GPU 2 (GPU"
-        )
+        code = """
+        claim = gpuaff.claim_gpus(gpus=[2, 3])
+        error = refused(1)
+        told(error)
+        say(error.gpus == tuple(gpu.uuid for gpu in claim.gpus))
+        """
+        said, has_gpus = lab.run(code)
+        assert said.startswith("AlreadyClaimedError this process already has a claim, of GPU 2 (")
+        assert has_gpus == "True"
 
     def test_it_cannot_be_copied(self, lab: Lab) -> None:
         code = """
@@ -192,9 +197,17 @@ class TestTheNextClaim:
         "call", ["1", "3", "gpus=[3]", "gpus=[3, 2]", "2, candidates=[0, 1, 2]", "gpus=[1, 2, 3]"]
     )
     def test_others(self, lab: Lab, call: str) -> None:
-        said = lab.one(f"gpuaff.claim_gpus(gpus=[3, 1]).release(); told(refused({call}))")
+        code = f"""
+        uuids = [gpu.uuid for gpu in gpuaff.claim_gpus(gpus=[3, 1]).gpus]
+        gpuaff.current_claim().release()
+        error = refused({call})
+        told(error)
+        say(list(error.gpus) == uuids)
+        """
+        said, has_gpus = lab.run(code)
         assert said.startswith("CudaInitializedError CUDA was started under an earlier claim")
         assert said.endswith("start the program again (in a notebook: restart the kernel)")
+        assert has_gpus == "True"
 
     def test_somebody_else_has_them_by_then(self, lab: Lab) -> None:
         program = lab.start("gpuaff.claim_gpus().release(); say(); go_on(); told(refused(1))")

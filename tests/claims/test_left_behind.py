@@ -58,11 +58,9 @@ class TestWhatIsRaised:
     @pytest.mark.parametrize(
         ("function", "code"),
         [
-            *(("cuInit", code) for code in (100, 101, 3, 46, 999)),
+            ("cuInit", 101),
             ("cuDeviceGetCount", 999),
-            ("cuDeviceGet", 101),
             ("cuDeviceGetUuid_v2", 999),
-            ("cuDevicePrimaryCtxRetain", 2),
             ("cuDevicePrimaryCtxRetain", 46),
         ],
     )
@@ -75,11 +73,31 @@ class TestWhatIsRaised:
         assert lab.used() == []
 
     def test_the_second_context_fails(self, lab: Lab) -> None:
+        """The error has what could not be occupied, and CUDA's code; without a context: no GPU."""
+        uuid = "GPU-00000000-0000-4000-8000-000000000001"
+        code = "error = refused(2); told(error); say(error.placeholder, error.gpus, error.code)"
         lab.driver.fail("cuDevicePrimaryCtxRetain", CUDA.OUT_OF_MEMORY, gpu=1)
-        code = "told(refused(2)); go_on()"
-        program = lab.start(code)
-        assert "could not occupy GPU-00000000-0000-4000-8000-000000000001" in program.heard()
+        said, data = lab.run(code)
+        assert f"could not occupy {uuid}" in said
+        assert data == f"context ('{uuid}',) 2"
         assert lab.used() == []
+        lab.driver.fail("cuInit", CUDA.UNKNOWN)
+        assert lab.run(code)[1] == "context () 999"
+
+    def test_another_process_comes_between(self, lab: Lab) -> None:
+        code = """
+        error = refused(1, placeholder=occupant_that_waits())
+        told(error)
+        say(*error.gpus, *error.pids, error.cuda_started)
+        """
+        program = lab.start(code)
+        program.heard()
+        other = lab.start("say()\ngo_on()")
+        other.heard()
+        lab.driver.use(0, other.pid)
+        program.go_on()
+        assert program.heard().startswith("ClaimLostError GPU 0 was free and is leased, but a")
+        assert program.heard() == f"GPU-00000000-0000-4000-8000-000000000000 {other.pid} True"
 
     def test_cuda_shows_other_gpus(self, lab: Lab) -> None:
         code = """
