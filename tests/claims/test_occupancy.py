@@ -48,7 +48,7 @@ def in_words(usage: Usage) -> str:
     return f"{found}: {usage.message.removeprefix('GPU 0: ')}" if usage.message else found
 
 
-DRAWS = {"graphics": {42: CONTEXT, 50: 20 * MIB}, "used": IDLE + CONTEXT + 20 * MIB}
+DRAWS: dict[str, Any] = {"graphics": {42: CONTEXT, 50: 20 * MIB}, "used": IDLE + CONTEXT + 20 * MIB}
 SCREEN = idle(display=True, graphics={7: 90 * MIB}, used=2 * GIB)
 EXPLAINED = CONTEXT + 300 * MIB
 NO_NUMBER = idle(graphics={7: None, 8: 40 * MIB}, used=GIB)
