@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import gpuaff
-from gpuaff.pinning.state import Process, State
 from tests import seccomp
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import (
@@ -137,50 +136,6 @@ holds(thread() == before)
     all_hold(script.replace("APART", str(len(CORES) > 1)), env={})
 
 
-@pytest.mark.needs("two-cpus")
-def test_a_thread_that_was_bound_elsewhere_moves_and_goes_back() -> None:
-    script = """
-first = {min(before)}
-thread = bound_to(first)
-part = gpuaff.spread(0, 1)
-holds(thread() == part or thread() == first < part)
-part.restore()
-holds(thread() == first)
-"""
-    all_hold(script, env={})
-
-
-@pytest.mark.needs("two-cpus")
-def test_a_bound_thread_that_calls_it_goes_back() -> None:
-    script = """
-first = {min(before)}
-def work():
-    os.sched_setaffinity(0, first)
-    part = gpuaff.spread(0, 1)
-    return now() == part, part.restore() == now() == first
-holds(*in_a_thread(work))
-"""
-    all_hold(script, env={})
-
-
-@pytest.mark.case("C4")
-@pytest.mark.needs("two-cpus")
-def test_heirs_of_a_narrowed_main_thread_go_back_to_the_ranks_share(driver: FakeDriver) -> None:
-    """An import has narrowed a worker; nobody has bound what it started since."""
-    script = """
-affinity = gpuaff.set_affinity(0, 1)
-def work():
-    os.sched_setaffinity(0, {min(before)})
-    heir = bound_to(None)
-    part = gpuaff.spread(0, 1)
-    holds(heir() == part == now())
-    holds(part.restore() == affinity == heir())
-    return True
-holds(child(work) == 0)
-"""
-    all_hold(script, env=driver.env())
-
-
 def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 1)
@@ -199,52 +154,6 @@ with gpuaff.set_affinity(0, 1, cpus=[max(before)]):
     all_hold(script.replace("REST", str(len(REST))), env=driver.env())
 
 
-def test_what_is_cut() -> None:
-    """By hand, as it shows only where a rank has three cores or more."""
-    everything, share, part = (frozenset(range(size)) for size in (8, 4, 2))
-    first = State(pid=1, original=everything)
-    assert first.undivided == everything
-    shared = first._replace(share=share)
-    assert shared.undivided == share
-    spread = first._replace(share=part, whole=share)
-    assert spread.undivided == share
-    process = Process(spread._replace(share=share, whole=None))
-    process.recall(spread)
-    assert process.state.undivided == share
-
-
-def test_what_is_cut_is_forgotten_with_the_part(driver: FakeDriver) -> None:
-    script = """
-from gpuaff.pinning.state import remembered
-def whole():
-    return remembered().whole
-affinity = gpuaff.set_affinity(0, 1)
-holds(whole() is None)
-part = gpuaff.spread(0, 1)
-holds(whole() == affinity)
-part.reapply()
-holds(whole() == affinity)
-gpuaff.set_affinity(0, 1)
-holds(whole() is None)
-with gpuaff.spread(0, 1):
-    holds(whole() == affinity)
-holds(whole() is None)
-"""
-    all_hold(script, env=driver.env())
-
-
-@pytest.mark.needs("two-cpus")
-def test_reapply_of_the_ranks_share_forgets_the_part(driver: FakeDriver) -> None:
-    script = """
-from gpuaff.pinning.state import remembered
-affinity = gpuaff.set_affinity(0, 1)
-part = gpuaff.spread(0, 1)
-affinity.reapply()
-holds(remembered().whole is None or part == affinity)
-"""
-    all_hold(script, env=driver.env())
-
-
 @pytest.mark.case("C1")
 @pytest.mark.needs("two-cpus")
 def test_a_forked_worker_cuts_the_share_and_not_a_narrowed_mask(driver: FakeDriver) -> None:
@@ -259,18 +168,6 @@ def work():
 holds(child(work) == 0)
 """
     all_hold(script.replace("REST", str(sorted(REST))), env=driver.env())
-
-
-@pytest.mark.needs("two-cpus")
-def test_the_end_of_a_block_gives_the_ranks_share_back(driver: FakeDriver) -> None:
-    script = """
-share = gpuaff.set_affinity(0, 2)
-with gpuaff.spread(0, 1) as part:
-    holds(part <= share, gpuaff.check().ok)
-holds(now() == share, gpuaff.check().expected == share)
-holds(share.restore() == before)
-"""
-    all_hold(script, env=driver.env())
 
 
 @pytest.mark.needs("two-cpus")

@@ -127,47 +127,14 @@ def test_ctrl_c(driver: FakeDriver, first: str, module: str, name: str) -> None:
     assert said(driver, script, **env) == ["KeyboardInterrupt", "True", "True", "True"]
 
 
-@pytest.mark.parametrize("what", ["restore()", "reapply()", "__exit__(None, None, None)"])
-@pytest.mark.parametrize("after", [1, 2])
-def test_ctrl_c_on_the_way_back(driver: FakeDriver, what: str, after: int) -> None:
-    """After the first thread was moved, or the second: nothing is half done, and it works later.
-
-    ``reapply`` is undone. What undoes a call itself is finished before Ctrl-C is raised: a block
-    has ended, and would not be left a second time.
-    """
-    script = f"""
-none_set = own()
-affinity = gpuaff.set_affinity(0, 2, memory="bind", openmp=True)
-if "reapply" in {what!r}:
-    for tid in masks():
-        os.sched_setaffinity(tid, before - affinity)
-then, calls = (masks(), own(), gpuaff.check().expected), []
-real = pin.kernel.set_affinity
-def interrupted(*arguments):
-    real(*arguments)
-    calls.append(1)
-    if len(calls) == {after}:
-        signal.raise_signal(signal.SIGINT)
-pin.kernel.set_affinity = interrupted
-print(raised(lambda: affinity.{what}))
-now = masks(), own(), gpuaff.check().expected
-first = dict.fromkeys(masks(), before), none_set, None
-print(now == (then if "reapply" in {what!r} else first))
-affinity.{what}
-wanted = affinity if "reapply" in {what!r} else before
-print(all(mask == wanted for mask in masks().values()))
-"""
-    assert said(driver, script) == ["KeyboardInterrupt", "True", "True"]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_strict_puts_each_thread_where_it_was(driver: FakeDriver, rank: int) -> None:
     """Also one that somebody had set back, which the call would have moved along."""
     script = f"""
 gpuaff.set_affinity(0, 2)
 helper.do(bound(before))
-def unsettled(cpus, *, move=pin.threads.move_all, **how):
-    found = move(cpus, **how)
+def unsettled(*how, move=pin.threads.move_all, **more):
+    found = move(*how, **more)
     found.settled = False
     return found
 pin.threads.move_all = unsettled
@@ -226,6 +193,7 @@ call = lambda: gpuaff.set_affinity(0, 2)
 leave = lambda: affinity.__exit__(None, None, None)
 real = pin.{spot}
 def interrupted(*arguments, **options):
+    pin.{spot} = real
     found = real(*arguments, **options)
     signal.raise_signal(signal.SIGUSR1)
     return found
@@ -234,7 +202,7 @@ signal.signal(signal.SIGUSR1, lambda *_: {what}())
 then = masks()
 print(raised(lambda: gpuaff.set_affinity(1, 2)), masks() == then, settled() and gpuaff.check().ok)
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(gpuaff.check().expected))
-seen = []
+seen, pin.{spot} = [], interrupted
 second = gpuaff.set_affinity(1, 2)
 print(bool(seen), set(map(frozenset, masks().values())) == {{second}}, second.restore() == before)
 """
