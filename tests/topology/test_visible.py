@@ -129,6 +129,7 @@ _NEAR_A_BORDER = st.builds(
     )
 )
 @example("-" + "9" * 20)
+@example(f"-{2**64 - 1}")
 @example("9" * 5000)
 @example(f"{2328306437 * 2**32}0")  # 21 digits, of which the first 20 would read as 0
 @example("0" * 30 + "2")

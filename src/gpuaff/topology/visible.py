@@ -54,11 +54,10 @@ _NO_INSTANCE = "has MIG on and no instance"
 
 
 class Visible(NamedTuple):
-    """The CUDA devices of a process.
+    """The CUDA devices of a process, in CUDA's order.
 
     Attributes:
-        indices: the physical index of each device, in CUDA's order; of a MIG instance that of the
-            GPU that it is part of (case D2).
+        indices: the physical index of each; of a MIG instance that of its GPU (case D2).
         notes: what may surprise; their codes begin with ``visible-``.
         instances: for each device, the UUID of the MIG instance that it is, or None.
     """
@@ -107,14 +106,13 @@ def _unset(gpus: Sequence[Gpu]) -> Visible:
     devices = [device for device in map(_device_of, gpus) if device]
     devices = [device for device in devices if device[1]][:1] or devices
     hidden = {gpu.index for gpu in gpus}.difference(index for index, _ in devices)
-    if not hidden:
-        return _of(devices)
+    code = "visible-mig" if devices else "visible-none"
     message = (
         f"{_gpus(sorted(hidden))} not shown by CUDA: a GPU with MIG on and no instance is not a "
         "device, and beside a MIG instance CUDA shows nothing else; "
         "name the GPUs to use by UUID in CUDA_VISIBLE_DEVICES"
     )
-    return _of(devices, Notice("visible-mig" if devices else "visible-none", message))
+    return _of(devices, *([Notice(code, message)] if hidden else ()))
 
 
 def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
@@ -148,10 +146,9 @@ def _by_number(gpus: Sequence[Gpu], element: str) -> _Device | str:
     sign, digits = match.groups()
     value = int(digits[:21])  # 21 digits are above 64 bits, however many follow
     if value > _ULONG_MAX:
-        value = _ULONG_MAX  # strtoul saturates whatever the sign is
-    elif sign == "-":
-        value = -value
-    number = value & 0xFFFFFFFF
+        number = 0xFFFFFFFF  # strtoul saturates, whatever the sign is
+    else:
+        number = (-value if sign == "-" else value) & 0xFFFFFFFF
     if number >= len(gpus):
         return "is not the number of a GPU here"
     return _device_of(gpus[number]) or _NO_INSTANCE

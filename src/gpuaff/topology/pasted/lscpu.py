@@ -8,7 +8,7 @@ by CPUs would give the two threads of one core to two ranks, and a note says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped
@@ -92,12 +92,12 @@ class _Machine:
         lists = {node: cpus for node, cpus in found.items() if node is not None}
         self._rows = self._whole_rows(online or frozenset().union(*lists.values()))
         lists = lists or self._rows_by("node", self._rows)
-        online = online or frozenset(self._rows) or frozenset().union(*lists.values())
-        self.is_complete = bool(online)
-        # Where a node's list is missing, its CPUs are known from the table alone.
         self._distances = _distances(paste.text)
-        is_partial = not online or not lists.keys() >= self._distances.keys()
-        self.cpus = frozenset().union(online, *(near if is_partial else ()))
+        # Where a node's list is missing, its CPUs are known from the table alone.
+        is_partial = not (lists and lists.keys() >= self._distances.keys())
+        listed = frozenset().union(*lists.values(), *(near if is_partial else ()))
+        self.cpus = online or frozenset(self._rows) or listed
+        self.is_complete = bool(online or self._rows or lists)
         self.nodes = self._numa_nodes(lists)
         self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
         self._lists = self._node_cpus or near
@@ -272,17 +272,13 @@ class _Machine:
         offline are left out then. A hybrid processor fails the count.
         """
         least = min(self._expected, default=0)
-        for size in {self._threads: None} | {n: None for n in _SIZES if n * least == self._all}:
-            if size not in _SIZES or self._all % size:  # an old lscpu's 3 is 4, rounded down
-                continue
-            cores = self._numbered(size)
-            if cores is None or (self._expected and len(cores) not in self._expected):
-                continue
-            # The threads of the largest core, or, from an old lscpu, the average rounded down.
-            printed = (max(map(len, cores)), len(self.cpus) // len(cores))
-            if self._is_doubtful or self._threads in printed:
-                return cores
-        return None
+        size = self._all // least if self._is_doubtful else self._threads
+        if size not in _SIZES or self._all % size:
+            return None
+        cores = self._numbered(size)
+        if cores is None or (self._expected and len(cores) not in self._expected):
+            return None
+        return cores if self._is_doubtful or max(map(len, cores)) == self._threads else None
 
     def _numbered(self, size: int) -> tuple[CpuSet, ...] | None:
         """The online CPUs of each core, by the two ways in which Linux numbers hyperthreads.
@@ -315,17 +311,17 @@ class _Machine:
         thread per core a node has no gap such as 0-15,128-143. POWER numbers siblings side by
         side, and so do many virtual machines, where one list of that form is not enough.
         """
-        cpus, lists = self.cpus, self._lists
-        distances = {_distance(ids) for ids in lists}
+        cpus, distances = self.cpus, {_distance(ids) for ids in self._lists}
         distance = distances.pop() if len(distances) == 1 else None
-        if distance is None or self._is_power or (self._is_virtual and len(lists) < 2):
+        if distance is None or self._is_power or (self._is_virtual and len(self._lists) < 2):
             return None
-        is_foreign = bool(self._expected) and distance not in self._expected
-        is_shifted = self._numbers.get(_CPUS, 2 * distance) != 2 * distance  # by offline CPUs
-        if is_foreign or is_shifted or max(cpus) >= 2 * distance:
-            return None
-        is_whole = frozenset().union(*lists) == cpus
-        return grouped(cpus, lambda cpu: cpu % distance) if is_whole else None
+        agrees = (
+            distance in (self._expected or (distance,))
+            and self._numbers.get(_CPUS, 2 * distance) == 2 * distance
+            and max(cpus) < 2 * distance
+            and frozenset().union(*self._lists) == cpus
+        )
+        return grouped(cpus, lambda cpu: cpu % distance) if agrees else None
 
 
 def _distance(cpus: CpuSet) -> int | None:
@@ -373,27 +369,26 @@ def _rows(paste: Paste) -> Rows:
             columns = [word.lower() for word in line.split(separator)]
             columns = columns if _PLACES.intersection(columns) else ()
         elif columns and line[:1].isdigit():
-            for cpu, row in _row(columns, line.split(separator)):
-                paste.keep(rows, cpu, row, f"lscpu's rows for CPU {cpu}")
-        elif line:
+            if row := _row(columns, line.split(separator)):
+                paste.keep(rows, row["cpu"], row, f"lscpu's rows for CPU {row['cpu']}")
+        else:
             columns = ()
     return rows
 
 
-def _row(columns: Sequence[str], values: list[str]) -> Iterator[tuple[int, dict[str, int]]]:
-    """A row as CPU and numbers; nothing for one that is cut, or whose CPU is offline."""
+def _row(columns: Sequence[str], values: list[str]) -> dict[str, int] | None:
+    """A row as numbers; None for one that is cut, or whose CPU is offline."""
     if len(values) < len(columns):
-        return
+        return None
     cells: dict[str, str] = {}
     for column, value in zip(columns, values, strict=False):  # L1d:L1i:L2:L3 is one column of -e
         cells.update(zip(column.split(":"), value.strip().split(":"), strict=False))
     matches = {key: _CELL.fullmatch(cell) for key, cell in cells.items()}
     numbers = {key: int(match[1]) for key, match in matches.items() if match}
     is_offline = cells.get("online", "").lower() in ("no", "n")
-    if is_offline or numbers.get("cpu", MAX_CPU_ID + 1) > MAX_CPU_ID:
-        return
-    if "core" in numbers or "core" not in cells:
-        yield numbers.pop("cpu"), numbers
+    is_whole = "core" in numbers or "core" not in cells
+    is_known = numbers.get("cpu", MAX_CPU_ID + 1) <= MAX_CPU_ID
+    return numbers if is_known and is_whole and not is_offline else None
 
 
 def _distances(text: str) -> dict[int, Mapping[int, int]]:
