@@ -14,7 +14,7 @@ from gpuaff.launch import inherited, slurm
 from gpuaff.launch.inherited import ParentClaim
 from gpuaff.launch.launchers import Get, Launcher, number
 from gpuaff.launch.masks import carries, own_variables
-from gpuaff.launch.ranks import Ranks, active_launcher
+from gpuaff.launch.ranks import Ranks, active_row
 
 
 class OwnGpus(NamedTuple):
@@ -64,7 +64,7 @@ def _by_launcher(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
     """What the launcher says, for several ranks and at least one visible GPU."""
     if ranks.sources.get("local_rank") == "RANK":  # torchrun --virtual-local-rank
         return OwnGpus()
-    if active_launcher(get, ranks) is not Launcher.SLURM:
+    if active_row(get, ranks).launcher is not Launcher.SLURM:
         return None
     # A worker and a task in a wrapper look alike: the same variables, and a process in between.
     # Only multiprocessing marks its workers; for others the number decides.
