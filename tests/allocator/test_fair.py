@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.cutting import fair_shares, group_cores, in_blocks, in_turn
+from gpuaff.allocator.cores import fair_shares, group_cores, in_blocks, in_turn
 
 
 def best_sizes(claimants: int, owners: Iterable[Sequence[int]]) -> list[int]:

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.cutting import Cutter, in_blocks, in_l3_domains, in_turn
+from gpuaff.allocator.cores import Cutter, in_blocks, in_l3_domains, in_turn
 
 
 def domains(*sizes: int) -> list[int]:

@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpuaff.allocator.cores import allowed_cores
-from gpuaff.allocator.cutting import grow, in_blocks
+from gpuaff.allocator.cores import allowed_cores, grow, in_blocks
 from gpuaff.allocator.placement import nearest, union
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
