@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuaff.launch.launchers import Launcher
     from gpuaff.launch.ranks import Ranks, ranks
     from gpuaff.notices import Notice
-    from gpuaff.pinning.affinity import set_affinity
+    from gpuaff.pinning import set_affinity
     from gpuaff.pinning.check import Check, ThreadCheck, check
     from gpuaff.pinning.restore import Affinity
     from gpuaff.pinning.spread import spread
@@ -41,7 +41,7 @@ _NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` co
     "allocator.plan": "plan", "claims": "claim_gpus",
     "claims.claim": "Claim current_claim", "claims.model": "ClaimedGpu Waiting",
     "launch.ranks": "Ranks ranks", "launch.launchers": "Launcher", "notices": "Notice",
-    "pinning.affinity": "set_affinity", "pinning.check": "Check ThreadCheck check",
+    "pinning": "set_affinity", "pinning.check": "Check ThreadCheck check",
     "pinning.restore": "Affinity", "pinning.spread": "spread", "topology.model": "Topology",
 }  # fmt: skip
 _HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}

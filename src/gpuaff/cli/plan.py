@@ -7,8 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpuaff import settings
-from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
+from gpuaff._system import env
+from gpuaff.allocator.model import (
+    TEXT_READERS,
+    Mode,
+    Multithreading,
+    Partition,
+    Scope,
+    given_options,
+)
 from gpuaff.allocator.plan import plan
 from gpuaff.cli import output, source, views
 from gpuaff.cli.dispatch import add_option
@@ -43,7 +50,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--nproc", "N", partial(count, text=True), meaning)
     for name, (sign, words, default) in _WORDS.items():
         meaning = f"{', '.join(map(str, words))} (default: {default})"
-        add_option(parser, f"--{name}", sign, settings.READERS[name], meaning)
+        add_option(parser, f"--{name}", sign, TEXT_READERS[name], meaning)
     parser.add_argument(
         "--unbalanced",
         dest="balanced",
@@ -53,7 +60,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     for name, meaning in _NUMBERS.items():
         option = f"--{name.replace('_', '-')}"
-        add_option(parser, option, "N", settings.READERS[name], meaning)
+        add_option(parser, option, "N", TEXT_READERS[name], meaning)
     which = parser.add_mutually_exclusive_group()
     meaning = "plan as if the ranks may use only these CPUs, e.g. 0-3,8"
     add_option(which, "--allowed", "CPULIST", cpus, meaning)
@@ -75,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
         expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
         raise InvalidOptionError("--nproc", args.nproc, expected)
     nproc = args.nproc or lists or len(topology.visible) or 1
-    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in settings.READERS}
+    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in TEXT_READERS}
     if machine.live:
-        chosen = settings.with_environment(chosen)
+        chosen = given_options(chosen, env.option)
     given = {name: value for name, value in chosen.items() if value is not None}
     made = plan(topology, nproc, rank_allowed=args.rank_allowed, **given)
     # A plan is only as good as its topology.

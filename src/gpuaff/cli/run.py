@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         claim = None if job.claim is None else _claimed(job.claim)
     try:
         if job.pin:
-            from gpuaff.pinning.affinity import set_affinity
+            from gpuaff.pinning import set_affinity
 
             set_affinity()
         raise_on_interrupt()  # the command gets SIGINT as this process got it
@@ -218,7 +218,7 @@ def _show(job: Job, words: Sequence[str]) -> None:
     from shlex import join
 
     from gpuaff.claims.acquire import preview
-    from gpuaff.pinning.affinity import set_affinity
+    from gpuaff.pinning import set_affinity
     from gpuaff.pinning.grant import take_grant
 
     claim = dict(job.claim or {})

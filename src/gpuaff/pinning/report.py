@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from gpuaff._system import kernel
+from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError, NoDriverError
 from gpuaff.formatting import printable
 from gpuaff.notices import KINDS, Notice
-from gpuaff.settings import pinning_is_off
+from gpuaff.options import flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def unsupported_reason() -> Notice | None:
 
     InvalidOptionError is raised where the variable GPUAFF is neither a yes nor a no.
     """
-    if pinning_is_off():
+    text = (env.get("GPUAFF") or "").strip()
+    if text and not flag("GPUAFF", text, text=True):
         return Notice("off", "GPUAFF=off: the mask stays")
     if not kernel.can_pin():
         text = "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
