@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
-from gpuaff.launch.launchers import Get, number, quoted
+from gpuaff.launch import Get, number, quoted
 from gpuaff.notices import Notice
 from gpuaff.options import natural
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff.launch import inherited, slurm
-from gpuaff.launch.launchers import BY_PROGRAM, ROWS, Get, Launcher, Row, number, quoted
+from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
 from gpuaff.notices import Notice
 
 __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "from_environment", "ranks"]
@@ -158,8 +157,10 @@ def present(get: Get) -> Iterator[Row]:
         is_set = all(map(get, (row.local_rank, *row.marks)))
         if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
             is_set = any(map(get, (row.local_rank, row.local_size)))
-        if row.launcher is Launcher.SLURM and slurm.is_shell(get):
-            is_set = False
+        if is_set and row.launcher is Launcher.SLURM:
+            from gpuaff.launch import slurm  # only under Slurm
+
+            is_set = not slurm.is_shell(get)
         if is_set and row.local_rank not in taken:
             taken.add(row.local_rank)
             yield row
@@ -167,7 +168,11 @@ def present(get: Get) -> Iterator[Row]:
 
 def local_size(get: Get, row: Row) -> int | None:
     """How many processes a launcher says that it started on this node; None if it does not."""
-    return slurm.tasks_here(get) if row.launcher is Launcher.SLURM else number(get(row.local_size))
+    if row.launcher is not Launcher.SLURM:
+        return number(get(row.local_size))
+    from gpuaff.launch import slurm  # only under Slurm
+
+    return slurm.tasks_here(get)
 
 
 def _report(get: Get, row: Row) -> _Report:
@@ -289,6 +294,8 @@ def _stale_step(
     A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
     proves that they are right; so does the step's cgroup, where /proc hides root's processes.
     """
+    from gpuaff.launch import slurm  # only under Slurm
+
     if host is None or not slurm.is_elsewhere(get, host):
         return None
     if "slurmstepd" in ancestors() or slurm.is_cgroup_of_step(get, cgroup()):

@@ -13,9 +13,8 @@ from gpuaff.allocator.model import Options, Partition, Plan, Share, check_rank, 
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import counted
 from gpuaff.launch import inherited
-from gpuaff.launch.gpus import own_gpus
+from gpuaff.launch.binding import Masks, classify_masks, consistency, observe_ancestry, own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.masks import Masks, classify_masks, consistency, observe_ancestry
 from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count, flag
