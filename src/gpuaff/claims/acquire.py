@@ -14,8 +14,7 @@ from gpuaff.claims import candidates
 from gpuaff.claims.attempts import Attempts, Obtained
 from gpuaff.claims.candidates import Limits, Request, VisibleAs, parse_request
 from gpuaff.claims.claim import Claim, Undo, only_one_claim, state
-from gpuaff.claims.devices import conflicts
-from gpuaff.claims.devices.conflicts import SecondLook
+from gpuaff.claims.devices.conflicts import SecondLook, backing_off
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.devices.selection import observe_connections
 from gpuaff.claims.locking import registry
@@ -25,7 +24,6 @@ from gpuaff.claims.sources import verified_parent_claim
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import (
     ClaimError,
-    ClaimLostError,
     CudaInitializedError,
     GpusBusyError,
     InvalidOptionError,
@@ -61,13 +59,17 @@ def acquire(
     with only_one_claim():
         if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
-        with open_session() as session, ExitStack() as until_occupied, Undo() as undo:
+        with (
+            backing_off(),
+            open_session() as session,
+            ExitStack() as until_occupied,
+            Undo() as undo,
+        ):
             end_prewarm()
             try:
                 basis = _observe(session, request)
                 attempts = _attempts(basis, until_occupied)
                 _refuse_unknown_order(basis)
-                conflicts.back_off()
                 undo.callback(attempts.release)
                 obtained = attempts.obtain()
             except (GpusBusyError, NotEnoughGpusError):
@@ -243,18 +245,12 @@ def _occupy(
     request: Request, gpus: Sequence[ClaimedGpu], second_look: SecondLook | None, undo: Undo
 ) -> tuple[object, ...]:
     """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
-    if second_look is not None:
-        second_look.before_occupying()
     is_alone = request.visible is not None and state.cuda_bound_gpus is None
     ordinals = None if is_alone else [gpu.local for gpu in gpus]
     uuids = [gpu.uuid for gpu in gpus]
     held, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
     if second_look is not None and is_started:
-        try:
-            second_look.after_occupying()
-        except ClaimLostError:
-            conflicts.remember_loss()
-            raise
+        second_look.refuse_others()
     return held
 
 

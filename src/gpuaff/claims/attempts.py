@@ -241,7 +241,7 @@ class Attempts:
     def _look(self) -> None:
         """Ask the driver, which takes a while, and may hang."""
         if self._parent is None:
-            self.probe.prepare(registry.entries(before=0))
+            self.probe.look()
 
     def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used: by the driver's last answer, and by the registry now."""
