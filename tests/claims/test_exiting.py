@@ -177,6 +177,8 @@ class TestClaims:
         time.sleep(0.3)
         before.kill()
         assert after.heard() == "0"
+        after.go_on()
+        after.end()
 
     def test_inside_a_claim(self, lab: Lab) -> None:
         code = "gpuaff.claim_gpus(1)\nsay(os.environ['GPUAFF_CLAIM'])\ngo_on()"

@@ -48,7 +48,7 @@ def test_a_rank_that_waits(lab: Lab) -> None:
     second = lab.start("say(*indices(gpuaff.claim_gpus(wait=30, on_wait=say)))", **env)
     assert second.heard().startswith("Waiting(position=0, ")
     first.kill()
-    assert second.heard() == "2"
+    assert second.end() == "2\n"
 
 
 def test_it_cannot_have_more_than_the_claim(lab: Lab) -> None:

@@ -366,7 +366,7 @@ def test_the_log(one: Crowd) -> None:
         assert f"(pid {one.pids['a']})" in line
         time.sleep(0.3)  # let it fall asleep: else it may see the lease, and then the board without
         one.tell("a", "release")
-        assert waiter.heard() == "served"
+        assert waiter.end() == "served\n"
 
 
 def test_inside_a_claim(one: Crowd) -> None:
