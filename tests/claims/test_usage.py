@@ -84,7 +84,7 @@ import sys
 from gpuaff._system import nvml
 early = "pynvml" in sys.modules
 with nvml.open_session() as session:
-    session.read_gpus(highest_cpu=7, links=True)
+    session.read_gpus(links=True)
     session.devices(), session.look(utilization=True)
 print(early, [name in sys.modules for name in ("pynvml", "psutil")])
 """
@@ -258,7 +258,7 @@ class TestLeftOut:
         assert devices == DEVICES[1:]
         assert len(readings) == 3
         [note] = notes
-        assert note.startswith("GPU 0 is left out, because its UUID is unknown: ")
+        assert note.startswith("GPU 0 is left out: its handle: ")
         assert "nvmlDeviceGetHandleByIndex" in note
 
     def test_those_that_cuda_may_count(self, driver: FakeDriver) -> None:

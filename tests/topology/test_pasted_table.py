@@ -280,7 +280,7 @@ def test_the_place_of_a_gpu(
 ) -> None:
     topology = parse(lscpu + two(cells, SECOND))
     assert (near(topology)[0], nodes(topology)[0]) == (expected_near, expected_nodes)
-    assert (topology.gpus[0].source is None) == (expected_near is expected_nodes is None)
+    assert (topology.gpus[0].source is None) == (expected_near is None and expected_nodes is None)
     doubts = {note.code for note in topology.notes if "GPU 0 " in f"{note.message} "}
     assert doubts >= ({code} if code else set())
     assert code is not None or not doubts

@@ -47,11 +47,6 @@ def read_cpus(tree: Tree) -> Topology:
     )
 
 
-def highest_cpu(tree: Tree, cpus: CpuSet) -> int:
-    """The highest CPU id that this kernel can ever bring online; masks are sized by it."""
-    return max(cpus.union(cpu_list(tree, f"{_CPU}/possible") or {0}))
-
-
 def cpu_list(tree: Tree, *files: str) -> CpuSet | None:
     """The CPUs (or nodes) that the first of these files names.
 

@@ -64,7 +64,7 @@ def _lock(handle: int, end: float, limit: float) -> None:
 
 
 def _held_too_long(handle: int, limit: float) -> LockDirectoryError:
-    file = locks.locked_name(handle)
+    file = locks.identity(handle)
     pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]
     holder = directory.holder_in_words(max(pids, default=None))
     return LockDirectoryError(

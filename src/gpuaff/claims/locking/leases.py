@@ -67,9 +67,7 @@ def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
     for device in devices:
         of_device: dict[Holder, None] = {}
         for path, is_shared in locks_of(device):
-            # sysfs is no btrfs, and its directories are many.
-            named = locks.identity if path.startswith(_SYSFS) else locks.locked_name
-            for holder in held.get(named(path), ()):
+            for holder in held.get(locks.identity(path), ()):
                 if not (is_shared and holder.shared):
                     of_device[holder] = None
         found[device.uuid] = tuple(of_device)
