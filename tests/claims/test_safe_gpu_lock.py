@@ -417,22 +417,6 @@ sys.stdin.readline()
             get(theirs)
 
 
-# ---- what it costs ---------------------------------------------------------------------------
-
-
-def test_nothing_heavy_is_imported_and_no_thread_stays(lock: Path) -> None:
-    script = f"""
-import sys
-before = set(sys.modules)  # coverage has imported some
-{OURS}
-import threading
-with holding(): pass
-heavy = {{"logging", "pathlib", "subprocess"}} & set(sys.modules) - before
-print(sorted(heavy), threading.active_count())
-"""
-    assert printed(script, env={"GPUAFF_SAFE_GPU": str(lock)}, fresh=True) == "[] 1"
-
-
 @pytest.mark.fake_driver
 def test_a_claim_without_the_lock_says_so(driver: FakeDriver, tmp_path: Path) -> None:
     script = """

@@ -74,13 +74,9 @@ def occupy(
     is checked afterwards, if it has initialised CUDA. Without ``ordinals``, CUDA's numbers of the
     GPUs, these are 0, 1 … in their order, and CUDA shows no others.
 
-    Returns:
-        What the placeholder returned for each, and whether CUDA is initialised since: then the
-        GPUs that it shows never change, also after the release.
-
-    Raises:
-        PlaceholderError: one of ours failed, or CUDA shows other GPUs than the claimed ones.
-        BaseException: what a function raised.
+    Returns what the placeholder returned for each, and whether CUDA is initialised since: then the
+    GPUs that it shows never change, also after the release. PlaceholderError where one of ours
+    failed, or CUDA shows other GPUs; what a function raised is raised as it is.
     """
     if kind is None:
         return (), False

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     """A slot whose writer lives. Values of its record that are invalid count as missing.
 
     Attributes:
-        waits: whether the writer waits for GPUs; else it holds some.
+        waits: whether the writer waits for GPUs, in the order of ``ticket``; else it holds some.
         beat: when it was last known to be well, in seconds since the machine started.
         pid: the writer's process id, in its own PID namespace.
         start: when the writer started, in clock ticks since the machine started.
