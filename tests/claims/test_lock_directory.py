@@ -167,8 +167,8 @@ PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a FIFO": (a_fifo, "no regular file"),
     "a socket": (a_socket, "something that is no file stands in its place"),
     "a folder": (lambda path: path.mkdir(mode=0o777), "a folder|no regular file"),
-    "a file for its owner": (lambda path: path.touch(0o600), "this user may not use it"),
-    "a file for no user": (lambda path: path.touch(0), "this user may not use it"),
+    "a file for its owner": (lambda path: path.touch(0o600), "Permission denied"),
+    "a file for no user": (lambda path: path.touch(0), "Permission denied"),
 }
 
 

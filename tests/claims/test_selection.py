@@ -139,25 +139,6 @@ def test_a_group_of_eight_is_kept_that_pairs_and_fours_do_not_tell_of() -> None:
     assert taken(linked(10, lambda i, j: "SYS" if (i, j) in far else "NV1"), 1) == [2]
 
 
-def test_a_single_gpu_is_taken_before_a_bridge_is_broken() -> None:
-    """A bridge joins two each, four sit at one node; the partner of 6 is busy."""
-
-    def word(i: int, j: int) -> str:
-        return "NV12" if i // 2 == j // 2 else "NODE" if i // 4 == j // 4 else "SYS"
-
-    assert taken(linked(8, word), 1, busy=[2, 3, 7]) == [6]
-
-
-def test_one_slow_pair_is_worse_than_many_that_are_middling() -> None:
-    """0-1 and 1-2 are NV18, but 0-2 is SYS; all pairs of 3, 4 and 5 are PHB."""
-    fast = {(0, 1), (1, 2)}
-
-    def word(i: int, j: int) -> str:
-        return "NV18" if (i, j) in fast else "PHB" if i > 2 else "SYS"
-
-    assert taken(linked(6, word), 3) == [3, 4, 5]
-
-
 def test_words_are_ordered_as_nvidia_smi_orders_them() -> None:
     words = ["NV18", "NV4", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS"]
     for nearer, farther in pairwise(words):
@@ -216,21 +197,6 @@ def test_what_does_not_fit_is_left_for_others_too() -> None:
     machine = islands(4, 4)
     assert choose(1, {0, 5}, topology=machine) == (0,)
     assert choose(1, {0, 5}, topology=machine, idle={0, 1, 2, 3, 4, 5, 7}) == (5,)
-
-
-def joined(size: int, pairs: str) -> Topology:
-    """NVLinks between these pairs, such as ``01 12``."""
-    return linked(size, lambda i, j: "NV1" if f"{i}{j}" in pairs.split() else "SYS")
-
-
-def test_groups_count_that_will_be_whole_when_others_have_ended() -> None:
-    # 1 and 2 have four links each. Without 1 the best four have four links (0, 2, 3, 4 or 2 to 5),
-    # without 2 they are 1, 3, 4 and 5, which lack only 3-5.
-    machine = joined(6, "02 03 12 13 14 15 23 25 34 45")
-    assert taken(machine, 1, busy=[0, 3, 4, 5]) == [2]
-    # 4 and 5 have two links each. Only 2 to 5 have four; without 4, or 5, no four have more than 3.
-    machine = joined(6, "01 12 23 24 35 45")
-    assert taken(machine, 1, busy=[0, 1, 2, 3]) == [4]
 
 
 @pytest.mark.parametrize("count", [-1, 0, 3])

@@ -8,6 +8,7 @@ queue and explains. Functions raise LockDirectoryError where it cannot be used.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import time
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
     """A slot whose writer lives. Values of its record that are invalid count as missing.
 
     Attributes:
-        waits: whether the writer waits for GPUs; else it holds some.
+        waits: whether the writer waits for GPUs, in the order of ``ticket``; else it holds some.
         beat: when it was last known to be well, in seconds since the machine started.
         pid: the writer's process id, in its own PID namespace.
         start: when the writer started, in clock ticks since the machine started.
@@ -236,27 +237,24 @@ def opened() -> int:
     return directory.open_file(NAME, size=WAITS)
 
 
-def entries(*, before: int | None = None) -> tuple[Entry, ...]:
-    """All entries, by slot, and of the waiters only those with a ticket ``before`` this one.
-
-    Reading takes no lock.
-    """
+def entries() -> tuple[Entry, ...]:
+    """All entries, by slot. Reading takes no lock."""
     if not directory.has(NAME):
         return ()
     handle = opened()
     try:
-        return read(handle, before=before)
+        return read(handle)
     finally:
         descriptors.close(handle)
 
 
-def read(handle: int, *, before: int | None = None) -> tuple[Entry, ...]:
-    """As :func:`entries`, by an open file, without that file's own slot."""
+def read(handle: int, *, before: float = math.inf) -> tuple[Entry, ...]:
+    """Those that an open file shows, without its own, and with waiters ``before`` a ticket."""
     with directory.lock_errors(path()):
         held = holding(handle)
-        waiting = [] if before == 0 else locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
+        waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
         tickets, beats = tables(handle)
-    slots = {at - WAITS for at in waiting if before is None or tickets[at - WAITS] < before}
+    slots = {at - WAITS for at in waiting if tickets[at - WAITS] < before}
     return tuple(
         Entry(slot, slot not in held, tickets[slot], beats[slot], **_read_record(handle, slot))
         for slot in sorted(held | slots)

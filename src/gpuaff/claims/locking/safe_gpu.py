@@ -53,18 +53,11 @@ def path() -> str | None:
 def holding(
     wanted: int = 1, *, limit: float | None = LIMIT, where: str | None = None
 ) -> Iterator[tuple[Notice, ...]]:
-    """Keep safe_gpu's users from choosing GPUs.
+    """Keep safe_gpu's users from choosing GPUs, by the lock file ``where``; None is :func:`path`.
 
-    Args:
-        wanted: how many GPUs were requested, for the error.
-        limit: how long to wait for those that are choosing, in seconds; None is without limit.
-        where: the lock file; None is :func:`path`.
-
-    Yields:
-        ``safe-gpu-unlocked`` where the file cannot be locked, which is logged too.
-
-    Raises:
-        ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
+    Yields ``safe-gpu-unlocked`` where the file cannot be locked, and logs it. ClaimTimeoutError, of
+    the number of GPUs that is ``wanted``, where a safe_gpu user has held the lock for ``limit``
+    seconds; None is without limit.
     """
     where = where or path()
     handle = -1
@@ -124,11 +117,9 @@ def _opened(where: str) -> int:
 
 
 def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
-    """Let earlier waiters have their turn; when one of them holds the lock, we queue behind it.
-
-    The kernel grants a shared lock beside other shared ones, so claims that keep coming would
-    starve a safe_gpu user.
-    """
+    """Let earlier waiters have their turn; when one of them holds the lock, we queue behind it."""
+    # The kernel grants a shared lock beside other shared ones, so claims that keep coming would
+    # starve a safe_gpu user.
     file = locks.identity(handle)
     if any(locks.identity(other) == file for other in descriptors.private - {handle}):
         return  # they wait for this process
