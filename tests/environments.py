@@ -55,6 +55,11 @@ def masks_seen(
     )
 
 
+def variables(text: str) -> dict[str, str]:
+    """An environment as a shell has it: ``A=1 B=2``."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
 def recorded(launcher: str) -> list[str]:
     """The names of a launcher's recorded starts."""
     return [record["name"] for record in json.loads((FOLDER / f"{launcher}.json").read_text())]

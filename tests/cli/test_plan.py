@@ -285,8 +285,8 @@ class TestRefused:
         assert main(["plan", f"{option}={value}"]) == 2
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith("usage: gpuaff plan")
-        assert f"argument {option}: {value!r}: expected a whole number from 1 to 65535" in err
+        expected = "expected a whole number from 1 to 65535; see gpuaff plan --help"
+        assert err == f"gpuaff: error: argument {option}: {value!r}: {expected}\n"
 
     @pytest.mark.parametrize(
         ("option", "value", "words"),
@@ -295,7 +295,7 @@ class TestRefused:
             ("--mode", "unique-contiguous", "; did you mean unique_contiguous?"),
             ("--mode", "", "one of all, single, single_unique, unique_interleaved,"),
             ("--scope", "nodes", "one of node, socket; did you mean node?"),
-            ("--scope", "zebra", "one of node, socket\n"),
+            ("--scope", "zebra", "one of node, socket; see gpuaff plan --help\n"),
             ("--multithreading", "all", "one of all_logical, single_logical"),
             ("--partition", "node", "one of auto, job, machine"),
             ("--reserve", "-1", "a whole number of cores from 0 to"),

@@ -302,10 +302,6 @@ class TestSeats:
         more = replace(box, numa_nodes=nodes)
         assert views.place_of(more, Gpu(index=0, numa_node=2)) is None
 
-    def test_a_node_over_two_packages_is_in_none(self, box: Topology) -> None:
-        assert views.package_of_node(box, NumaNode(id=0, cpus=frozenset({3, 4}))) is None
-        assert views.package_of_node(box, NumaNode(id=0, cpus=frozenset())) is None
-
     def test_socket_cpus_tell_the_package(self, box: Topology) -> None:
         found = views.place_of(box, Gpu(index=0, socket_cpus=frozenset({4, 5})))
         assert box.packages is not None

@@ -118,7 +118,7 @@ class TestWhat:
 class TestRefused:
     def test_a_name_of_nothing(self) -> None:
         line = refused("topo", "--from", "dgx-a10")
-        assert line.startswith("gpuaff: --from 'dgx-a10': no such file; ")
+        assert line.startswith("gpuaff: --from 'dgx-a10': No such file or directory; ")
         assert "gh200x4" in line
         assert line.endswith("; did you mean dgx-a100?\n")
 
@@ -129,7 +129,7 @@ class TestRefused:
         assert len(line) < 400
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        assert "a folder; expected a file" in refused("topo", "--from", str(tmp_path))
+        assert "Is a directory; expected a file" in refused("topo", "--from", str(tmp_path))
 
     def test_binary(self, tmp_path: Path) -> None:
         file = tmp_path / "b"
@@ -145,10 +145,10 @@ class TestRefused:
     def test_unreadable(self, tmp_path: Path) -> None:
         file = tmp_path / "secret"
         file.touch(mode=0)
-        assert "cannot be read: Permission denied" in refused("topo", "--from", str(file))
+        assert "Permission denied; expected a file" in refused("topo", "--from", str(file))
 
     def test_failing_while_read(self) -> None:
-        assert "cannot be read: Input/output error" in refused("topo", "--from", "/proc/self/mem")
+        assert "Input/output error; expected a file" in refused("topo", "--from", "/proc/self/mem")
 
     @pytest.mark.parametrize("text", ["", " \n\n"])
     def test_empty(self, text: str, gpuaff: Runner) -> None:
@@ -160,7 +160,9 @@ class TestRefused:
 
     def test_closed_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", None)
-        assert refused("topo", "--from", "-") == "gpuaff: standard input: is closed\n"
+        assert refused("topo", "--from", "-") == (
+            "gpuaff: standard input: empty; expected a saved JSON or pasted text\n"
+        )
 
     def test_a_text_about_something_else(self, tmp_path: Path) -> None:
         file = tmp_path / "letter"

@@ -306,7 +306,6 @@ print(safe_gpu.gpu_owner, os.environ.get("CUDA_VISIBLE_DEVICES"))
     assert said(env, script) == [
         "acquiring lock",
         "lock acquired",
-        "Set CUDA_VISIBLE_DEVICES=0",
         "Failed to acquire placeholder: out of memory",
         "lock released",
         "raised: out of memory",

@@ -1,4 +1,4 @@
-"""Whose GPUs: whether the launcher has given each rank its own."""
+"""Whose GPUs: whether the launcher has given each rank its own, and else among whom they are."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.launch.gpus import OwnGpus, own_gpus
-from gpuaff.launch.ranks import Ranks
+from gpuaff.launch.gpus import OwnGpus, own_gpus, sharers
+from gpuaff.launch.ranks import Ranks, classify_ranks
 from gpuaff.launch.slurm import gpu_indices
-from tests.environments import Started, started
+from tests.environments import Started, started, variables
 
 
-def found(
-    rank: Started, changes: Mapping[str, str] | None = None, *, visible: int = 1
-) -> OwnGpus | None:
-    variables = {**rank.environ, **(changes or {})}
-    return own_gpus(rank.ranks, visible=visible, get=variables.get)
+def found(rank: Started, changes: str = "", *, visible: int = 1) -> OwnGpus | None:
+    said = {**rank.environ, **variables(changes)}
+    return own_gpus(rank.ranks, visible=visible, get=said.get)
 
 
 OWN = {
@@ -49,49 +47,39 @@ def test_the_batch_scripts_gpus_are_the_first_nodes() -> None:
 def test_all_ranks_see_all_gpus(name: str, visible: int) -> None:
     for rank in started("slurm", name):
         assert found(rank, visible=visible) is None
-        assert found(rank, {"SLURM_GPUS_PER_TASK": "1"}, visible=visible) is None, "by sbatch"
+        assert found(rank, "SLURM_GPUS_PER_TASK=1", visible=visible) is None, "by sbatch"
 
 
-def test_one_gpu_for_all_tasks_is_shared() -> None:
-    for rank in started("slurm", "gres"):
-        assert found(rank, {"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}) is None
-        assert found(rank, {"SLURM_STEP_GPUS": "0,1"}) is None, "a wrapper hid the other one"
+BOTH = OwnGpus(named=(0, 1), on_node=2)
+OF_TASK = OwnGpus(own=(0,), on_node=2)
+
+CHANGED: dict[tuple[str, str], OwnGpus | None] = {
+    # What was requested of sbatch.
+    ("gres", "SLURM_GPUS_PER_TASK=1"): BOTH,
+    ("gres", "SLURM_TRES_PER_TASK=cpu=4,gres/gpu:h100=1"): BOTH,
+    ("gres", "SLURM_GPU_BIND=verbose,map_gpu:1,0"): BOTH,
+    ("gres", "SLURM_GPU_BIND=mask_gpu:0x1,0x2"): BOTH,
+    ("gres", "SLURM_TRES_BIND=gres/gpu:single:1"): BOTH,
+    # One GPU for all tasks is shared; a wrapper hid the other one.
+    ("gres", "SLURM_STEP_GPUS=0 SLURM_GPUS_ON_NODE=1"): None,
+    ("gres", "SLURM_STEP_GPUS=0,1"): None,
+    ("gres", "SLURM_GPU_BIND=none"): None,
+    ("gres", "SLURM_TRES_PER_TASK=cpu=4"): None,
+    ("gres", "SLURM_GPUS_PER_TASK="): None,
+    # A wrapper hides one of two own GPUs; a release that names the GPUs of the step.
+    ("gpus-per-task", "SLURM_STEP_GPUS=0,1 SLURM_GPUS_ON_NODE=4"): OwnGpus(own=(0, 1), on_node=4),
+    ("job-gpus", "SLURM_STEP_GPUS=0,3 SLURM_JOB_GPUS=0-3"): OwnGpus(named=(0, 3), on_node=2),
+    # How many tasks are on each GPU.
+    ("gpus-per-task", "SLURM_NTASKS_PER_TRES=1"): OF_TASK,
+    ("gpus-per-task", "SLURM_NTASKS_PER_TRES=2"): OF_TASK._replace(shared=True),
+    ("gpus-per-task", "SLURM_NTASKS_PER_GPU=1"): OF_TASK,
+    ("gpus-per-task", "SLURM_NTASKS_PER_GPU=2"): OF_TASK._replace(shared=True),
+}
 
 
-def test_a_wrapper_hides_one_of_two_own_gpus() -> None:
-    rank = started("slurm", "gpus-per-task")[0]
-    two_of_four = {"SLURM_STEP_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "4"}
-    assert found(rank, two_of_four) == OwnGpus(own=(0, 1), on_node=4)
-
-
-def test_a_step_that_names_all_its_gpus() -> None:
-    """Releases that name the GPUs of the step, not of the task."""
-    for rank in started("slurm", "job-gpus"):
-        step = {"SLURM_STEP_GPUS": "0,3", "SLURM_JOB_GPUS": "0-3"}
-        assert found(rank, step) == OwnGpus(named=(0, 3), on_node=2)
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"SLURM_GPUS_PER_TASK": "1"},
-        {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:h100=1"},
-        {"SLURM_GPU_BIND": "verbose,map_gpu:1,0"},
-        {"SLURM_GPU_BIND": "mask_gpu:0x1,0x2"},
-        {"SLURM_TRES_BIND": "gres/gpu:single:1"},
-    ],
-)
-def test_what_was_asked_of_sbatch(variables: dict[str, str]) -> None:
-    rank = started("slurm", "gres")[0]
-    assert found(rank, variables) == OwnGpus(named=(0, 1), on_node=2)
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [{"SLURM_GPU_BIND": "none"}, {"SLURM_TRES_PER_TASK": "cpu=4"}, {"SLURM_GPUS_PER_TASK": ""}],
-)
-def test_what_tells_nothing_of_gpus(variables: dict[str, str]) -> None:
-    assert found(started("slurm", "gres")[0], variables) is None
+@pytest.mark.parametrize(("name", "changes"), CHANGED)
+def test_what_variables_say_of_a_task(name: str, changes: str) -> None:
+    assert found(started("slurm", name)[0], changes) == CHANGED[name, changes]
 
 
 SHARED = {
@@ -113,20 +101,11 @@ SHARED = {
 @pytest.mark.case("D10")
 @pytest.mark.parametrize(("text", "shared"), SHARED.items())
 def test_several_tasks_may_be_on_one_gpu(text: str, shared: bool) -> None:
-    rank = started("slurm", "gres")[0]
-    word, _, rest = text.replace("_gpu", "").partition(",")
-    tres = f"gres/gpu:{word},{rest}" if rest else f"gres/gpu:{word}"
-    for variables in ({"SLURM_GPU_BIND": text}, {"SLURM_TRES_BIND": f"{tres}+gres/nic:single:2"}):
-        own = found(rank, variables)
+    tres = f"gres/gpu:{text.replace('_gpu', '')}+gres/nic:single:2"
+    for changes in (f"SLURM_GPU_BIND={text}", f"SLURM_TRES_BIND={tres}"):
+        own = found(started("slurm", "gres")[0], changes)
         assert own is not None
         assert own.shared is shared
-
-
-def test_tasks_per_gpu() -> None:
-    rank = started("slurm", "gpus-per-task")[0]
-    for name in ("SLURM_NTASKS_PER_TRES", "SLURM_NTASKS_PER_GPU"):
-        for count, shared in (("1", False), ("2", True)):
-            assert found(rank, {name: count}) == OwnGpus(own=(0,), on_node=2, shared=shared)
 
 
 @pytest.mark.parametrize("name", ["gpus-per-task", "job-gpus"])
@@ -134,18 +113,16 @@ def test_a_worker_that_a_task_has_started_is_no_task(name: str) -> None:
     """Two workers in each of two tasks with two GPUs: worker 1 of task 0 is on the second."""
     task = started("slurm", name)[0]
     worker = replace(task, ranks=Ranks(local_rank=1, local_size=2))
-    two = {"SLURM_STEP_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "0-3"}
+    two = "SLURM_STEP_GPUS=0,1 SLURM_GPUS_ON_NODE=4 SLURM_JOB_GPUS=0-3"
     assert found(worker, two, visible=2) is None
     assert found(task, two, visible=2) is not None
 
 
 def test_other_launchers_do_not_tell() -> None:
-    inside = started("torchrun", "torchrun")[0]
-    outside = started("slurm", "gpus-per-task")[0]
+    inside, outside = started("torchrun", "torchrun")[0], started("slurm", "gpus-per-task")[0]
     assert found(replace(inside, environ={**outside.environ, **inside.environ})) is None
     assert found(started("openmpi", "bound")[0]) is None
-    ranks = Ranks(local_rank=0, local_size=2)
-    assert own_gpus(ranks, visible=1, get=dict[str, str]().get) is None
+    assert own_gpus(Ranks(local_rank=0, local_size=2), visible=1, get=variables("").get) is None
 
 
 def test_no_gpu_or_one_rank() -> None:
@@ -154,16 +131,55 @@ def test_no_gpu_or_one_rank() -> None:
     assert found(replace(rank, ranks=Ranks(local_rank=0, local_size=1))) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0", (0,)),
-        ("3,1", (1, 3)),
-        ("0-2,10", (0, 1, 2, 10)),
-        ("", None),
-        (None, None),
-        ("x", None),
-    ],
-)
+INDICES = {"0": (0,), "3,1": (1, 3), "0-2,10": (0, 1, 2, 10), "": None, None: None, "x": None}
+
+
+@pytest.mark.parametrize(("text", "expected"), INDICES.items())
 def test_indices(text: str | None, expected: tuple[int, ...] | None) -> None:
     assert gpu_indices(text) == expected
+
+
+# Among whom granted GPUs are divided.
+
+
+def sharing(environ: Mapping[str, str], *, visible: int) -> tuple[int, int] | None:
+    ranks = sharers(classify_ranks(environ.get), visible=visible, get=environ.get)
+    return None if ranks is None else (ranks.local_rank, ranks.local_size)
+
+
+GRANTED_TO_ALL = [
+    ("slurm", "two-nodes-gres-1", 2),
+    ("slurm", "gpu-bind-none", 4),
+    ("slurm", "torchrun-in-srun", 2),
+    ("slurm", "openmpi-in-batch", 2),
+    ("slurm", "mpich-in-batch", 2),
+    ("openmpi", "all", 4),
+    ("mpich", "bound", 4),
+    ("torchrun", "four", 4),
+]
+
+
+@pytest.mark.parametrize(("launcher", "name", "visible"), GRANTED_TO_ALL)
+def test_all_ranks_were_granted_the_same(launcher: str, name: str, visible: int) -> None:
+    for rank in started(launcher, name):
+        expected = rank.ranks.local_rank, rank.ranks.local_size
+        assert sharing(rank.environ, visible=visible) == expected
+        assert sharing(rank.environ, visible=1) is None, "a wrapper has shown it its own"
+
+
+GRANTED_APART = [
+    *(("two-nodes-gpus-per-task-0", 1), ("two-nodes-map-gpu-1", 1), ("batch-srun", 1)),
+    *(("single-2", 1), ("batch", 2), ("cpus-per-task-0", 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "visible"), GRANTED_APART)
+def test_each_rank_was_granted_its_own(name: str, visible: int) -> None:
+    for rank in started("slurm", name):
+        assert sharing(rank.environ, visible=visible) is None
+
+
+def test_two_gpus_for_each_task() -> None:
+    for rank in started("slurm", "two-nodes-gpus-per-task-0"):
+        two = variables("SLURM_STEP_GPUS=2,3 SLURM_GPUS_ON_NODE=4")
+        assert sharing({**rank.environ, **two}, visible=2) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +13,14 @@ from hypothesis import strategies as st
 
 from gpuaff.launch.launchers import Launcher
 from gpuaff.launch.masks import Masks, Whose
-from gpuaff.launch.ranks import Ranks, active_launcher
+from gpuaff.launch.ranks import Ranks, active_row
 from gpuaff.launch.slurm import named_masks, tasks_here
-from tests.environments import Started, masks_seen, started
+from tests.environments import Started, masks_seen, started, variables
 
-NARROW, WIDE = frozenset({0}), frozenset({0, 1})
-
-
-def found(rank: Started, **seen: object) -> Masks:
-    return rank.masks(**seen)
+NARROW, WIDE, FOUR = frozenset({0}), frozenset({0, 1}), frozenset(range(4))
 
 
-def with_variables(rank: Started, **changes: str | None) -> Started:
+def changed(rank: Started, changes: Mapping[str, str | None]) -> Started:
     kept = {**rank.environ, **changes}
     return replace(rank, environ={name: text for name, text in kept.items() if text is not None})
 
@@ -31,26 +28,17 @@ def with_variables(rank: Started, **changes: str | None) -> Started:
 @pytest.mark.parametrize(
     ("environ", "unbound"),
     [
-        (
-            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
-            "torchrun without --numa-binding, and without taskset around each",
-        ),
-        (
-            {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            "mpirun --bind-to none",
-        ),
-        ({"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, "mpiexec -bind-to none"),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "without taskset or numactl around each"),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none", "torchrun without --numa-"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun --bind-to none"),
+        ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "mpiexec -bind-to none"),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2", "without taskset or numactl around each"),
     ],
 )
-def test_each_launcher_has_its_own_remedy(environ: dict[str, str], unbound: str) -> None:
+def test_each_launcher_has_its_own_remedy(environ: str, unbound: str) -> None:
     ranks = Ranks(local_rank=0, local_size=2)
-    masks = masks_seen(environ, ranks, own=NARROW, starter=WIDE, online=WIDE)
-    assert (masks.whose, masks.unbound) == (Whose.UNKNOWN, unbound)
-
-
-def masks_of(launcher: str, name: str) -> list[Masks]:
-    return [found(rank) for rank in started(launcher, name)]
+    masks = masks_seen(variables(environ), ranks, own=NARROW, starter=WIDE, online=WIDE)
+    assert masks.whose is Whose.UNKNOWN
+    assert masks.unbound.startswith(unbound)
 
 
 NAMED = {
@@ -65,149 +53,141 @@ NAMED = {
 @pytest.mark.case("B19", "A17")
 @pytest.mark.parametrize(("name", "expected"), NAMED.items())
 def test_srun_names_every_ranks_mask(name: str, expected: list[set[int]]) -> None:
-    for masks in masks_of("slurm", name):
-        assert masks.whose is Whose.NAMED
-        assert masks.named == tuple(map(frozenset, expected))
-        assert masks.bound
+    for rank in started("slurm", name):
+        named = tuple(map(frozenset, expected))
+        assert rank.masks() == Masks(Whose.NAMED, "", named, True, "srun --cpu-bind=none")
 
 
-@pytest.mark.parametrize("name", ["one-mask-for-all", "two-tasks-a-gpu", "second-node"])
-def test_srun_names_one_mask_for_all(name: str) -> None:
-    for masks in masks_of("slurm", name):
-        assert (masks.whose, masks.named) == (Whose.COMMON, None)
+# Each rank of a recorded start: what is changed of it, and what is known of the masks then.
+C, N, U = Whose.COMMON, Whose.NAMED, Whose.UNKNOWN
+LIST, NUMBERED = "SLURM_CPU_BIND_LIST", "SLURM_LOCALID"
+WRAPPED = {"starter": NARROW, "starter_name": "sh"}
+
+STARTS: dict[str, tuple[str, str, dict[str, Any], Whose, str]] = {
+    "srun: one mask for all": ("slurm", "one-mask-for-all", {}, C, ""),
+    "srun: one mask for tasks of a GPU": ("slurm", "two-tasks-a-gpu", {}, C, ""),
+    "srun: one mask on the second node": ("slurm", "second-node", {}, C, ""),
+    "srun bound none": ("slurm", "job-gpus", {}, C, ""),
+    "srun bound none, below a wider daemon": ("slurm", "job-gpus", {"starter": FOUR}, C, ""),
+    "a wrapper bound it": (
+        "slurm", "job-gpus", {"own": NARROW, "starter": WIDE, "cpuset": frozenset({0, 1, 9})},
+        U, "its cpuset has the CPUs 0-1",
+    ),
+    "a cpuset that is not seen": ("slurm", "job-gpus", {"own": NARROW, "starter": FOUR}, C, ""),
+    "CPUAffinity= of systemd": ("slurm", "job-gpus", {"cpuset": FOUR}, C, ""),
+    "a daemon of more than its cpuset": (
+        "slurm", "job-gpus", {"starter": FOUR, "cpuset": frozenset({0, 1, 9})}, C, ""
+    ),
+    "srun bound by another rule": ("slurm", "cores", {}, U, "srun bound the ranks by rank"),
+    "srun without a plugin": ("slurm", "no-plugin", {}, C, ""),
+    "srun without a plugin, below a wider": ("slurm", "no-plugin", {"starter": FOUR}, U, "0-3"),
+    "a batch script is no step": ("slurm", "batch-script", {}, C, ""),
+    "mpirun 4 bound": ("openmpi", "bound", {}, U, "mpirun bound each rank"),
+    "mpirun 4 bound, in a wrapper": ("openmpi", "bound", WRAPPED, U, "mpirun bound each rank"),
+    "mpirun 5 bound": ("openmpi", "5-bound", {}, U, ""),
+    "mpirun 5 bound, in a wrapper": ("openmpi", "5-bound", WRAPPED, U, ""),
+    **{
+        f"mpirun: {name}": ("openmpi", name, {}, C, "")
+        for name in ("unbound", "oversubscribed", "5-unbound")
+    },
+    **{
+        f"a wrapper of mpirun: {name}": ("openmpi", name, {"own": NARROW}, U, "")
+        for name in ("unbound", "oversubscribed", "5-unbound")
+    },
+    "mpirun 5 behind a shell": ("openmpi", "5-unbound", {"starter_name": "sh"}, U, "does not say"),
+    "torchrun": ("torchrun", "torchrun", {}, C, ""),
+    "a wrapper of torchrun": ("torchrun", "torchrun", {"own": NARROW}, U, "may use CPUs 0-1"),
+}  # fmt: skip
 
 
-def test_srun_says_that_it_has_bound_nobody() -> None:
-    for rank in started("slurm", "job-gpus"):
-        assert found(rank).whose is Whose.COMMON
-        assert found(rank, starter=frozenset(range(4))).whose is Whose.COMMON, "slurmstepd's mask"
+@pytest.mark.parametrize(("launcher", "name", "seen", "whose", "why"), STARTS.values(), ids=STARTS)
+def test_what_is_known_of_recorded_starts(
+    launcher: str, name: str, seen: dict[str, Any], whose: Whose, why: str
+) -> None:
+    for rank in started(launcher, name):
+        masks = rank.masks(**seen)
+        assert (masks.whose, masks.named) == (whose, None)
+        assert why in masks.source
 
 
-def test_a_wrapper_has_bound_what_srun_has_not() -> None:
-    for rank in started("slurm", "job-gpus"):
-        wrapped = found(rank, own=NARROW, starter=WIDE, cpuset=frozenset({0, 1, 9}))
-        assert wrapped.whose is Whose.UNKNOWN
-        assert "its cpuset has the CPUs 0-1" in wrapped.source
-        unseen = found(rank, own=NARROW, starter=frozenset(range(4)), cpuset=None)
-        assert unseen.whose is Whose.COMMON
+def test_a_mask_of_the_whole_machine_is_bound_by_nothing() -> None:
+    for rank in started("openmpi", "5-unbound"):
+        assert rank.masks(starter_name="sh", online=rank.own).whose is Whose.COMMON
 
 
-def test_the_system_has_narrowed_what_starts_srun_s_tasks() -> None:
-    """CPUAffinity= of systemd: the step's daemon lacks CPUs of its cpuset, and so does everyone."""
-    for rank in started("slurm", "job-gpus"):
-        assert found(rank, cpuset=frozenset(range(4))).whose is Whose.COMMON
-        daemon = frozenset(range(4))
-        assert found(rank, starter=daemon, cpuset=frozenset({0, 1, 9})).whose is Whose.COMMON
-
-
-def test_srun_has_bound_by_another_rule() -> None:
-    for masks in masks_of("slurm", "cores"):
-        assert masks.whose is Whose.UNKNOWN
-        assert "rank" in masks.source
-        assert masks.bound
-
-
-def test_without_the_plugin_nobody_binds() -> None:
-    for rank in started("slurm", "no-plugin"):
-        assert found(rank).whose is Whose.COMMON
-        assert found(rank, starter=frozenset(range(4))).whose is Whose.UNKNOWN
-
-
-@pytest.mark.parametrize("own", [{1}, {0, 1}, {2}])
-def test_a_list_that_the_own_mask_belies_is_stale(own: set[int]) -> None:
-    rank = started("slurm", "gres")[0]
-    masks = found(rank, own=frozenset(own))
-    assert masks.whose is Whose.UNKNOWN
-    assert "SLURM_CPU_BIND_LIST gives it 0" in masks.source
-    assert not masks.bound, "somebody else has moved it"
-
-
-def test_less_than_the_list_says_is_right_where_nobody_else_may_be() -> None:
-    wide = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST="0x3,0xc")
-    assert found(wide, own=NARROW).whose is Whose.NAMED
-    overlapping = with_variables(wide, SLURM_CPU_BIND_LIST="0x3,0x6")
-    assert found(overlapping, own=WIDE).whose is Whose.NAMED
-    assert found(overlapping, own=NARROW).whose is Whose.UNKNOWN
-    same = with_variables(wide, SLURM_CPU_BIND_LIST="0x3,0x3")
-    assert found(same, own=NARROW).whose is Whose.UNKNOWN
+# Rank 0 of 2, bound to CPU 0: what srun's variables say instead, its own mask, and what follows.
+BOUND: dict[str, tuple[dict[str, str | None], dict[str, Any], Whose, str]] = {
+    "another mask": ({}, {"own": {1}}, U, "SLURM_CPU_BIND_LIST gives it 0"),
+    "a wider mask": ({}, {"own": {0, 1}}, U, "SLURM_CPU_BIND_LIST gives it 0"),
+    "less than listed, of its own": ({LIST: "0x3,0xc"}, {"own": {0}}, N, ""),
+    "as listed, overlapping": ({LIST: "0x3,0x6"}, {"own": {0, 1}}, N, ""),
+    "less than listed, overlapping": ({LIST: "0x3,0x6"}, {"own": {0}}, U, "gives it 0-1"),
+    "less than listed for both": ({LIST: "0x3,0x3"}, {"own": {0}}, U, "gives it 0-1"),
+    "one CPU of both is offline": ({LIST: "0x7,0x7"}, {"own": {0, 1}, "online": {0, 1, 3}}, C, ""),
+    "one of its CPUs is offline": ({LIST: "0x7,0x38"}, {"own": {0, 1}, "online": {0, 1, 3}}, N, ""),
+    "offline, and narrowed": ({LIST: "0x7,0x7"}, {"own": {0}, "online": {0, 1, 3}}, U, "0-1"),
+    "the other has nothing": ({LIST: "0x7,0x4"}, {"own": {0, 1}, "online": {0, 1, 3}}, U, "there"),
+    "an unreadable list": ({LIST: "?"}, {}, U, "malformed"),
+    "the list of another machine": ({LIST: "0x1,0x100"}, {}, U, "not there"),
+    "other numbers than srun's": ({NUMBERED: "1"}, {}, U, "SLURM_LOCALID"),
+    "ranks started by hand in a shell": (
+        {"SLURM_STEP_TASKS_PER_NODE": "1", LIST: "0x3"}, {"own": WIDE, "starter": WIDE}, C, ""
+    ),
+    "and bound there": (
+        {"SLURM_STEP_TASKS_PER_NODE": "1", LIST: "0x3"}, {"starter": WIDE}, U, "CPUs 0-1"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.case("A18")
-@pytest.mark.parametrize(
-    ("bound", "own", "whose"),
-    [
-        ("0x7,0x7", {0, 1}, Whose.COMMON),
-        ("0x7,0x38", {0, 1}, Whose.NAMED),
-        ("0x7,0xf", {0, 1}, Whose.NAMED),
-        ("0x7,0x7", {0}, Whose.UNKNOWN),
-        ("0x7,0x4", {0, 1}, Whose.UNKNOWN),
-    ],
-)
-def test_a_cpu_of_the_list_is_offline(bound: str, own: set[int], whose: Whose) -> None:
-    rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST=bound)
-    masks = found(rank, own=frozenset(own), online=frozenset({0, 1, 3}))
+@pytest.mark.parametrize(("changes", "seen", "whose", "why"), BOUND.values(), ids=BOUND)
+def test_a_list_counts_where_the_own_mask_agrees(
+    changes: dict[str, str | None], seen: dict[str, Any], whose: Whose, why: str
+) -> None:
+    rank = changed(started("slurm", "gres")[0], changes)
+    masks = rank.masks(**{name: frozenset(cpus) for name, cpus in seen.items()})
     assert masks.whose is whose
+    assert why in masks.source
 
 
-LISTS = {
-    "0x1,0x2": [{0}, {1}, {0}],
-    "1,2,4,8": [{0}, {1}, {2}],
-    "0x3*2,0xc": [{0, 1}, {0, 1}, {2, 3}],
-    "0x1*60000": [{0}, {0}, {0}],
-    "0x0000000000000400000000000000": [{58}] * 3,
-    "": None,
-    "0x0,0x1": None,
-    "0x1,": None,
-    "0x1*": [{0}] * 3,
-    "0x1*x": None,
-    "0x1*0": None,
-    "0xg": None,
-    "-1": None,
+LISTS: dict[tuple[str, str], list[set[int]] | None] = {
+    ("mask_cpu", "0x1,0x2"): [{0}, {1}, {0}],
+    ("mask_cpu", "1,2,4,8"): [{0}, {1}, {2}],
+    ("mask_cpu", "0x3*2,0xc"): [{0, 1}, {0, 1}, {2, 3}],
+    ("mask_cpu", "0x1*60000"): [{0}, {0}, {0}],
+    ("mask_cpu", "0x0000000000000400000000000000"): [{58}] * 3,
+    ("mask_cpu", "0x1*"): [{0}] * 3,
+    ("map_cpu", "1,0"): [{1}, {0}, {1}],
+    ("map_cpu", "0*2,0x10"): [{0}, {0}, {16}],
+    ("map_cpu", "08"): [{8}] * 3,
+    **dict.fromkeys(
+        [("mask_cpu", text) for text in ("", "0x0,0x1", "0x1,", "0x1*x", "0x1*0", "0xg", "-1")]
+        + [("map_cpu", text) for text in ("0x", "a", "1_0", "99999", " ")]
+    ),
 }
 
 
-@pytest.mark.parametrize(("text", "expected"), LISTS.items())
-def test_lists_of_masks(text: str, expected: list[set[int]] | None) -> None:
-    variables = {"SLURM_CPU_BIND_TYPE": "cores,mask_cpu:", "SLURM_CPU_BIND_LIST": text}
-    masks = named_masks(variables.get, 3)
-    assert masks == (None if expected is None else tuple(map(frozenset, expected)))
-
-
-IDS = {
-    "1,0": [1, 0, 1],
-    "0*2,0x10": [0, 0, 16],
-    "08": [8, 8, 8],
-    "0x": None,
-    "a": None,
-    "1_0": None,
-    "99999": None,
-    " ": None,
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), IDS.items())
-def test_lists_of_cpus(text: str, expected: list[int] | None) -> None:
-    variables = {"SLURM_CPU_BIND_TYPE": "map_cpu:", "SLURM_CPU_BIND_LIST": text}
-    masks = named_masks(variables.get, 3)
-    assert masks == (None if expected is None else tuple(frozenset({cpu}) for cpu in expected))
+@pytest.mark.parametrize(("kind", "text"), LISTS)
+def test_lists_of_masks_and_of_cpus(kind: str, text: str) -> None:
+    said = {"SLURM_CPU_BIND_TYPE": f"cores,{kind}:", "SLURM_CPU_BIND_LIST": text}
+    expected = LISTS[kind, text]
+    assert named_masks(said.get, 3) == (expected and tuple(map(frozenset, expected)))
 
 
 @given(st.text("0123456789abcdefx*,", max_size=20), st.sampled_from(["mask_cpu:", "map_cpu:"]))
 def test_any_list_is_read_or_refused(text: str, kind: str) -> None:
-    variables = {"SLURM_CPU_BIND_TYPE": kind, "SLURM_CPU_BIND_LIST": text}
-    masks = named_masks(variables.get, 4)
+    said = {"SLURM_CPU_BIND_TYPE": kind, "SLURM_CPU_BIND_LIST": text}
+    masks = named_masks(said.get, 4)
     assert masks is None or (len(masks) == 4 and all(masks))
 
 
 def test_a_list_that_repeats_itself_takes_little_memory() -> None:
     """A variable holds up to 128 KB: written out, so many of these would be 850 million masks."""
-    variables = {
-        "SLURM_CPU_BIND_TYPE": "mask_cpu",
-        "SLURM_CPU_BIND_LIST": ",".join(["0x2*65535"] * 100),
-    }
+    text = ",".join(["0x2*65535"] * 100)
+    said = {"SLURM_CPU_BIND_TYPE": "mask_cpu", "SLURM_CPU_BIND_LIST": text}
     tracemalloc.start()
     try:
-        masks = named_masks(variables.get, 65_535)
+        masks = named_masks(said.get, 65_535)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -215,163 +195,85 @@ def test_a_list_that_repeats_itself_takes_little_memory() -> None:
     assert peak < 5_000_000, "some 8 bytes a task"
 
 
-def test_a_list_that_cannot_be_read() -> None:
-    rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST="?")
-    assert found(rank).whose is Whose.UNKNOWN
-    assert "malformed" in found(rank).source
-
-
-def test_a_list_of_another_machine() -> None:
-    rank = with_variables(started("slurm", "gres")[0], SLURM_CPU_BIND_LIST="0x1,0x100")
-    assert found(rank).whose is Whose.UNKNOWN
-    assert "not there" in found(rank).source
-
-
-def test_ranks_numbered_otherwise_than_srun_does() -> None:
-    rank = with_variables(started("slurm", "gres")[0], SLURM_LOCALID="1")
-    assert found(rank).whose is Whose.UNKNOWN
-    assert "SLURM_LOCALID" in found(rank).source
-
-
 COUNTS = {
     ("2(x3),1", 0): 2,
     ("2(x3),1", 2): 2,
     ("2(x3),1", 3): 1,
-    ("2(x3),1", 4): None,
     ("4", 0): 4,
-    ("4", 1): None,
     ("3,1(x2)", 1): 1,
-    ("2(x99999999)", 7): None,
     ("2(x60000)", 50000): 2,
-    ("", 0): None,
-    ("x", 0): None,
     ("2(x)", 0): 2,
-    ("2(x-1)", 0): None,
-    ("-2", 0): None,
+    **dict.fromkeys([("2(x3),1", 4), ("4", 1), ("2(x99999999)", 7), ("", 0), ("x", 0)]),
+    **dict.fromkeys([("2(x-1)", 0), ("-2", 0)]),
 }
 
 
-@pytest.mark.parametrize(("text", "expected"), COUNTS.items())
-def test_tasks_of_this_node(text: tuple[str, int], expected: int | None) -> None:
-    counts, node = text
-    variables = {"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}
-    assert tasks_here(variables.get) == expected
+@pytest.mark.parametrize(("counts", "node"), COUNTS)
+def test_tasks_of_this_node(counts: str, node: int) -> None:
+    said = {"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}
+    assert tasks_here(said.get) == COUNTS[counts, node]
 
 
-def test_a_batch_script_is_no_step() -> None:
-    """Whatever starts the ranks there, rank 0 must not take it for srun and the others not."""
-    for rank in started("slurm", "batch-script"):
-        assert active_launcher(rank.environ.get, rank.ranks) is Launcher.UNKNOWN
-        assert found(rank).whose is Whose.COMMON
+INSIDE = [
+    ("torchrun", "torchrun", "gres", Launcher.TORCHRUN),
+    ("torchrun", "torchrun", "job-gpus", Launcher.TORCHRUN),
+    ("torchrun", "torchrun", "batch-script", Launcher.TORCHRUN),
+    ("openmpi", "unbound", "batch-script", Launcher.OPEN_MPI),
+    ("slurm", "batch-script", "batch-script", Launcher.UNKNOWN),
+]
 
 
-def test_a_shell_that_srun_started() -> None:
-    """One task, in which a user starts several ranks by hand."""
-    shell = with_variables(
-        started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1", SLURM_CPU_BIND_LIST="0x3"
-    )
-    assert found(shell, own=WIDE, starter=WIDE).whose is Whose.COMMON
-    assert found(shell, own=NARROW, starter=WIDE).whose is Whose.UNKNOWN
-
-
-@pytest.mark.parametrize("outside", ["gres", "job-gpus", "batch-script"])
-def test_torchrun_inside_slurm(outside: str) -> None:
-    for rank in started("torchrun", "torchrun"):
-        inside = replace(rank, environ={**started("slurm", outside)[0].environ, **rank.environ})
-        assert active_launcher(inside.environ.get, inside.ranks) is Launcher.TORCHRUN
-        assert found(inside).whose is Whose.COMMON
-        assert found(inside, own=NARROW).whose is Whose.UNKNOWN, "a wrapper bound it"
+@pytest.mark.parametrize(("launcher", "name", "outside", "active"), INSIDE)
+def test_a_launcher_inside_slurm(launcher: str, name: str, outside: str, active: Launcher) -> None:
+    for rank in started(launcher, name):
+        around = started("slurm", outside)[0].environ
+        inside = replace(rank, environ={**around, **rank.environ})
+        assert active_row(inside.environ.get, inside.ranks).launcher is active
+        assert inside.masks().whose is Whose.COMMON
 
 
 def test_local_rank_alone_is_not_torchrun() -> None:
     """Job scripts set LOCAL_RANK from SLURM_LOCALID, in a shell that has the rank's mask."""
-    rank = with_variables(started("slurm", "gres")[1], LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
-    assert found(rank, starter=rank.own, starter_name="bash").whose is Whose.NAMED
+    rank = changed(started("slurm", "gres")[1], variables("LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"))
+    assert rank.masks(starter=rank.own, starter_name="bash").whose is Whose.NAMED
 
 
-@pytest.mark.parametrize("name", ["bound", "5-bound"])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_mpirun_has_bound_the_ranks(name: str, wrapped: bool) -> None:
-    """Also when a shell stands between mpirun and the rank: it has the rank's mask."""
-    for rank in started("openmpi", name):
-        masks = found(rank, starter=rank.own, starter_name="sh") if wrapped else found(rank)
-        assert masks.whose is Whose.UNKNOWN
-
-
-@pytest.mark.parametrize("name", ["unbound", "oversubscribed", "5-unbound"])
-def test_mpirun_has_bound_nobody(name: str) -> None:
-    for rank in started("openmpi", name):
-        assert found(rank).whose is Whose.COMMON
-        assert found(rank, own=NARROW).whose is Whose.UNKNOWN, "a wrapper bound it"
-
-
-def test_open_mpi_5_behind_a_shell_does_not_tell() -> None:
-    for rank in started("openmpi", "5-unbound"):
-        assert found(rank, starter_name="sh").whose is Whose.UNKNOWN
-        assert found(rank, starter_name="sh", online=rank.own).whose is Whose.COMMON
-
-
-def test_mpirun_inside_slurm() -> None:
-    """On other nodes mpirun starts its daemon with srun, one for each node."""
-    for rank in started("openmpi", "unbound"):
-        outside = with_variables(started("slurm", "gres")[0], SLURM_STEP_TASKS_PER_NODE="1(x2)")
-        inside = replace(rank, environ={**outside.environ, **rank.environ})
-        assert active_launcher(inside.environ.get, inside.ranks) is Launcher.OPEN_MPI
-        assert found(inside).whose is Whose.COMMON
-
-
-def by_hand(**seen: Any) -> Masks:
-    ranks = Ranks(local_rank=1, local_size=2)
-    return masks_seen({}, ranks, **{"own": WIDE, "starter": WIDE, "starter_name": "sh", **seen})
+BY_HAND: list[tuple[dict[str, Any], Whose]] = [
+    ({}, C),
+    ({"own": NARROW}, U),
+    ({"starter": NARROW}, U),
+    ({"starter": None}, U),  # the first process of a container: each rank may be in a cpuset
+    ({"starter": None, "own": FOUR}, C),
+]
 
 
 @pytest.mark.case("G7", "A23")
-def test_an_unknown_launcher_is_judged_by_its_mask() -> None:
-    assert by_hand().whose is Whose.COMMON
-    narrowed = by_hand(own=NARROW)
-    assert narrowed.whose is Whose.UNKNOWN
-    assert "the process that started this rank may use CPUs 0-1" in narrowed.source
-    assert by_hand(starter=NARROW).whose is Whose.UNKNOWN
+@pytest.mark.parametrize(("seen", "whose"), BY_HAND)
+def test_an_unknown_launcher_is_judged_by_its_mask(seen: dict[str, Any], whose: Whose) -> None:
+    ranks = Ranks(local_rank=1, local_size=2)
+    seen = {"own": WIDE, "starter": WIDE, "starter_name": "sh", **seen}
+    assert masks_seen({}, ranks, **seen).whose is whose
 
 
-def test_a_parent_out_of_sight() -> None:
-    """The first process of a container: every rank may be in a cpuset of its own."""
-    assert by_hand(starter=None).whose is Whose.UNKNOWN
-    assert by_hand(starter=None, own=frozenset(range(4))).whose is Whose.COMMON
+ALONE: list[tuple[str, str, dict[str, str | None], bool]] = [
+    ("openmpi", "bound", {}, True),
+    ("openmpi", "unbound", {}, False),
+    ("slurm", "gres", {}, True),
+    ("slurm", "map-cpu", {}, True),
+    ("slurm", "job-gpus", {}, False),
+    ("slurm", "gres", {LIST: "0x1,0x3"}, False),
+    ("slurm", "gres", {LIST: "?"}, False),
+    ("slurm", "gres", {NUMBERED: None}, False),
+    ("slurm", "gres", {NUMBERED: "2"}, False),
+    ("slurm", "gres", {"SLURM_STEP_TASKS_PER_NODE": None}, False),
+]
 
 
-def alone(launcher: str, name: str, **changes: str | None) -> Started:
-    """A process that its launcher takes for rank 1 of 2, and that says it is the only one."""
-    rank = with_variables(started(launcher, name)[1], **changes)
-    return replace(rank, ranks=Ranks(local_rank=0, local_size=1))
-
-
-def test_a_launcher_has_bound_a_rank_that_is_alone() -> None:
-    """So nobody need suspect OpenMP of it."""
-    assert found(alone("openmpi", "bound")).bound
-    assert not found(alone("openmpi", "unbound")).bound
-    for name in ("gres", "map-cpu"):
-        assert found(alone("slurm", name)).bound
-    assert not found(alone("slurm", "job-gpus")).bound
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"SLURM_CPU_BIND_LIST": "0x1,0x3"},
-        {"SLURM_CPU_BIND_LIST": "?"},
-        {"SLURM_LOCALID": None},
-        {"SLURM_LOCALID": "2"},
-        {"SLURM_STEP_TASKS_PER_NODE": None},
-    ],
-)
-def test_less_than_srun_has_bound_it_to_is_somebody_elses_doing(
-    changes: dict[str, str | None],
+@pytest.mark.parametrize(("launcher", "name", "changes", "bound"), ALONE)
+def test_whether_a_launcher_bound_a_rank_that_is_alone(
+    launcher: str, name: str, changes: dict[str, str | None], bound: bool
 ) -> None:
-    assert not found(alone("slurm", "gres", **changes)).bound
-
-
-@pytest.mark.parametrize("launcher", ["bound", "unbound"])
-def test_one_rank_has_its_mask(launcher: str) -> None:
-    rank = replace(started("openmpi", launcher)[0], ranks=Ranks(local_rank=0, local_size=1))
-    assert found(rank, own=NARROW, starter=None).whose is Whose.COMMON
+    """Its launcher takes it for rank 1 of 2, it says that it is the only one."""
+    rank = changed(started(launcher, name)[1], changes)
+    masks = replace(rank, ranks=Ranks(local_rank=0, local_size=1)).masks(starter=None)
+    assert (masks.whose, masks.bound) == (Whose.COMMON, bound)

@@ -148,7 +148,7 @@ def test_strict_refuses_before_threads_move(driver: FakeDriver) -> None:
     script = """
 gpuaff.set_affinity(0, 2)
 helper.do(bound(before))
-seccomp.install(1, [mempolicy._numbers()[1]])
+seccomp.install(1, [mempolicy.numbers()[1]])
 then, moved = masks(), []
 pin.threads.move_all = lambda *arguments, **options: moved.append(1)
 print(raised(lambda: gpuaff.set_affinity(1, 2, memory="bind", strict=True)))

@@ -13,17 +13,16 @@ from gpuaff.allocator.model import Scope
 from gpuaff.allocator.placement import Neighbourhood
 from gpuaff.cli import output
 from gpuaff.cli.dispatch import add_option
-from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GpuaffError, NoDriverError
 from gpuaff.notices import Notice
 from gpuaff.options import count
 from gpuaff.pinning.check import Check, evaluate, observe_process, render
-from gpuaff.topology.model import Gpu, Topology
+from gpuaff.topology.model import Topology
 from gpuaff.topology.pci import device_files
 
 CHECK_SCHEMA_VERSION = 1
 
-_NONE: CpuSet = frozenset()
+_SCOPES = Scope.NODE, Scope.SOCKET
 
 _OTHER_MACHINE = Notice(
     "other-machine", "GPUAFF_FSROOT describes another machine, so GPUs are not examined: unset it"
@@ -61,9 +60,11 @@ def run(args: argparse.Namespace) -> int:
         indices = {gpu.pci_bus_id: gpu.index for gpu in topology.gpus}
         devices = device_files(kernel.Tree(), indices)
         users, notices = _users()
-        pids = {check.pid: kernel.open_files(check.pid) for check in checks}
-        gpus = {pid: gpus_of(pid, users, files, devices) for pid, files in pids.items()}
-        checks = [with_gpus(check, topology, gpus[check.pid]) for check in checks]
+        checks = [
+            with_gpus(check, topology, gpus_of(check.pid, users, files, devices))
+            for check in checks
+            for files in [kernel.open_files(check.pid)]
+        ]
     ok = all(check.ok for check in checks)
     if args.json:
         output.show_json(
@@ -87,14 +88,12 @@ def _check(pid: int | None) -> list[Check]:
     if kernel.thread_ids() is None:
         raise GpuaffError("/proc is not mounted, or is another PID namespace's: mount this one's")
     process = None if pid is None else kernel.process_of(pid)
-    if pid is not None and process is None:
+    pids = [process] if process is not None else caller_and_descendants() if pid is None else []
+    found = [seen for seen in map(observe_process, pids) if seen is not None]
+    if pid is not None and not found:
         raise GpuaffError(
             f"--pid {pid}: no such process: it has ended, or /proc does not show it to this user"
         )
-    pids = caller_and_descendants() if process is None else [process]
-    found = [seen for seen in map(observe_process, pids) if seen is not None]
-    if process is not None and not found:
-        raise GpuaffError(f"--pid {pid}: the process has ended")
     return [evaluate(seen) for seen in found]
 
 
@@ -134,18 +133,18 @@ def gpus_of(
 
 
 def with_gpus(check: Check, topology: Topology, indices: Collection[int]) -> Check:
-    """A check with the process's GPUs and the CPUs near them."""
+    """A check with the process's GPUs and the CPUs near them.
+
+    Which of these GPUs it uses is not certain: it is far only outside the sockets of all of them.
+    A whole socket is a choice that set_affinity offers too (``scope="socket"``).
+    """
     gpus = [gpu for gpu in topology.gpus if gpu.index in indices]
-    near, socket = (_near(topology, gpus, scope) for scope in (Scope.NODE, Scope.SOCKET))
-    # Which of these GPUs it uses is not certain: it is far only outside the sockets of all of them.
-    # A whole socket is a choice that set_affinity offers too (scope="socket").
-    far = _NONE if near is None or socket is None else check.usual - near - socket
-    return replace(check, gpus=tuple(gpu.index for gpu in gpus), near=near, far=far)
-
-
-def _near(topology: Topology, gpus: list[Gpu], scope: Scope) -> CpuSet | None:
-    """The CPUs near any of these GPUs; None where they are unknown for one of them."""
     search = Neighbourhood(topology, topology.cpus)
-    found = [search.near(gpu, scope) for gpu in gpus]
-    is_known = found and all(near.is_local for near in found)
-    return _NONE.union(*(near.cpus for near in found)) if is_known else None
+    near, socket = (
+        frozenset[int]().union(*(near.cpus for near in found))
+        if gpus and all(near.is_local for near in found)
+        else None
+        for found in ([search.near(gpu, scope) for gpu in gpus] for scope in _SCOPES)
+    )
+    far = frozenset[int]() if near is None or socket is None else check.usual - near - socket
+    return replace(check, gpus=tuple(gpu.index for gpu in gpus), near=near, far=far)

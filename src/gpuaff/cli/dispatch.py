@@ -20,7 +20,7 @@ from gpuaff.errors import (
     NoDriverError,
     NotEnoughGpusError,
 )
-from gpuaff.formatting import one_line, printable
+from gpuaff.formatting import one_line
 
 _COMMANDS = {
     "topo": "show the CPUs, NUMA nodes and GPUs of a machine",
@@ -36,7 +36,6 @@ WHAT of --from is a file (saved by "gpuaff topo --save", or pasted output of nvi
 lscpu, lscpu -p, numactl -H), "-" for standard input, or a machine that ships with gpuaff.
 """
 
-_FAILED = 1
 _CODES = {
     InvalidOptionError: 2,
     NoDriverError: 3,
@@ -44,33 +43,20 @@ _CODES = {
     GpusBusyError: 75,  # EX_TEMPFAIL of sysexits.h: trying again later may help
     ClaimTimeoutError: 75,
 }
-_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-"""As ``env`` and shells have them."""
-_READER_GONE = 141
-"""As a shell reports a process that SIGPIPE ended (``gpuaff topo | head``)."""
+_FAILED, _NOT_EXECUTABLE, _NOT_FOUND = 1, 126, 127  # the latter two as ``env`` and shells have them
+_READER_GONE = 141  # as a shell reports a process that SIGPIPE ended (``gpuaff topo | head``)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose help is coloured where the ``cli`` extra is installed.
+    """An argparse parser whose help is coloured where the ``cli`` extra is installed."""
 
-    ``help_of`` is the command whose help errors name, in one line; empty prints the usage instead.
-    """
-
-    help_of = ""
+    help_of = "gpuaff"
+    """The command whose help its errors name."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and exit."""
-        if self.help_of:
-            self.exit(2, f"gpuaff: error: {printable(message)}; see {self.help_of} --help\n")
-        super().error(printable(message))
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """Up to Python 3.11 argparse fails where standard error is closed; the code counts."""
-        try:
-            super()._print_message(message, file)
-        except OSError:
-            if file is not sys.stderr:
-                raise
+        """Print what is wrong in one line, and exit."""
+        print_stderr(f"error: {message}; see {self.help_of} --help")
+        raise SystemExit(2)
 
     def format_help(self) -> str:
         """The help text. The formatter is chosen here because it imports rich."""
@@ -105,8 +91,7 @@ def add_option(
 def build_parser(wanted: str | None) -> Parser:
     """The parser; what it returns has ``run``, which takes it and returns the exit code.
 
-    If ``wanted``, the first argument, is a command, only its module is imported and only it is
-    known. Else the parser knows the names of all, for the help and for errors.
+    If ``wanted``, the first argument, is a command, only its module is imported.
     """
     parser = Parser(
         prog="gpuaff",
@@ -119,13 +104,13 @@ def build_parser(wanted: str | None) -> Parser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", required=True, prog="gpuaff"
     )
-    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:  # all, for the help and errors
         made = commands.add_parser(name, help=_COMMANDS[name], allow_abbrev=False)
         if name == wanted:
             module = import_module(f"gpuaff.cli.{name}")
             module.register(made)
             made.set_defaults(run=module.run)
-            parser.help_of = made.help_of
+            parser.help_of = made.help_of = made.prog
     return parser
 
 
@@ -134,14 +119,17 @@ def dispatch(argv: Sequence[str] | None) -> int:
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
-        _drop_unwritten(sys.stdout)
         return _READER_GONE
     except GpuaffError as error:
-        return _fail(str(error), _code_of(error))
+        print_stderr(str(error))
+        if isinstance(error, CommandError):
+            return _NOT_EXECUTABLE if error.found else _NOT_FOUND
+        return next((code for kind, code in _CODES.items() if isinstance(error, kind)), _FAILED)
     except OSError as error:
-        reason = error.strerror or str(error)
-        return _fail(f"{error.filename or 'output'}: {reason}", _FAILED)
+        print_stderr(f"{error.filename or 'output'}: {error.strerror or error}")
+        return _FAILED
     finally:
+        _drop_unwritten(sys.stdout)
         _drop_unwritten(sys.stderr)
 
 
@@ -160,18 +148,6 @@ def _run(argv: list[str]) -> int:
         code = stop.code if isinstance(stop.code, int) else _FAILED
     if sys.stdout is not None:
         sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
-    return code
-
-
-def _code_of(error: GpuaffError) -> int:
-    if isinstance(error, CommandError):
-        return _NOT_EXECUTABLE if error.found else _NOT_FOUND
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), _FAILED)
-
-
-def _fail(problem: str, code: int) -> int:
-    _drop_unwritten(sys.stdout)
-    print_stderr(problem)
     return code
 
 

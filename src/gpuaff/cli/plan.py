@@ -16,16 +16,16 @@ from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import one_reason
 from gpuaff.options import count, cpus
 
+# Notices of a topology that no plan depends on, or that the planner repeats.
 _IRRELEVANT = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknown", "no-gpus"}
-"""Notices of a topology that no plan depends on, or that the planner repeats."""
 
+# The options that are words: the sign of these, the words, and the default.
 _WORDS = {
     "mode": ("M", Mode, Mode.UNIQUE_CONTIGUOUS),
     "scope": ("S", Scope, Scope.NODE),
     "multithreading": ("T", Multithreading, Multithreading.ALL_LOGICAL),
     "partition": ("P", Partition, Partition.AUTO),
 }
-"""The options that are words: the sign of these, the words, and the default."""
 
 _NUMBERS = {
     "min_physical_cores": "fail if a rank gets fewer physical cores than N",
@@ -68,10 +68,13 @@ def run(args: argparse.Namespace) -> int:
     limit = None if args.allowed is None else ("--allowed", args.allowed)
     if args.rank_allowed is not None:
         limit = "--rank-allowed", frozenset[int]().union(*args.rank_allowed)
-    visible = args.visible_devices
-    machine = source.observe(args.what, visible_devices=visible, limit=limit, links=False)
+    machine = source.observe(args, limit=limit, links=False)
     topology = machine.topology
-    nproc = _nproc(args, visible=len(topology.visible))
+    lists = len(args.rank_allowed or ())
+    if lists and args.nproc not in (None, lists):
+        expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
+        raise InvalidOptionError("--nproc", args.nproc, expected)
+    nproc = args.nproc or lists or len(topology.visible) or 1
     chosen: dict[str, Any] = {name: getattr(args, name, None) for name in settings.READERS}
     if machine.live:
         chosen = settings.with_environment(chosen)
@@ -87,12 +90,3 @@ def run(args: argparse.Namespace) -> int:
     output.show(views.plan_blocks(topology, made, machine.name))
     output.show_notes(made.warnings)
     return 0
-
-
-def _nproc(args: argparse.Namespace, *, visible: int) -> int:
-    lists = len(args.rank_allowed or ())
-    if lists and args.nproc not in (None, lists):
-        expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
-        raise InvalidOptionError("--nproc", args.nproc, expected)
-    nproc: int = args.nproc or lists or visible or 1
-    return nproc

@@ -6,9 +6,8 @@ The user's program waits for this, so it imports as little as it can.
 from __future__ import annotations
 
 import argparse
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,13 +37,9 @@ _REMEDY = "to queue: --wait 10m (at most ten minutes) or --wait (no limit)"
 
 _EXAMPLE = "as in: gpuaff run -n 2 -- python train.py"
 
-_INTERVAL = 3.0
-"""Seconds between two lines about the wait, at least."""
-
 
 def register(parser: Parser) -> None:
     """Add the command's options to its parser."""
-    parser.help_of = parser.prog
     parser.usage = _USAGE
     parser.description = (
         "Claim free GPUs, make only these visible to the command, pin it to the CPUs next to them, "
@@ -66,13 +61,12 @@ def register(parser: Parser) -> None:
     add_option(parser, "--min-free-memory", "SIZE", options.size, meaning)
     meaning = "the highest recent utilization of each, in percent"
     add_option(parser, "--max-utilization", "PCT", options.percent, meaning)
-    switches = {
-        "--per-rank": "inside a launcher: let each rank claim",
-        "--no-claim": "claim nothing, and pin",
-        "--no-pin": "leave the CPUs as they are",
-        "--dry-run": "show what would be done, and do nothing",
-    }
-    for name, meaning in switches.items():
+    for name, meaning in (
+        ("--per-rank", "inside a launcher: let each rank claim"),
+        ("--no-claim", "claim nothing, and pin"),
+        ("--no-pin", "leave the CPUs as they are"),
+        ("--dry-run", "show what would be done, and do nothing"),
+    ):
         parser.add_argument(name, action="store_true", help=meaning)
     parser.add_argument("stray", nargs="*", help=argparse.SUPPRESS)
 
@@ -95,10 +89,12 @@ def run(args: argparse.Namespace) -> int:
         expected = f"-- before it, {_EXAMPLE}" if args.stray else f"a command after --, {_EXAMPLE}"
         raise InvalidOptionError("COMMAND", args.stray[0] if args.stray else "", expected)
     here = ranks()
-    if not args.no_claim and not here.is_told and _has_other_ranks(here):
-        from gpuaff.pinning.report import say
+    if not args.no_claim and not here.is_told:
+        is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
+        if is_bad or (here.rank is not None and here.size != 1):
+            from gpuaff.pinning.report import say
 
-        say(here.warnings, rank=None)  # it may be one of many, and each of them claims
+            say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)
     path = execute.find(args.words[0])
     with _as_options():
@@ -119,12 +115,6 @@ def run(args: argparse.Namespace) -> int:
         raise
 
 
-def _has_other_ranks(here: Ranks) -> bool:
-    """Whether variables describe ranks, though not which one of this node this process is."""
-    is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
-    return is_bad or (here.rank is not None and here.size != 1)
-
-
 @contextmanager
 def _as_options() -> Iterator[None]:
     """Errors of ``claim_gpus`` with options in the place of its arguments."""
@@ -132,7 +122,8 @@ def _as_options() -> Iterator[None]:
         yield
     except InvalidOptionError as error:
         if error.option in _ARGUMENTS:
-            error.option = _option(error.option)
+            dashed = error.option.replace("_", "-")
+            error.option = "-n" if dashed == "n" else f"--{dashed}"
         raise
     except NotEnoughGpusError as error:
         error.reason = _spelled(error.reason)
@@ -144,10 +135,6 @@ def _as_options() -> Iterator[None]:
         raise
 
 
-def _option(name: str) -> str:
-    return "-n" if name == "n" else f"--{name.replace('_', '-')}"
-
-
 def _spelled(text: str) -> str:
     return text.replace("candidates=", "--candidates").replace("gpus=", "--gpus")
 
@@ -157,13 +144,20 @@ def _claimed(arguments: Mapping[str, Any]) -> Claim:
     from gpuaff.claims import claim_gpus
 
     raise_on_interrupt()
-    if arguments["wait"] == 0:
-        return claim_gpus(placeholder=None, **arguments)
-    with closing(Reporter()) as on_wait:
-        return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)
+    on_wait = None if arguments["wait"] == 0 else _report
+    return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)
 
 
-# What a call means. Pure.
+def _report(waiting: Waiting) -> None:
+    print_stderr(in_words(waiting))
+
+
+def in_words(waiting: Waiting) -> str:
+    """The state of a wait, in one line."""
+    place = f"{waiting.position} before us" if waiting.position else "next in line"
+    reasons = "".join(f"; {reason}" for reason in waiting.reasons)
+    free = waiting.free or "none"
+    return f"waiting for {counted(waiting.wanted, 'GPU')}, {place}, {free} free{reasons}"
 
 
 class Job(NamedTuple):
@@ -178,54 +172,45 @@ class Job(NamedTuple):
 
 
 def settle(args: argparse.Namespace, here: Ranks | None) -> Job:
-    """Decide what is done.
+    """Decide what is done. Pure.
 
     Outside of a launcher (``here`` is None) GPUs are claimed. Inside one, every rank runs this
     command, and each would claim as many GPUs: a rank claims with ``--per-rank`` only, and is
     pinned otherwise. Options that contradict each other, or the launcher, are errors.
     """
-    claims = not args.no_claim and (here is None or args.per_rank)
-    for option, value in _about_claims(args) if not claims else ():
-        expected = "no --no-claim beside it: it is about a claim"
-        if not args.no_claim and here is not None:
-            given = option if value == "" else f"{option} {value}"
-            expected = (
-                f"--per-rank beside it: this is rank {here.local_rank} of {here.local_size} of a "
-                "launcher, and each of them would claim. To claim once for all of them, put it "
-                f"before the launcher: gpuaff run {given} -- torchrun ..."
-            )
-        raise InvalidOptionError(option, value, expected)
-    if not claims:
-        return Job(claim=None, pin=not args.no_pin)
-    if args.gpus is not None and here is not None and here.local_size > 1:
-        expected = (
-            f"--candidates instead: each of the {here.local_size} ranks here would claim the "
-            "same GPUs"
-        )
-        raise InvalidOptionError("--gpus", _listed(args.gpus), expected)
-    claim = {name: getattr(args, name) for name in _ARGUMENTS}
-    return Job(claim={**claim, "n": args.n or 1, "pin": not args.no_pin}, pin=False)
-
-
-def _about_claims(args: argparse.Namespace) -> Iterator[tuple[str, object]]:
-    """The options that were given and concern a claim."""
-    values = {
+    gpus, candidates = (
+        None if names is None else ",".join(map(str, names))
+        for names in (args.gpus, args.candidates)
+    )
+    about_claims = {
         "-n": args.n,
-        "--gpus": _listed(args.gpus),
-        "--candidates": _listed(args.candidates),
+        "--gpus": gpus,
+        "--candidates": candidates,
         "--wait": "" if args.wait is None else args.wait or None,
         "--min-free-memory": args.min_free_memory,
         "--max-utilization": args.max_utilization,
         "--per-rank": "" if args.per_rank else None,
     }
-    yield from ((option, value) for option, value in values.items() if value is not None)
-
-
-def _listed(names: tuple[int | str, ...] | None) -> str | None:
-    return None if names is None else ",".join(map(str, names))
-
-
-# ``--dry-run``
+    given = [(option, value) for option, value in about_claims.items() if value is not None]
+    claims = not args.no_claim and (here is None or args.per_rank)
+    if not claims and given:
+        option, value = given[0]
+        expected = "no --no-claim beside it: it is about a claim"
+        if not args.no_claim and here is not None:
+            words = option if value == "" else f"{option} {value}"
+            expected = (
+                f"--per-rank beside it: this is rank {here.local_rank} of {here.local_size} of a "
+                "launcher, and each of them would claim. To claim once for all of them, put it "
+                f"before the launcher: gpuaff run {words} -- torchrun ..."
+            )
+        raise InvalidOptionError(option, value, expected)
+    if not claims:
+        return Job(claim=None, pin=not args.no_pin)
+    if gpus is not None and here is not None and here.local_size > 1:
+        why = f"each of the {here.local_size} ranks here would claim the same GPUs"
+        raise InvalidOptionError("--gpus", gpus, f"--candidates instead: {why}")
+    claim = {name: getattr(args, name) for name in _ARGUMENTS}
+    return Job(claim={**claim, "n": args.n or 1, "pin": not args.no_pin}, pin=False)
 
 
 def _show(job: Job, words: Sequence[str]) -> None:
@@ -252,54 +237,3 @@ def _show(job: Job, words: Sequence[str]) -> None:
         "run": join(words),
     }
     show([Table([(Span(f"would {step}", "head"), what) for step, what in rows.items()])])
-
-
-# ``--wait``
-
-
-class Reporter:
-    """Prints the state of a wait: at once, but only one line per interval.
-
-    What comes too early is printed at the end of the interval, unless it is outdated by then, or
-    the wait is over.
-    """
-
-    def __init__(self, interval: float = _INTERVAL) -> None:
-        self._interval = interval
-        self._lock = threading.RLock()
-        self._latest = ""
-        self._timer: threading.Timer | None = None
-
-    def __call__(self, waiting: Waiting) -> None:
-        """Print it, now or at the end of the interval."""
-        with self._lock:
-            self._latest = in_words(waiting)
-            if self._timer is None:
-                self._print_latest()
-
-    def close(self) -> None:
-        """The wait is over."""
-        with self._lock:
-            self._latest = ""
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _print_latest(self) -> None:
-        with self._lock:
-            text, self._latest, self._timer = self._latest, "", None
-            if not text:
-                return
-            print_stderr(text)
-            timer = threading.Timer(self._interval, self._print_latest)
-            timer.daemon = True
-            with suppress(RuntimeError):  # no more threads: then each line is printed at once
-                timer.start()
-                self._timer = timer
-
-
-def in_words(waiting: Waiting) -> str:
-    """The state of a wait, in one line."""
-    place = f"{waiting.position} before us" if waiting.position else "next in line"
-    reasons = "".join(f"; {reason}" for reason in waiting.reasons)
-    free = waiting.free or "none"
-    return f"waiting for {counted(waiting.wanted, 'GPU')}, {place}, {free} free{reasons}"

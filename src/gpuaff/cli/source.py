@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cli.output import print_stderr
@@ -21,15 +20,11 @@ from gpuaff.topology.model import Topology
 _LONGEST = 4 << 20
 """The longest input, in bytes. The JSON of a machine with 8192 CPUs takes less than a tenth."""
 
-_JSON = re.compile(r'\s*(?:\{|\[\s*[\[{"\]])')
-"""How JSON begins. A paste may begin with a prompt: ``[me@node ~]$ lscpu``."""
-
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 """What text does not contain; the escapes (1b) by which nvidia-smi underlines are text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """What a machine has, and its name in the output.
 
     ``live``: it is this machine, with this process's mask and environment.
@@ -57,29 +52,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def observe(
-    what: str | None,
-    *,
-    visible_devices: str | None,
-    limit: tuple[str, CpuSet] | None = None,
-    links: bool,
+    args: argparse.Namespace, *, limit: tuple[str, CpuSet] | None = None, links: bool
 ) -> Machine:
-    """Observe or read the machine.
+    """Observe the machine we run on, or read that of ``--from`` or GPUAFF_FSROOT.
 
-    Args:
-        what: ``--from``; None is the machine we run on, or the tree of GPUAFF_FSROOT.
-        visible_devices: ``--visible-devices``; None when it was not given.
-        limit: an option, and the CPUs that it allows; None when none was given.
-        links: also find out how the GPUs are connected.
+    ``limit`` is an option, and the CPUs that it allows; ``links``: also find out how the GPUs are
+    connected.
     """
+    what, shown = args.what, args.visible_devices
     live = what is None and env.fsroot() is None
     if live:
         name, topology = "this machine", Topology.observe(links=links)
-        if visible_devices is not None:
+        if shown is not None:
             order = env.get("CUDA_DEVICE_ORDER")
-            topology = topology.with_visible_devices(visible_devices, device_order=order)
+            topology = topology.with_visible_devices(shown, device_order=order)
     else:
         name, topology = _read_tree(links=links) if what is None else _read(what)
-        topology = _neutral(topology, name, visible_devices, is_limited=limit is not None)
+        topology = _neutral(topology, name, shown, is_limited=limit is not None)
     if limit is not None:
         topology = _limited(topology, name, *limit)
     return Machine(topology, name, live)
@@ -126,11 +115,12 @@ def _limited(topology: Topology, name: str, option: str, cpus: CpuSet) -> Topolo
 def _read(what: str) -> tuple[str, Topology]:
     """What ``--from`` names, and its name in the output; a file wins over a machine."""
     name = "standard input" if what == "-" else what
-    data = _standard_input() if what == "-" else _file(what)
-    if data is None:
-        return name, _shipped(what)
+    try:
+        data = _standard_input() if what == "-" else _contents(what)
+    except (OSError, ValueError) as error:
+        return name, _shipped(what, error)
     text = _text(data, name)
-    if _JSON.match(text):
+    if text.lstrip().startswith("{"):
         return name, serialize.loads(text, name)
     try:
         return name, Topology.parse(text)
@@ -140,48 +130,41 @@ def _read(what: str) -> tuple[str, Topology]:
 
 def _standard_input() -> bytes:
     if sys.stdin is None:
-        raise TopologyError("standard input", "is closed")
+        return b""
     if sys.stdin.isatty():
         print_stderr("paste the text here, then press Ctrl-D")
     return sys.stdin.buffer.read(_LONGEST + 1)
 
 
-def _file(name: str) -> bytes | None:
-    """The contents of a file; None when there is no file of that name.
-
-    It is read once and from one descriptor: it may be a pipe (``--from <(nvidia-smi topo -m)``).
-    """
-    try:
-        with open(name, "rb") as stream:  # noqa: PTH123 - "" is no file, Path("") is a folder
-            return stream.read(_LONGEST + 1)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-        return None
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return None
-        raise TopologyError(name, f"cannot be read: {error.strerror}") from None
+def _contents(name: str) -> bytes:
+    """Read once and from one descriptor: it may be a pipe (``--from <(nvidia-smi topo -m)``)."""
+    with open(name, "rb") as stream:  # noqa: PTH123 - "" is no file, Path("") is a folder
+        return stream.read(_LONGEST + 1)
 
 
-def _shipped(name: str) -> Topology:
+def _shipped(name: str, error: OSError | ValueError) -> Topology:
+    """A machine that ships, where no file of that name can be read."""
     names = list(serialize.machine_names())
     if name in names:
         return Topology.named(name)
-    is_folder = os.path.isdir(name)  # noqa: PTH112 - Path raises for names that cannot be
+    why = error.strerror if isinstance(error, OSError) else error
     raise TopologyError(
         f"--from {name[:80]!r}",
-        f"{'a folder' if is_folder else 'no such file'}; expected a file, - or a machine that "
-        f"ships ({', '.join(names)}){suggestion(name, names)}",
+        f"{why}; expected a file, - or a machine that ships ({', '.join(names)})"
+        f"{suggestion(name, names)}",
     )
 
 
 def _text(data: bytes, name: str) -> str:
+    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))  # what PowerShell's > writes
+    text = data.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
+    problem = ""
     if len(data) > _LONGEST:
-        problem = f"more than {_LONGEST >> 20} MiB: not a topology, nor pasted text"
-        raise TopologyError(name, problem)
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > writes
-        return data.decode("utf-16", "replace")
-    text = data.decode("utf-8-sig", "replace")
-    problem = "binary" if _BINARY.search(data) else "" if text.strip() else "empty"
+        problem = f"more than {_LONGEST >> 20} MiB"
+    elif not is_utf16 and _BINARY.search(data):
+        problem = "binary"
+    elif not text.strip():
+        problem = "empty"
     if problem:
         raise TopologyError(name, f"{problem}; expected a saved JSON or pasted text")
     return text

@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from gpuaff._system import env
 from gpuaff._system.processes import ProcessInfo
 from gpuaff.claims.model import Busy
-from gpuaff.claims.status import (
-    GpuStatus,
-    Kind,
-    LeaseStatus,
-    Status,
-    Waiter,
-    status_of,
-    take_snapshot,
-)
+from gpuaff.claims.status import GpuStatus, Kind, Status, Waiter, status_of, take_snapshot
 from gpuaff.cli import output
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GpuaffError
 from gpuaff.formatting import Line, Span, Table, line, process_in_words, size
 
 STATUS_SCHEMA_VERSION = 1
+
+_Row: TypeAlias = Sequence[Line | Span | str]
 
 _USES = {Kind.COMPUTE: "computes", Kind.GRAPHICS: "draws", Kind.OPEN: "has it open"}
 
@@ -58,21 +53,19 @@ def blocks(status: Status) -> list[Line | Table]:
     waiting = [_waiting(place, waiter, status) for place, waiter in enumerate(status.waiting, 1)]
     shown: list[Line | Table] = []
     if gpus:
-        shown.append(_table(("GPU", "name", "memory", "load", "state", "who"), gpus, (0, 3)))
+        titles = [
+            Span(title, "head") for title in ("GPU", "name", "memory", "load", "state", "who")
+        ]
+        shown.append(Table([titles, *gpus], (0, 3)))
     if gpus and waiting:
         shown.append(())
     if waiting:
-        shown.append(_table(("waiting", "who", "for"), waiting, (0,)))
+        titles = [Span(title, "head") for title in ("waiting", "who", "for")]
+        shown.append(Table([titles, *waiting], (0,)))
     return shown
 
 
-def _table(
-    titles: Sequence[str], rows: Sequence[Sequence[Line | Span | str]], right: Sequence[int]
-) -> Table:
-    return Table([[Span(title, "head") for title in titles], *rows], right)
-
-
-def _rows(gpu: GpuStatus) -> Iterator[Sequence[Line | Span | str]]:
+def _rows(gpu: GpuStatus) -> Iterator[_Row]:
     reading, device = gpu.reading, gpu.reading.device
     memory = [size(number) for number in (reading.used, reading.total) if number is not None]
     cells: list[Line | Span | str] = [
@@ -88,44 +81,38 @@ def _rows(gpu: GpuStatus) -> Iterator[Sequence[Line | Span | str]]:
 
 
 def _holders(gpu: GpuStatus) -> Iterator[Line]:
-    if gpu.lease is not None:
-        yield from _lease(gpu.lease)
+    lease = gpu.lease
+    if lease is not None:
+        ended = Span(", which has ended" if lease.gone else "", "bad")
+        claimer = replace(lease, since=None) if lease.gone else lease
+        yield (*_process(claimer, "leased by "), ended)
+        for sharer in lease.sharers if lease.gone is not False else ():
+            yield _process(sharer, "held by ")
+        for nested in lease.inside:
+            yield _process(nested, "claimed inside by ")
     # The lines about the lease and the processes show more than the message.
     if gpu.busy not in (None, Busy.LEASED, Busy.PROCESSES):
         yield line(Span(gpu.message, "" if gpu.busy is Busy.KEPT else "bad"))
     for use in gpu.uses:
-        process: ProcessInfo = use
-        if gpu.lease is not None and use.pid == gpu.lease.pid:  # shown just above
-            process = replace(use, user=None, since=None)
+        is_claimer = lease is not None and use.pid == lease.pid  # shown just above
+        process = replace(use, user=None, since=None) if is_claimer else use
         memory = "" if use.memory is None else f", {size(use.memory)}"
-        yield line(f"{_USES[use.kind]}: {_process(process)}{memory}", _exiting(process))
+        yield _process(process, f"{_USES[use.kind]}: ", memory)
 
 
-def _lease(lease: LeaseStatus) -> Iterator[Line]:
-    claimer = replace(lease, since=None) if lease.gone else lease
-    ended = Span(", which has ended", "bad") if lease.gone else _exiting(claimer)
-    yield line(f"leased by {_process(claimer)}", ended)
-    if lease.gone is not False:
-        for sharer in lease.sharers:
-            yield line(f"held by {_process(sharer)}")
-    for nested in lease.inside:
-        yield line(f"claimed inside by {_process(nested)}")
-
-
-def _exiting(process: ProcessInfo) -> Span:
-    return Span(", which is exiting" if process.exiting else "", "bad")
-
-
-def _process(process: ProcessInfo) -> str:
+def _process(process: ProcessInfo, before: str = "", after: str = "") -> Line:
     if process.command is not None:
         user, since = process.user, process.since
-        return process_in_words(process.command, process.pid, user=user, since=since)
-    if process.pid is None:
-        return "a process that is not visible here"
-    return f"pid {process.pid}" + (f" of {process.user}" if process.user else "")
+        words = process_in_words(process.command, process.pid, user=user, since=since)
+    elif process.pid is None:
+        words = "a process that is not visible here"
+    else:
+        words = f"pid {process.pid}" + (f" of {process.user}" if process.user else "")
+    exiting = Span(", which is exiting" if process.exiting else "", "bad")
+    return line(f"{before}{words}{after}", exiting)
 
 
-def _waiting(place: int, waiter: Waiter, status: Status) -> Sequence[Line | Span | str]:
+def _waiting(place: int, waiter: Waiter, status: Status) -> _Row:
     indices = {gpu.reading.device.uuid: gpu.reading.device.index for gpu in status.gpus}
     named = {indices[uuid] for uuid in waiter.gpus if uuid in indices}
     count = "some" if waiter.wanted is None else str(waiter.wanted)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import TextIO
 
-from rich.console import Console, ConsoleOptions
-from rich.table import Table as Grid
+from rich.console import Console
 from rich.text import Text
 
 from gpuaff.formatting import GAP, Line, Table, printable
@@ -27,54 +26,44 @@ def rendered(blocks: Iterable[Line | Table], stream: TextIO, *, force: bool | No
     ``force`` takes the stream for a terminal though it is none.
     """
     console = Console(file=stream, highlight=False, force_terminal=force)
-    width = console.width
-    console.width = 1 << 20  # tables fit by their columns, and lines are not broken
     with console.capture() as capture:
         for block in blocks:
-            made = _grid(block, width) if isinstance(block, Table) else _text(block)
-            console.print(made, soft_wrap=True)
-    return re.sub(" +$", "", capture.get(), flags=re.MULTILINE)
+            lines = _laid_out(block, console.width) if isinstance(block, Table) else [_text(block)]
+            for text in lines:
+                text.rstrip()
+                console.print(text, soft_wrap=True)
+    return capture.get()
 
 
-def _grid(table: Table, width: int) -> Grid:
-    columns = [
-        [_Cell(cell, gap=GAP if n else 0) for cell in cells]
-        for n, (_, cells) in enumerate(table.columns())
-    ]
-    least = [max(cell.least for cell in cells) for cells in columns]
-    widths = [max(cell.most for cell in cells) for cells in columns]
-    excess = sum(widths) - width
+def _laid_out(table: Table, width: int) -> Iterator[Text]:
+    """The lines of a table: where it is too wide, cells are broken between their spans only."""
+    parts = table.columns()
+    columns = [[[_text((span,)) for span in cell] for cell in cells] for _, cells in parts]
+    widths = [max(sum(map(len, cell)) for cell in cells) for cells in columns]
+    least = [max(len(p.plain.rstrip()) for cell in cells for p in cell) for cells in columns]
+    excess = sum(widths) + GAP * (len(widths) - 1) - width
     for n in sorted(range(len(widths)), key=lambda n: least[n] - widths[n]):
         cut = max(0, min(excess, widths[n] - least[n]))
         widths[n] -= cut
         excess -= cut
-    grid = Grid.grid()
-    for (right, _), most in zip(table.columns(), widths, strict=True):
-        grid.add_column(width=most, justify="right" if right else "left")
     for row in zip(*columns, strict=True):
-        grid.add_row(*row)
-    return grid
+        broken = [_broken(cell, most) for cell, most in zip(row, widths, strict=True)]
+        for pieces in zip_longest(*broken):
+            texts = [piece or Text() for piece in pieces]
+            for text, (right, _), most in zip(texts, parts, widths, strict=True):
+                text.align("right" if right else "left", most)
+            yield Text(" " * GAP).join(texts)
 
 
-class _Cell:
-    """A cell that is broken between its spans only, with a gap before it."""
-
-    def __init__(self, spans: Line, gap: int) -> None:
-        self._gap = gap
-        self._pieces = [_text((span,)) for span in spans]
-        self.least = gap + max((len(piece.plain.rstrip()) for piece in self._pieces), default=0)
-        self.most = gap + sum(map(len, self._pieces))
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
-        lines = [Text(" " * self._gap)]
-        for piece in self._pieces:
-            is_full = len(lines[-1]) + len(piece.plain.rstrip()) > options.max_width
-            if is_full and len(lines[-1]) > self._gap:
-                lines.append(Text(" " * self._gap))
-            lines[-1].append_text(piece)
-        for text in lines:
-            text.rstrip()
-            yield text
+def _broken(pieces: Iterable[Text], width: int) -> list[Text]:
+    lines = [Text()]
+    for piece in pieces:
+        if len(lines[-1]) and len(lines[-1]) + len(piece.plain.rstrip()) > width:
+            lines.append(Text())
+        lines[-1].append_text(piece)
+    for text in lines:
+        text.rstrip()
+    return lines
 
 
 def _text(spans: Line) -> Text:

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save in ("", "-"):
         expected = "the name of a file; --json prints to standard output"
         raise InvalidOptionError("--save", args.save, expected)
-    machine = source.observe(args.what, visible_devices=args.visible_devices, links=True)
+    machine = source.observe(args, links=True)
     topology = machine.topology
     if args.json:
         output.show_json(topology.to_dict())

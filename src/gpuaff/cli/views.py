@@ -20,6 +20,8 @@ _Row: TypeAlias = Sequence[Line | Span | str]
 _LETTERS = string.digits + string.ascii_letters
 """The sign of each rank."""
 
+_COLUMNS = ("rank", "GPU", "NUMA", "cores", "source", "CPUs", "reserved")
+
 _BALANCING = (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED, Mode.CORE_COMPLEX)
 """The modes for which ``balanced`` matters."""
 
@@ -53,20 +55,14 @@ def gpus_at(topology: Topology, place: NumaNode | Package | None) -> list[Gpu]:
     return [gpu for gpu in topology.gpus if place_of(topology, gpu) == place]
 
 
-def package_of_node(topology: Topology, node: NumaNode) -> Package | None:
-    """The package that holds the whole of a node; None when there is none."""
-    holders = (package for package in topology.packages or () if node.cpus <= package.cpus)
-    return next(holders, None) if node.cpus else None
-
-
 def regions_of(topology: Topology) -> list[tuple[str, CpuSet, list[Gpu]]]:
     """The NUMA nodes, else the packages; then the CPUs that are in none: name, CPUs and GPUs."""
-    named: list[tuple[str, NumaNode | Package]] = [
-        (f"node {node.id}", node) for node in topology.numa_nodes or () if node.cpus
+    kind = "node" if topology.numa_nodes else "socket"
+    parts = [
+        (f"{kind} {place.id}", place.cpus, gpus_at(topology, place))
+        for place in topology.numa_nodes or topology.packages or ()
+        if place.cpus
     ]
-    if not topology.numa_nodes:
-        named = [(f"socket {package.id}", package) for package in topology.packages or ()]
-    parts = [(name, place.cpus, gpus_at(topology, place)) for name, place in named]
     rest = (topology.cpus or topology.allowed).difference(*(cpus for _, cpus, _ in parts))
     return [*parts, ("elsewhere" if parts else "CPUs", rest, [])] if rest else parts
 
@@ -83,13 +79,12 @@ def plan_blocks(topology: Topology, plan: Plan, name: str) -> list[Line | Table]
         choices.append("unbalanced")
     if plan.partition is not Partition.JOB:
         choices.append(f"cut by {plan.partition}")
-    titles = ["rank", "GPU", "NUMA", "cores", "source", "CPUs", "reserved"]
-    rows = [[Span(title, "head") for title in titles], *map(_share, plan.shares)]
+    titles = [Span(name, "head") for name in _COLUMNS]
+    rows = [titles, *map(_share, plan.shares)]
     if not any(share.reserved for share in plan.shares):
         rows = [row[:-1] for row in rows]
-    table = Table(rows, right=(0, 1, 2, 3))
     heading = line(Span(name, "head"), f": {', '.join(choices)}")
-    return [heading, (), table, (), *_picture(topology, plan)]
+    return [heading, (), Table(rows, right=(0, 1, 2, 3)), (), *_picture(topology, plan)]
 
 
 def _share(share: Share) -> _Row:
@@ -199,61 +194,56 @@ def _counts(topology: Topology) -> Iterator[str]:
 
 
 def _tree(topology: Topology) -> Iterator[_Row]:
-    nodes, is_empty = topology.numa_nodes or (), True
-    for package in topology.packages or ():
-        cores = _cores(topology, package.cpus)
-        yield Span(f"socket {package.id}", "head"), cores, cpulist(package.cpus)
+    nodes = [node for node in topology.numa_nodes or () if node.cpus]
+    packages = topology.packages or ()
+    for package in packages:
+        yield from _place(topology, package, "")
         for node in nodes:
-            if package_of_node(topology, node) == package:
-                yield from _node(topology, node, "  ")
+            if node.cpus <= package.cpus:
+                yield from _place(topology, node, "  ")
         yield from _gpus(topology, package, "  ")
-        is_empty = False
     for node in nodes:
-        if node.cpus and package_of_node(topology, node) is None:
-            yield from _node(topology, node, "")
-            is_empty = False
-    if is_empty and topology.cpus:
+        if not any(node.cpus <= package.cpus for package in packages):
+            yield from _place(topology, node, "")
+    if topology.cpus and not nodes and not packages:
         yield Span("CPUs", "head"), "", cpulist(topology.cpus)
-    if bare := [node.id for node in nodes if not node.cpus]:
+    if bare := [node.id for node in topology.numa_nodes or () if not node.cpus]:
         title = f"node{'' if len(bare) == 1 else 's'} {format_cpulist(bare)}"
         yield Span(title, "head"), "no CPUs", ""
     if gpus_at(topology, None):
-        yield Span("elsewhere" if topology.packages or nodes else "GPUs", "head"), "", ""
+        is_all = not packages and not topology.numa_nodes
+        yield Span("GPUs" if is_all else "elsewhere", "head"), "", ""
         yield from _gpus(topology, None, "  ")
 
 
-def _node(topology: Topology, node: NumaNode, indent: str) -> Iterator[_Row]:
-    memory = {True: "memory", False: "no memory", None: ""}[node.has_memory]
-    caches = sum(1 for domain in topology.l3 or () if domain & node.cpus)
-    facts = [_cores(topology, node.cpus), f"{caches} L3" if caches else "", memory]
-    label = line(indent, Span(f"node {node.id}", "head"))
-    yield label, listed(facts, ", "), cpulist(node.cpus)
-    yield from _gpus(topology, node, indent + "  ")
-
-
-def _cores(topology: Topology, cpus: CpuSet) -> str:
-    if topology.cores is None:
-        return counted(len(cpus), "CPU")
-    return counted(sum(1 for core in topology.cores if core & cpus), "core")
+def _place(topology: Topology, place: NumaNode | Package, indent: str) -> Iterator[_Row]:
+    cores = sum(1 for core in topology.cores or () if core & place.cpus)
+    facts = [counted(len(place.cpus), "CPU") if topology.cores is None else counted(cores, "core")]
+    if isinstance(place, Package):
+        yield Span(f"socket {place.id}", "head"), facts[0], cpulist(place.cpus)
+        return
+    if caches := sum(1 for domain in topology.l3 or () if domain & place.cpus):
+        facts.append(f"{caches} L3")
+    facts.append({True: "memory", False: "no memory", None: ""}[place.has_memory])
+    label = line(indent, Span(f"node {place.id}", "head"))
+    yield label, listed(facts, ", "), cpulist(place.cpus)
+    yield from _gpus(topology, place, indent + "  ")
 
 
 def _gpus(topology: Topology, place: NumaNode | Package | None, indent: str) -> Iterator[_Row]:
+    here = place.cpus if place else frozenset()
     for gpu in gpus_at(topology, place):
         devices = [str(n) for n, index in enumerate(topology.visible) if index == gpu.index]
-        cuda = f"cuda:{','.join(devices)}" if devices else "hidden"
-        facts = [gpu.name or "", cuda, *_remarks(gpu, place.cpus if place else frozenset())]
+        facts = [gpu.name or "", f"cuda:{','.join(devices)}" if devices else "hidden"]
+        if gpu.node_cpus is None and not here:
+            facts.append("near CPUs unknown")
+        elif gpu.node_cpus and gpu.node_cpus != here:
+            facts.append(f"near {format_cpulist(gpu.node_cpus)}")
+        if not here and gpu.numa_node is not None:
+            facts.append(f"node {gpu.numa_node}")
+        if gpu.memory_node is not None:
+            facts.append(f"its memory is node {gpu.memory_node}")
+        if gpu.mig is not None:
+            facts.append(f"MIG: {counted(len(gpu.mig), 'instance')}")
         label = line(indent, Span(f"GPU {gpu.index}", "gpu"))
         yield label, listed(facts, ", "), gpu.pci_bus_id or ""
-
-
-def _remarks(gpu: Gpu, here: CpuSet) -> Iterator[str]:
-    if gpu.node_cpus is None and not here:
-        yield "near CPUs unknown"
-    elif gpu.node_cpus and gpu.node_cpus != here:
-        yield f"near {format_cpulist(gpu.node_cpus)}"
-    if not here and gpu.numa_node is not None:
-        yield f"node {gpu.numa_node}"
-    if gpu.memory_node is not None:
-        yield f"its memory is node {gpu.memory_node}"
-    if gpu.mig is not None:
-        yield f"MIG: {counted(len(gpu.mig), 'instance')}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpuaff.allocator.model import Multithreading, Plan, Scope, Word
+from gpuaff.allocator.model import Multithreading, Scope, Word
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 from gpuaff.options import word
@@ -21,19 +21,15 @@ from gpuaff.topology.model import Source
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff.allocator.model import Plan
-    from gpuaff.pinning.restore import Affinity
 
 __all__ = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"]
 
+# More cores than there are; None would let ``GPUAFF_MAX_PHYSICAL_CORES`` set a limit.
 _NO_LIMIT = MAX_CPU_ID
-"""More cores than there are; None would let ``GPUAFF_MAX_PHYSICAL_CORES`` set a limit."""
 
 
 class Mode(Word):
-    """Which of the near cores a process gets: the five modes of gpu_affinity.
-
-    They are equal to, and interchangeable with, those of :class:`gpuaff.Mode`.
-    """
+    """The five modes of gpu_affinity, equal to and interchangeable with :class:`gpuaff.Mode`'s."""
 
     ALL = "all"
     SINGLE = "single"
@@ -55,9 +51,8 @@ def set_affinity(
 ) -> set[int]:
     """Pin this process to its share of the cores near GPU ``gpu_id``, as gpu_affinity did.
 
-    The CPUs are divided among the processes of this job (``partition="job"``). The variables that
-    apply are those for which gpu_affinity has no argument: ``GPUAFF=off`` leaves the mask as it is,
-    ``GPUAFF_STRICT=1`` raises instead of warning, ``GPUAFF_CPUS`` limits the CPUs.
+    The CPUs are divided among the processes of this job. The variables that apply are those for
+    which gpu_affinity has no argument: ``GPUAFF=off``, ``GPUAFF_STRICT=1``, ``GPUAFF_CPUS``.
 
     Args:
         gpu_id: the visible GPU of this process, 0 … ``nproc_per_node`` − 1.
@@ -66,15 +61,15 @@ def set_affinity(
         scope: what is near: the GPU's NUMA node or its socket.
         multithreading: all CPUs of a core, or only one.
         balanced: whether all processes get equally many cores (unique modes).
-        min_physical_cores: for each process; the single modes ignore it, and the maximum.
-        max_physical_cores: for each process.
+        min_physical_cores: for each process, as the maximum; the single modes ignore both.
+        max_physical_cores: None is no limit.
 
     Returns:
         The CPUs of the calling thread, read back from the kernel.
 
     Raises:
-        GPUAffinityError: the process could not be pinned (no driver, no such GPU, no near CPU
-            allowed, too few cores), or an argument is invalid. Everything is as it was before.
+        GPUAffinityError: the process could not be pinned, or an argument is invalid. Everything is
+            as it was before.
         TypeError: an argument is None that must be a number.
     """
     if None in (gpu_id, nproc_per_node):  # for gpuaff.set_affinity None means: ask the launcher
@@ -95,13 +90,23 @@ def set_affinity(
         if least > most:  # gpu_affinity checks the minimum before it applies the maximum
             with pin(min_physical_cores=least, max_physical_cores=_NO_LIMIT):
                 least = 1
-        return set(_accepted(pin(min_physical_cores=least, max_physical_cores=most)))
+        affinity = pin(min_physical_cores=least, max_physical_cores=most)
     except GPUAffinityError:
         raise
     except GpuaffError as error:  # gpu_affinity has one error, and other names of arguments
         if isinstance(error, InvalidOptionError) and error.option == "local_rank":
             error.option = "gpu_id"
         raise GPUAffinityError(str(error)) from error
+    plan, rank, notices = affinity.plan, affinity.rank, affinity.warnings
+    if any(notice.code == "off" for notice in notices):
+        return set(affinity)
+    if not affinity.pinned or plan is None or rank is None:
+        raise GPUAffinityError("; ".join(notice.message for notice in notices))
+    # Scripts catch this error, and one core for each process, the default, is a demand there.
+    if reason := refusal(plan, rank):
+        affinity.__exit__(None, None, None)
+        raise GPUAffinityError(reason)
+    return set(affinity)
 
 
 def refusal(plan: Plan, rank: int) -> str | None:
@@ -124,17 +129,3 @@ def refusal(plan: Plan, rank: int) -> str | None:
         return found["near-not-allowed"]
     taken = frozenset().union(*(other.cpus for other in plan.shares if other.rank < rank))
     return found.get("too-few-cores") if share.cpus & taken else None
-
-
-def _accepted(affinity: Affinity) -> Affinity:
-    """The affinity, if gpu_affinity would have set it; else it is undone, and raises."""
-    plan, rank, notices = affinity.plan, affinity.rank, affinity.warnings
-    if any(notice.code == "off" for notice in notices):
-        return affinity
-    if not affinity.pinned or plan is None or rank is None:
-        raise GPUAffinityError("; ".join(notice.message for notice in notices))
-    # Scripts catch this error, and one core for each process, the default, is a demand there.
-    if reason := refusal(plan, rank):
-        affinity.__exit__(None, None, None)
-        raise GPUAffinityError(reason)
-    return affinity

@@ -23,7 +23,7 @@ from gpuaff.claims.claim import Claim
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
-from gpuaff.claims.placeholder.frameworks import load
+from gpuaff.claims.placeholder import load
 from gpuaff.errors import (
     AlreadyClaimedError,
     GpuaffError,
@@ -51,17 +51,12 @@ gpu_owner: GPUOwner | None = None
 class NvidiasmiError(GpuaffError, FileNotFoundError):
     """There is no usable driver: scripts catch it to go on without GPUs.
 
-    Where nvidia-smi was not installed, safe_gpu raised FileNotFoundError; scripts may catch that
-    instead. It is no RuntimeError, which means that too few GPUs are free.
+    Where nvidia-smi was not installed, safe_gpu raised FileNotFoundError.
     """
 
 
 def get_free_gpus() -> list[str]:
-    """The indices of the GPUs that are free now, as strings.
-
-    Raises:
-        NvidiasmiError: there is no usable driver.
-    """
+    """The indices of the GPUs that are free now, as strings; or NvidiasmiError."""
     with _original_errors(), open_session() as session:
         whole = [device for device in session.devices() if not device.is_mig]
         usages = Probe(session, whole, own_is_free=False).usages(registry.entries())
@@ -69,11 +64,7 @@ def get_free_gpus() -> list[str]:
 
 
 def is_single_gpu_display_mode() -> bool:
-    """Whether the machine has one GPU, which also drives a screen.
-
-    Raises:
-        NvidiasmiError: there is no usable driver.
-    """
+    """Whether the machine has one GPU, which also drives a screen; or NvidiasmiError."""
     with _original_errors(), open_session() as session:
         return _has_one_for_display(session)
 
@@ -167,10 +158,7 @@ class GPUOwner:
             raise
 
     def release_gpus(self) -> None:
-        """Release the GPUs; once more does nothing.
-
-        CUDA_VISIBLE_DEVICES stays, as with safe_gpu, so that later children use the same GPUs.
-        """
+        """Release the GPUs; CUDA_VISIBLE_DEVICES stays, so that later children use the same."""
         if self._claim is None or self._claim.is_released:
             return
         for device in self.devices_taken:
@@ -192,10 +180,8 @@ class GPUOwner:
                 env.put("CUDA_VISIBLE_DEVICES", "")
                 self._log_visible()
                 return
-            function = self.placeholder_fn
-            placeholder = _Delayed(function, self._log_visible) if callable(function) else function
             try:
-                made = _claim_gpus(nb_gpus, placeholder=placeholder, own_is_free=False)
+                made = _claim_gpus(nb_gpus, placeholder=self.placeholder_fn, own_is_free=False)
             except RuntimeError as error:
                 # Before anything is occupied safe_gpu logs no error.
                 if not isinstance(error, (AlreadyClaimedError, GpusBusyError, NotEnoughGpusError)):
@@ -204,26 +190,11 @@ class GPUOwner:
             self._claim = made
             self.devices_taken.extend(gpu.index for gpu in made.gpus)
             self.placeholders.extend(made.placeholders)
-            if placeholder is function:
-                self._log_visible()
+            self._log_visible()
 
     def _log_visible(self) -> None:
-        """Log the visible GPUs, and sleep: safe_gpu does so before it occupies them."""
         self.logger.info(f"Set CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES')}")
         time.sleep(self.debug_sleep)
-
-
-class _Delayed:
-    """The user's placeholder, after safe_gpu's log line and sleep."""
-
-    def __init__(self, function: Callable[[int], object], before: Callable[[], None]) -> None:
-        self._function, self._before = function, before
-        self.release = getattr(function, "release", None)  # functions of safe_gpu 1.x have none
-
-    def __call__(self, device_no: int) -> object:
-        if device_no == 0:
-            self._before()
-        return self._function(device_no)
 
 
 def claim_gpus(
@@ -239,17 +210,15 @@ def claim_gpus(
     Args:
         nb_gpus: how many; with 0 no GPU is visible.
         placeholder_fn: what occupies each GPU: a function of the device's number in this process,
-            whose ``release``, if it has one, is called with its result on release. The default is a
-            context, which frameworks then use, and which is made in a tenth of the time that
-            importing one takes; other names of ``gpuaff.claim_gpus`` may be given as well.
+            whose ``release``, if it has one, is called with its result on release; or a name of
+            ``gpuaff.claim_gpus``. The default is a context, which frameworks then use.
         logger: logs the steps, at level INFO; the module ``logging`` works, too.
-        debug_sleep: seconds between setting CUDA_VISIBLE_DEVICES and occupying.
+        debug_sleep: seconds to sleep while safe_gpu's lock is held.
 
     Raises:
         NvidiasmiError: there is no usable driver.
-        RuntimeError: too few GPUs are free (:class:`~gpuaff.errors.GpusBusyError`) or exist
-            (:class:`~gpuaff.errors.NotEnoughGpusError`), CUDA is initialized already, this process
-            has a claim (:class:`~gpuaff.errors.AlreadyClaimedError`), or the placeholder failed.
+        RuntimeError: too few GPUs are free or exist, CUDA is initialized already, this process has
+            a claim, or the placeholder failed.
         ValueError: several are requested where there is one GPU, which drives a screen; or an
             argument is invalid.
     """

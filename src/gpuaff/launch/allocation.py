@@ -1,11 +1,9 @@
 """The GPUs that a scheduler granted this process on this node.
 
-``docs/claims.md`` ("What was granted") has the order of the sources. They are described in the
-manual pages of sbatch and srun, in the manuals of Univa and Altair Grid Engine (resource maps), and
-in Torque's administrator guide ("Exported batch environment variables"). LSF and PBS Pro set
-CUDA_VISIBLE_DEVICES only. Where that is set, the visible GPUs count rather than a scheduler's
-indices: inside a device cgroup Slurm counts those there from 0, but ``SLURM_STEP_GPUS`` has
-others. The granted number still counts, because more may be visible.
+``docs/claims.md`` ("What was granted") has the order of the sources. Where CUDA_VISIBLE_DEVICES is
+set, the visible GPUs count rather than a scheduler's indices: inside a device cgroup Slurm counts
+those there from 0, but ``SLURM_STEP_GPUS`` has others. The granted number still counts, because
+more may be visible.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
-from gpuaff.cpuset import format_cpulist
 from gpuaff.formatting import one_line
 from gpuaff.launch import slurm
 from gpuaff.launch.launchers import Get, number
@@ -30,22 +27,18 @@ _NO_LSF = (
 )
 _NO_SLURM = "Slurm granted no GPUs (SLURM_GPUS_ON_NODE, SLURM_STEP_GPUS, SLURM_JOB_GPUS are unset)"
 
-_LONGEST = 300
-"""The longest source in characters: errors quote it, and a variable may hold 128 KB of anything."""
+_LONGEST = 300  # the longest source in characters: a variable may hold 128 KB of anything
 
 _MAP = "SGE_HGR_"
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a scheduler granted here.
+    """What a scheduler granted here: how many GPUs, and among which; None when unknown.
 
-    Attributes:
-        count: how many GPUs; None when unknown.
-        indices: the GPUs that they are among, ascending, in the order of the machine's PCI
-            addresses; there may be more than ``count``. None when unknown, or where
-            CUDA_VISIBLE_DEVICES is set: then at most ``count`` of its GPUs are meant.
-        source: where that comes from, or why it is unknown, in words.
+    ``indices`` ascend by PCI address; there may be more than ``count``. Where CUDA_VISIBLE_DEVICES
+    is set they are None, and at most ``count`` of its GPUs are meant. ``source`` says where that
+    comes from, or why it is unknown.
     """
 
     count: int | None
@@ -89,13 +82,12 @@ def classify_grant(
     counts = [grant for grant in some if grant.count is not None]
     found = (counts or some or [_grant(_NO_SCHEDULER)])[0]
     others = [grant.source for grant in counts[1:] if grant.count != found.count]
+    source = found.source
     if others:
-        source = f"{found.source}, but {others[0]}: one is left over from another job"
-        found = replace(found, source=source)
+        source = f"{source}, but {others[0]}: one is left over from another job"
     if get("CUDA_VISIBLE_DEVICES") is None:
-        return found
-    source = "CUDA_VISIBLE_DEVICES" if found.count is None else found.source
-    return replace(found, indices=None, source=source)
+        return replace(found, source=source)
+    return Granted(found.count, None, "CUDA_VISIBLE_DEVICES" if found.count is None else source)
 
 
 def _grant(source: str, count: int | None = None, indices: Iterable[int] | None = None) -> Granted:
@@ -108,29 +100,26 @@ def _grant(source: str, count: int | None = None, indices: Iterable[int] | None 
 # Slurm. ``SLURM_STEP_GPUS`` lists the GPUs of the task, or of the step where its tasks share them;
 # ``SLURM_JOB_GPUS`` those of the batch script; ``SLURM_GPUS_ON_NODE`` counts those of the step
 # here, or of the job.
+_OF_SLURM = "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"
 
 
 def _of_slurm(get: Get) -> Granted | None:
     step, job = slurm.gpu_indices(get("SLURM_STEP_GPUS")), _of_batch_script(get)
-    in_step, in_job = _listed("STEP", step), _listed("JOB", job)
     count = number(get("SLURM_GPUS_ON_NODE"))
-    here = f"SLURM_GPUS_ON_NODE={count}"
-    if step is not None and job is not None and not set(step) <= set(job):
-        return _contradiction(in_step, in_job, count)
-    if step is not None and count is not None and len(step) > count:
-        return _contradiction(in_step, here, count)
+    in_step, in_job, here = (f"{name}={get(name)}" for name in _OF_SLURM)
+    found = step or job
+    if count is None and found is None:
+        is_job = get("SLURM_JOB_ID") is not None or get("SLURM_STEP_ID") is not None
+        return _grant(_NO_SLURM) if is_job else None
+    is_of_job = step is None or job is None or set(step) <= set(job)
+    is_short = count is not None and job is not None and step is None and len(job) < count
+    is_long = count is not None and step is not None and len(step) > count
+    if not is_of_job or is_short or is_long:
+        given = ", ".join(f"{name}={get(name)}" for name in _OF_SLURM if get(name))
+        return _grant(f"{given} contradict each other: is one left over from another job?", count)
     if step is not None:
         return _grant(in_step, indices=step)
-    if job is not None and count is not None and len(job) < count:
-        return _contradiction(in_job, here, count)
-    if job is not None or count is not None:
-        return _grant(here if job is None else in_job, count, job)
-    is_job = get("SLURM_JOB_ID") is not None or get("SLURM_STEP_ID") is not None
-    return _grant(_NO_SLURM) if is_job else None
-
-
-def _listed(kind: str, indices: Iterable[int] | None) -> str:
-    return f"SLURM_{kind}_GPUS={format_cpulist(indices or ())}"
+    return _grant(here if job is None else in_job, count, job)
 
 
 def _of_batch_script(get: Get) -> tuple[int, ...] | None:
@@ -142,12 +131,6 @@ def _of_batch_script(get: Get) -> tuple[int, ...] | None:
     is_on_all = get("SLURM_STEP_ID") is None or number(get("SLURM_STEP_NUM_NODES")) == nodes
     is_first = number(get("SLURM_NODEID")) == 0 and is_on_all and nodes is not None
     return slurm.gpu_indices(get("SLURM_JOB_GPUS")) if nodes == 1 or is_first else None
-
-
-def _contradiction(source: str, against: str, count: int | None) -> Granted:
-    start = "" if count is None else f"SLURM_GPUS_ON_NODE={count}; "
-    end = "(is one left over from another job?)"
-    return _grant(f"{start}{source} contradicts {against} {end}", count)
 
 
 # Grid Engine with resource maps: ``SGE_HGR_<map>`` has the granted ids of the map, separated by
@@ -197,18 +180,13 @@ def _of_torque(get: Get, gpu_file: str | None, host: str | None) -> Granted | No
 #
 #     hard resource_list:         gpu=2,h_rt=3600
 #
-# (``qstat(1)``; ``sge_show_re_type_list`` of its source.) In a parallel environment a request may
-# count per slot (``consumable YES`` in ``complex(5)``) or once; here it counts once, so that no
-# more than the granted GPUs are taken.
+# In a parallel environment a request may count per slot (``consumable YES`` in ``complex(5)``) or
+# once; here it counts once, so that no more than the granted GPUs are taken.
 
-SECONDS = 5.0
-"""How long ``qstat`` may take: it asks a master that serves the whole cluster."""
+SECONDS = 5.0  # how long ``qstat`` may take: it asks a master that serves the whole cluster
 
-_COUNTS = frozenset(
-    {"cuda", "gpu", "gpu_card", "gpu_cards", "gpu_count", "gpucard", "gpucards", "gpus"}
-    | {"n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpu", "num_gpus"}
-)
-"""What sites call the resource. Others (``gpu_mem``, ``gpu_type``) are no counts."""
+# What sites call the resource. Others (``gpu_mem``, ``gpu_type``) are no counts.
+_COUNT = re.compile("cuda|(n|n_|num_)?gpus?|gpu_?cards?|gpu_count", re.IGNORECASE)
 
 _REQUEST = re.compile(r"\s*hard[ _]resource_list:\s*(.*?)\s*")
 
@@ -216,9 +194,8 @@ _REQUEST = re.compile(r"\s*hard[ _]resource_list:\s*(.*?)\s*")
 def _grid_engine_job(get: Get) -> str | None:
     """The job's id; other programs set JOB_ID, too. It becomes an argument of ``qstat``."""
     job = get("JOB_ID") or ""
-    is_grid_engine = get("SGE_ROOT") or get("QUEUE")
     is_number = job.isascii() and job.isdecimal() and len(job) <= 20
-    return job if is_grid_engine and is_number else None
+    return job if is_number and (get("SGE_ROOT") or get("QUEUE")) else None
 
 
 def _ask_qstat(job: str) -> tuple[int | None, str]:
@@ -237,13 +214,14 @@ def _ask_qstat(job: str) -> tuple[int | None, str]:
 def parse_qstat(text: str, job: str) -> tuple[int | None, str]:
     """The number of GPUs in what ``qstat -j`` printed, and what was found there, in words. Pure."""
     lines = text.splitlines()
-    numbers = {line.partition(":")[2].strip() for line in lines if line.startswith("job_number:")}
-    if numbers != {job}:
+    if {line.partition(":")[2].strip() for line in lines if line.startswith("job_number:")} != {
+        job
+    }:
         return None, "this is not about the job"
     requests = [match[1] for match in map(_REQUEST.fullmatch, lines) if match]
     pairs = [pair.partition("=") for request in requests for pair in request.split(",")]
     found = {(name.strip(), value.strip()) for name, _, value in pairs}
-    counts = sorted((name, value) for name, value in found if name.lower() in _COUNTS)
+    counts = sorted((name, value) for name, value in found if _COUNT.fullmatch(name))
     if not counts:
         return None, "the request (hard resource_list) has no GPUs"
     listed = ",".join(f"{name}={value}" for name, value in counts)[:200]

@@ -42,52 +42,52 @@ class Launcher(str, Enum):
     DEEPSPEED = "deepspeed"
     HOROVOD = "horovodrun"
     DRAGON = "dragon"
-    OPEN_MPI = "mpirun"
-    """Open MPI 4 (ORTE) and 5 (PRRTE)."""
-    HYDRA = "mpiexec"
-    """MPICH, Intel MPI, and what is built from them."""
+    OPEN_MPI = "mpirun"  # Open MPI 4 (ORTE) and 5 (PRRTE)
+    HYDRA = "mpiexec"  # MPICH, Intel MPI, and what is built from them
     MVAPICH = "mpirun_rsh"
-    PALS = "PALS mpiexec"
-    """HPE Cray's Parallel Application Launch Service."""
+    PALS = "PALS mpiexec"  # HPE Cray's Parallel Application Launch Service
     JSRUN = "jsrun"
     FLUX = "flux run"
     SLURM = "srun"
-    UNKNOWN = "unknown"
-    """Another launcher, a script's own loop, or none."""
+    UNKNOWN = "unknown"  # another launcher, a script's own loop, or none
 
 
 class Row(NamedTuple):
     """The variables that a launcher sets for each of its processes; ``""``: it sets none.
 
-    Attributes:
-        local_rank: this process's number on its node.
-        local_size: the number of processes on this node.
-        rank: this process's number in the job; ``size``, ``node``, ``nodes`` likewise.
-        marks: variables that must be set too, because other programs use the names above.
-        run: variables that distinguish one run of the launcher from another.
-        programs: the process names of the launcher's programs that start ranks; empty for Python
-            programs, which are not recognised among a process's ancestors.
+    ``marks`` must be set too, because other programs use the names above; those of ``run``
+    distinguish one run of the launcher from another. ``programs`` are the process names of what
+    starts ranks; empty for Python programs, which are not recognised among a process's ancestors.
+    ``unbound`` says how to start ranks without masks of their own.
     """
 
     launcher: Launcher
     local_rank: str
-    local_size: str = ""
-    rank: str = ""
-    size: str = ""
-    node: str = ""
-    nodes: str = ""
-    marks: tuple[str, ...] = ()
-    run: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
+    local_size: str
+    rank: str
+    size: str
+    node: str
+    nodes: str
+    marks: tuple[str, ...]
+    run: tuple[str, ...]
+    programs: tuple[str, ...]
+    unbound: str
 
 
 def _row(
-    launcher: Launcher, names: str, *, marks: str = "", run: str = "", programs: str = ""
+    launcher: Launcher,
+    names: str,
+    *,
+    marks: str = "",
+    run: str = "",
+    programs: str = "",
+    unbound: str = "without taskset or numactl around each",
 ) -> Row:
     """A row; ``names`` are those of the numbers, in the order of the fields, ``-`` for none."""
-    numbers = ["" if name == "-" else name for name in names.split()]
-    fields: list[Any] = [*numbers, *[""] * (6 - len(numbers))]
-    return Row(launcher, *fields, *(tuple(text.split()) for text in (marks, run, programs)))
+    fields: list[Any] = ["" if name == "-" else name for name in names.split()]
+    fields += [""] * (6 - len(fields))
+    fields += [*(tuple(text.split()) for text in (marks, run, programs)), unbound]
+    return Row(launcher, *fields)
 
 
 _DRAGON = "{0}LOCAL_RANK {0}LOCAL_WORLD_SIZE {0}RANK {0}WORLD_SIZE {0}GROUP_RANK"
@@ -98,6 +98,7 @@ ROWS = (
         "LOCAL_RANK LOCAL_WORLD_SIZE RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE",
         marks="TORCHELASTIC_RUN_ID",
         run="LOCAL_WORLD_SIZE TORCHELASTIC_RUN_ID",
+        unbound="torchrun without --numa-binding, and without taskset around each",
     ),
     _row(
         Launcher.DEEPSPEED,
@@ -117,11 +118,13 @@ ROWS = (
         " OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
         run="PMIX_NAMESPACE",
         programs="mpirun mpirun.openmpi mpiexec.openmpi orterun orted prte prted prterun",
+        unbound="mpirun --bind-to none",
     ),
     _row(
         Launcher.HYDRA,
         "MPI_LOCALRANKID MPI_LOCALNRANKS PMI_RANK PMI_SIZE",
         programs="hydra_pmi_proxy hydra_bstrap_pr",
+        unbound="mpiexec -bind-to none",
     ),
     _row(
         Launcher.MVAPICH,
@@ -152,6 +155,7 @@ ROWS = (
         marks="SLURM_STEP_TASKS_PER_NODE",
         run="SLURM_STEP_ID SLURM_JOB_ID",
         programs="slurmstepd",
+        unbound="srun --cpu-bind=none",
     ),
     # Weakest: many scripts set these from the numbers of the launcher around them.
     _row(Launcher.UNKNOWN, "LOCAL_RANK LOCAL_WORLD_SIZE RANK WORLD_SIZE"),

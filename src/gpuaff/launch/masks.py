@@ -14,26 +14,20 @@ from typing import NamedTuple
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import slurm
-from gpuaff.launch.launchers import ROWS, Get, Launcher, number
-from gpuaff.launch.ranks import Ranks, active_launcher, local_size, present
+from gpuaff.launch.launchers import Get, Launcher, number
+from gpuaff.launch.ranks import Ranks, active_row, local_size, present
 from gpuaff.notices import Notice
 
 
 class Ancestry(NamedTuple):
-    """Processes above this one, observed at one moment.
+    """The masks of processes above this one, observed at one moment; None: unreadable.
 
     A launcher that does not bind hands its own mask down. A wrapper between it and Python (a shell,
     ``timeout``, a profiler) may be bound for this rank alone.
-
-    Attributes:
-        parent: the CPUs that the parent may use; None when unreadable.
-        starter: those of the process that started the rank and its wrappers; the parent's when it
-            is not known.
-        starter_name: the name of that process.
     """
 
     parent: CpuSet | None
-    starter: CpuSet | None
+    starter: CpuSet | None  # what started the rank and its wrappers, else the parent
     starter_name: str | None
 
 
@@ -43,23 +37,15 @@ def observe_ancestry(ranks: Ranks) -> Ancestry:
     own = own_variables(env.get, ranks) if ranks.local_size > 1 else {}
     if own:  # wrappers have them
         starter = next((pid for pid in kernel.ancestors() if not carries(pid, own)), None)
-    return Ancestry(
-        parent=kernel.affinity_or_none(parent),
-        starter=kernel.affinity_or_none(starter),
-        starter_name=kernel.name_of(starter),
-    )
+    masks = kernel.affinity_or_none(parent), kernel.affinity_or_none(starter)
+    return Ancestry(*masks, kernel.name_of(starter))
 
 
 def own_variables(get: Get, ranks: Ranks) -> dict[str, str | None]:
-    """The variables that only this rank has; none where its launcher is unknown.
-
-    They also distinguish one run of the launcher from another, inside a rank of which it may run.
-    """
-    launcher = active_launcher(get, ranks)
-    for row in ROWS:
-        if row.launcher is launcher is not Launcher.UNKNOWN and get(row.local_rank):
-            return {name: get(name) for name in (row.local_rank, row.rank, *row.run) if name}
-    return {}
+    """The variables that only this rank of this run has; none where its launcher is unknown."""
+    row = active_row(get, ranks)
+    names = (row.local_rank, row.rank, *row.run) if row.launcher is not Launcher.UNKNOWN else ()
+    return {name: get(name) for name in names if name}
 
 
 def carries(pid: int, own: dict[str, str | None]) -> bool:
@@ -72,45 +58,24 @@ class Whose(str, Enum):
     """What is known about the ranks' masks."""
 
     COMMON = "common"
-    """All are the same."""
-    NAMED = "named"
-    """They differ, and the launcher lists them."""
+    NAMED = "named"  # they differ, and the launcher lists them
     UNKNOWN = "unknown"
-    """They may differ, and nothing lists them."""
 
 
 class Masks(NamedTuple):
-    """The masks of this node's ranks.
-
-    Attributes:
-        whose: what is known about them.
-        source: why they are unknown, in words.
-        named: each rank's CPUs, by local rank, where they are listed; else None.
-        bound: whether the launcher says that it bound each rank.
-        unbound: how to start ranks without masks of their own.
-    """
+    """The masks of this node's ranks."""
 
     whose: Whose
-    source: str = ""
-    named: tuple[CpuSet, ...] | None = None
-    bound: bool = False
-    unbound: str = "without taskset or numactl around each"
+    source: str = ""  # why they are unknown, in words
+    named: tuple[CpuSet, ...] | None = None  # by local rank, where they are listed
+    bound: bool = False  # whether the launcher says that it bound each rank
+    unbound: str = ""  # how to start ranks without masks of their own
 
 
-_UNBOUND = {
-    Launcher.TORCHRUN: "torchrun without --numa-binding, and without taskset around each",
-    Launcher.OPEN_MPI: "mpirun --bind-to none",
-    Launcher.HYDRA: "mpiexec -bind-to none",
-    Launcher.SLURM: "srun --cpu-bind=none",
-}
-
+# Up to Open MPI 4 this says that mpirun bound the ranks. In Open MPI 5 (PRRTE) only the mask of
+# mpirun itself, or of its daemon, shows it; not that of a shell whose variables are unreadable.
 _MPIRUN_BOUND = "OMPI_MCA_orte_bound_at_launch"
-"""Up to Open MPI 4 this variable says that mpirun bound the ranks. Open MPI 5 (PRRTE) has none;
-there only the mask of mpirun itself, or of its daemon, shows it; not that of a shell whose
-variables are unreadable."""
-
 _PRRTE = frozenset({"mpirun", "prte", "prted", "prterun"})
-"""The programs of PRRTE that start ranks."""
 
 
 def classify_masks(
@@ -124,30 +89,29 @@ def classify_masks(
 ) -> Masks:
     """What is known about the masks of the ranks of this process's job on this node.
 
-    Args:
-        ranks: the ranks in use.
-        own: the CPUs that this process may use, before anything is pinned.
-        above: observed at the same moment: a change of a cpuset changes the masks of both.
-        online: the CPUs of the machine.
-        cpuset: observes the CPUs of this process's cpuset; called only where they matter.
-        get: the environment.
+    ``own`` are the CPUs that this process may use, before anything is pinned, and ``above`` was
+    observed at the same moment: a change of a cpuset changes the masks of both. ``cpuset`` observes
+    the CPUs of this process's cpuset; it is called only where they matter.
     """
     if ranks.local_size == 1:
         listed = slurm.task_masks(get)  # of a launcher that may have started other ranks
-        bound = listed is not None and listed[0] & online == own
-        bound = bound or get(_MPIRUN_BOUND) is not None
-        return Masks(Whose.COMMON, bound=bound)
-    launcher = active_launcher(get, ranks)
-    kind = slurm.binding(get) if launcher is Launcher.SLURM else None
+        is_bound = listed is not None and listed[0] & online == own
+        return Masks(Whose.COMMON, bound=is_bound or get(_MPIRUN_BOUND) is not None)
+    row = active_row(get, ranks)
+    kind = slurm.binding(get) if row.launcher is Launcher.SLURM else None
+    is_of_mpirun = row.launcher is Launcher.OPEN_MPI
+    is_of_wrapper = above.starter_name not in _PRRTE and own != online
     if kind == "none":
         masks = _of_unbound_task(own, above, online, cpuset)
     elif kind is not None:
         masks = _of_bound_task(get, ranks, kind, own, online)
-    elif launcher is Launcher.OPEN_MPI:
-        masks = _of_open_mpi(get, own, above, online)
+    elif is_of_mpirun and get(_MPIRUN_BOUND) is not None:
+        masks = Masks(Whose.UNKNOWN, "mpirun bound each rank to CPUs of its own", bound=True)
+    elif is_of_mpirun and get("PRTE_LAUNCHED") is not None and is_of_wrapper:
+        masks = Masks(Whose.UNKNOWN, "mpirun does not say whether it bound the ranks")
     else:
         masks = _by_starter(own, above, online)
-    return masks._replace(unbound=_UNBOUND.get(launcher, masks.unbound))
+    return masks._replace(unbound=row.unbound)
 
 
 def _by_starter(own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
@@ -162,14 +126,6 @@ def _by_starter(own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
     if above.starter is not None:
         why = f"the process that started this rank may use CPUs {format_cpulist(above.starter)}"
     return Masks(Whose.UNKNOWN, why)
-
-
-def _of_open_mpi(get: Get, own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
-    if get(_MPIRUN_BOUND) is not None:
-        return Masks(Whose.UNKNOWN, "mpirun bound each rank to CPUs of its own", bound=True)
-    if get("PRTE_LAUNCHED") is None or above.starter_name in _PRRTE or own == online:
-        return _by_starter(own, above, online)
-    return Masks(Whose.UNKNOWN, "mpirun does not say whether it bound the ranks")
 
 
 def _of_unbound_task(
@@ -188,30 +144,26 @@ def _of_unbound_task(
 
 
 def _of_bound_task(get: Get, ranks: Ranks, kind: str, own: CpuSet, online: CpuSet) -> Masks:
-    named = slurm.named_masks(get, ranks.local_size)
+    """By srun's list, unless this rank's own mask contradicts it."""
+    listed, why = slurm.named_masks(get, ranks.local_size), ""
     if kind not in slurm.LISTED:
-        return Masks(Whose.UNKNOWN, f"srun bound the ranks by {kind[:40]}", bound=True)
-    if number(get("SLURM_LOCALID")) != ranks.local_rank:
+        why = f"srun bound the ranks by {kind[:40]}"
+    elif number(get("SLURM_LOCALID")) != ranks.local_rank:
         why = "srun numbers the ranks differently (SLURM_LOCALID)"
+    elif listed is None:
+        why = "SLURM_CPU_BIND_LIST is malformed"
+    if why or listed is None:
         return Masks(Whose.UNKNOWN, why, bound=True)
-    if named is None:
-        return Masks(Whose.UNKNOWN, "SLURM_CPU_BIND_LIST is malformed", bound=True)
-    return _of_listed_task(tuple(mask & online for mask in named), ranks.local_rank, own)
-
-
-def _of_listed_task(named: tuple[CpuSet, ...], rank: int, own: CpuSet) -> Masks:
-    """The launcher's list, unless this rank's own mask contradicts it.
-
-    A mask may be narrower than listed where no other rank may use the rest: no other plan depends
-    on it.
-    """
-    listed = named[rank]
+    named = tuple(mask & online for mask in listed)
+    mine = named[ranks.local_rank]
+    others = (*named[: ranks.local_rank], *named[ranks.local_rank + 1 :])
     if not all(named):
         return Masks(Whose.UNKNOWN, "SLURM_CPU_BIND_LIST has CPUs that are not there")
-    alone = all(listed.isdisjoint(mask) for other, mask in enumerate(named) if other != rank)
-    if not own <= listed or not (own == listed or alone):
-        return Masks(Whose.UNKNOWN, f"SLURM_CPU_BIND_LIST gives it {format_cpulist(listed)}")
-    if all(mask == listed for mask in named):
+    # A mask may be narrower than listed where no other rank may use the rest: no other plan
+    # depends on it.
+    if own != mine and not (own <= mine and all(map(mine.isdisjoint, others))):
+        return Masks(Whose.UNKNOWN, f"SLURM_CPU_BIND_LIST gives it {format_cpulist(mine)}")
+    if set(named) == {mine}:
         return Masks(Whose.COMMON, bound=True)
     return Masks(Whose.NAMED, named=named, bound=True)
 
@@ -242,7 +194,7 @@ def _rank_differs(get: Get, ranks: Ranks) -> Notice | None:
 
 def _ranks_beside(get: Get, ranks: Ranks) -> Notice | None:
     """One rank, or one launcher's, plans for the whole node; another launcher has more there."""
-    launcher = active_launcher(get, ranks)
+    launcher = active_row(get, ranks).launcher
     around = launcher is Launcher.UNKNOWN  # the rows from here on are around these ranks
     if around and ranks.local_size != 1:
         return None  # the caller's own numbers may well count all processes
@@ -255,7 +207,14 @@ def _ranks_beside(get: Get, ranks: Ranks) -> Notice | None:
         same = (number(get(row.local_rank)), count) == (ranks.local_rank, ranks.local_size)
         agrees = same and launcher is not Launcher.TORCHRUN
         if not agrees and not _binds_apart(get, row.launcher):
-            return _beside(ranks, row.launcher, count)
+            return Notice(
+                "ranks-beside",
+                f"this is rank {ranks.local_rank} of {ranks.local_size}, but {row.launcher.value} "
+                f"started {count} processes of the job on this node, which may get the same CPUs; "
+                "call set_affinity(local_rank, nproc_per_node) with the numbers of all ranks of "
+                'this node, or with partition="machine"',
+                rank=ranks.local_rank,
+            )
     return None
 
 
@@ -265,14 +224,3 @@ def _binds_apart(get: Get, launcher: Launcher) -> bool:
         return get(_MPIRUN_BOUND) is not None
     listed = slurm.task_masks(get) if launcher is Launcher.SLURM else None
     return listed is not None and all(map(listed[0].isdisjoint, listed[1]))
-
-
-def _beside(ranks: Ranks, launcher: Launcher, count: int) -> Notice:
-    return Notice(
-        "ranks-beside",
-        f"this is rank {ranks.local_rank} of {ranks.local_size}, but {launcher.value} started "
-        f"{count} processes of the job on this node, which may get the same CPUs; call "
-        "set_affinity(local_rank, nproc_per_node) with the numbers of all ranks of this node, or "
-        'with partition="machine"',
-        rank=ranks.local_rank,
-    )

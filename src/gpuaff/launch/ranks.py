@@ -1,20 +1,16 @@
 """This process's rank, by what its launcher put into the environment.
 
-The rules (``docs/launchers.md`` has examples):
-
-1. Launchers are read innermost first (:mod:`gpuaff.launch.launchers`), and the innermost counts,
-   even where its numbers are invalid: another launcher's are those of another process.
-2. Variables may be left over from a shell inside another launcher. Where two launchers disagree,
-   the nearest launcher program among this process's ancestors decides.
-3. Numbers in torchrun's variables without torchrun come last, but before those of a launcher that
-   started a single process here, which then started others.
+Launchers are read innermost first, and the innermost counts, even where its numbers are invalid:
+another launcher's are those of another process. Where two disagree (variables may be left over from
+a shell), the nearest launcher program among this process's ancestors decides. ``docs/launchers.md``
+has the rules, with examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.launch import inherited, slurm
@@ -33,10 +29,8 @@ class Ranks:
     Attributes:
         local_rank: its number on this node, 0 … local_size − 1.
         local_size: the number of processes on this node.
-        rank: its number in the job; None when unknown.
-        size: the number of processes in the job; None when unknown.
-        node: this node's number in the job; None when unknown.
-        nodes: the number of nodes of the job; None when unknown.
+        rank: its number in the job, of ``size``; both are None when unknown.
+        node: this node's number in the job, of ``nodes``; both are None when unknown.
         launcher: what started the processes.
         sources: the variable that each number comes from, by the number's name:
             ``{"local_rank": "SLURM_LOCALID", …}``. Missing names are unknown, or assumed.
@@ -104,26 +98,24 @@ def classify_ranks(
     The names of the processes above this one, the nearest first, and the text of
     ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
-    reports, stale = [_report(get, row) for row in present(get)], None
-    if any(report.row.launcher is Launcher.SLURM for report in reports):
-        stale = _stale_step(get, host, ancestors, cgroup)
+    rows = list(present(get))
+    is_task = any(row.launcher is Launcher.SLURM for row in rows)
+    stale = _stale_step(get, host, ancestors, cgroup) if is_task else None
     if stale is not None:
-        reports = [report for report in reports if report.row.launcher is not Launcher.SLURM]
-    report, contradiction = _settle(reports, ancestors)
+        rows = [row for row in rows if row.launcher is not Launcher.SLURM]
+    report, contradiction = _settle([_report(get, row) for row in rows], ancestors)
     warnings = tuple(notice for notice in (stale, contradiction) if notice is not None)
     if report is None:
         alone = _with_job_numbers(ALONE, get, _PMI)
         return replace(alone, warnings=(*warnings, _no_rank(get, alone, stale)))
-    if report.local_rank is None or report.local_size is None:
-        bad = Notice(
-            "bad-rank",
-            f"{report.problem}, so the rank on this node is invalid ({report.row.launcher.value}); "
-            f"correct the variables, or {_CALL}",
-        )
-        return replace(ALONE, launcher=report.row.launcher, warnings=(*warnings, bad))
+    if report.rank is None or report.size is None:
+        text = f"{report.problem}, so the rank on this node is invalid "
+        text += f"({report.row.launcher.value}); correct the variables, or {_CALL}"
+        warnings = (*warnings, Notice("bad-rank", text))
+        return replace(ALONE, launcher=report.row.launcher, warnings=warnings)
     here = Ranks(
-        local_rank=report.local_rank,
-        local_size=report.local_size,
+        local_rank=report.rank,
+        local_size=report.size,
         launcher=report.row.launcher,
         sources={"local_rank": report.rank_variable, "local_size": report.size_variable},
         warnings=(*warnings, *report.warnings),
@@ -135,16 +127,25 @@ def classify_ranks(
 
 
 class _Report(NamedTuple):
-    """A launcher's numbers for this node."""
+    """A launcher's numbers for this node; ``problem``: why they are no valid rank.
+
+    ``is_partial``: the problem is that one of them is missing.
+    """
 
     row: Row
     rank_variable: str
-    local_rank: int | None = None  # None when it is missing or malformed
-    local_size: int | None = None  # None when there is a problem
+    rank: int | None = None  # None when it is missing or malformed
+    size: int | None = None  # None when there is a problem
     size_variable: str = ""
-    problem: str = ""  # why the numbers are no valid rank
-    is_partial: bool = False  # one of the numbers is missing, and that is the only problem
+    problem: str = ""
+    is_partial: bool = False
     warnings: tuple[Notice, ...] = ()
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether another launcher of the same process may give what is missing."""
+        is_unknown = self.row.launcher is Launcher.UNKNOWN
+        return self.is_partial and (is_unknown or bool(self.row.programs))
 
 
 def present(get: Get) -> Iterator[Row]:
@@ -154,17 +155,14 @@ def present(get: Get) -> Iterator[Row]:
     """
     taken: set[str] = set()
     for row in ROWS:
-        if row.local_rank not in taken and _is_set(get, row):
+        is_set = all(map(get, (row.local_rank, *row.marks)))
+        if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
+            is_set = any(map(get, (row.local_rank, row.local_size)))
+        if row.launcher is Launcher.SLURM and slurm.is_shell(get):
+            is_set = False
+        if is_set and row.local_rank not in taken:
             taken.add(row.local_rank)
             yield row
-
-
-def _is_set(get: Get, row: Row) -> bool:
-    if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
-        return any(map(get, (row.local_rank, row.local_size)))
-    if row.launcher is Launcher.SLURM and slurm.is_shell(get):
-        return False
-    return all(map(get, (row.local_rank, *row.marks)))
 
 
 def local_size(get: Get, row: Row) -> int | None:
@@ -173,55 +171,45 @@ def local_size(get: Get, row: Row) -> int | None:
 
 
 def _report(get: Get, row: Row) -> _Report:
-    text, name = get(row.local_rank), row.local_rank
+    name, text = row.local_rank, get(row.local_rank)
     rank = number(text)
     if rank is None:
         problem = f"{name}={quoted(text)} is not a rank number"
         return _Report(row, name, problem=problem, is_partial=not text)
     if row.launcher is Launcher.TORCHRUN and rank == 0:
         rank, name = _virtual_rank(get) or (rank, name)
-    report, size = _Report(row, name, rank), local_size(get, row)
     if not get(row.local_size):
-        return _by_job_size(get, report, rank)
-    is_slurm = row.launcher is Launcher.SLURM
+        return _by_job_size(get, _Report(row, name), rank)
+    size, problem = local_size(get, row), ""
     given = f"{row.local_size}={quoted(get(row.local_size))}"
-    if size and rank < size:
-        return report._replace(local_size=size, size_variable=row.local_size)
-    if size:
-        here = f" ({size} on this node)" if is_slurm else ""
-        return report._replace(problem=f"{name}={rank} is not below {given}{here}")
-    at = f" at SLURM_NODEID={quoted(get('SLURM_NODEID'))}" if is_slurm else ""
-    return report._replace(problem=f"{given}{at} is not a number of processes on this node")
+    if row.launcher is Launcher.SLURM:
+        given += f" at SLURM_NODEID={quoted(get('SLURM_NODEID'))}"
+    if not size:
+        problem = f"{given} is not a number of processes on this node"
+    elif rank >= size:
+        problem = f"{name}={rank} is not below {size} ({given})"
+    return _Report(row, name, rank, None if problem else size, row.local_size, problem)
 
 
 def _by_job_size(get: Get, report: _Report, rank: int) -> _Report:
-    """A job of one process has one here.
-
-    Flux gives the numbers of processes and nodes only; it spreads the processes evenly.
-    """
-    row = report.row
+    """A job of one process has one here; Flux gives the numbers of processes and nodes only."""
+    row, report = report.row, report._replace(rank=rank)
     size, nodes = number(get(row.size)), number(get(row.nodes))
     if (rank, size) == (0, 1):
-        return report._replace(local_size=1, size_variable=row.size)
+        return report._replace(size=1, size_variable=row.size)
     if row.local_size or not size or not nodes:
         missing = row.local_size or f"{row.size} or {row.nodes}"
         problem = f"{row.local_rank}={rank} is set, but {missing} is not"
         return report._replace(problem=problem, is_partial=True)
     most = -(-size // nodes)
+    spread = f"{row.size}={size} spread evenly over {row.nodes}={nodes}"
     if rank >= most:
-        problem = (
-            f"{row.local_rank}={rank} is not below {most}, the most processes per node when "
-            f"{row.size}={size} are spread evenly over {row.nodes}={nodes}"
-        )
+        problem = f"{row.local_rank}={rank} is not below {most}, the most on one node with {spread}"
         return report._replace(problem=problem, is_partial=True)
-    assumed = Notice(
-        "size-assumed",
-        f"{row.launcher.value} does not give the number of ranks on this node; {most} are assumed "
-        f"({size} spread evenly over {nodes} nodes): if they are not spread evenly, {_CALL}",
-        rank=rank,
-    )
-    warnings = (assumed,) if nodes > 1 else ()
-    return report._replace(local_size=most, size_variable=row.size, warnings=warnings)
+    text = f"{row.launcher.value} does not give the number of ranks on this node; {most} are "
+    text += f"assumed ({spread}): if they are not spread evenly, {_CALL}"
+    warnings = (Notice("size-assumed", text, rank=rank),) if nodes > 1 else ()
+    return report._replace(size=most, size_variable=row.size, warnings=warnings)
 
 
 def _virtual_rank(get: Get) -> tuple[int, str] | None:
@@ -230,11 +218,10 @@ def _virtual_rank(get: Get) -> tuple[int, str] | None:
     It sets LOCAL_RANK=0 for every rank and shows each rank its own GPU only. RANK counts on from
     node to node, by GROUP_RANK.
     """
-    rank, size = number(get("RANK")), number(get("WORLD_SIZE"))
-    here = number(get("LOCAL_WORLD_SIZE"))
+    names = "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"
+    rank, size, here, group, groups = (number(get(name)) for name in names)
     if rank is None or not here or "," in (get("CUDA_VISIBLE_DEVICES") or ","):
         return None
-    group, groups = number(get("GROUP_RANK")), number(get("GROUP_WORLD_SIZE"))
     if size == here:
         group, groups = 0, 1
     if group is None or groups is None or size != groups * here:
@@ -247,17 +234,25 @@ def _virtual_rank(get: Get) -> tuple[int, str] | None:
 
 
 def _settle(
-    reports: Sequence[_Report], ancestors: Callable[[], tuple[str, ...]]
+    reports: list[_Report], ancestors: Callable[[], tuple[str, ...]]
 ) -> tuple[_Report | None, Notice | None]:
     """The report that counts, and a warning where another one contradicts it."""
-    reports = [report for report in reports if not _is_completed(report, reports)]
+    if any(not report.problem for report in reports):  # that launcher gives what others lack, but
+        # not torchrun and its like, which start children of other ranks
+        reports = [report for report in reports if not report.is_completed]
     if not reports:
         return None, None
     first, last = reports[0], reports[-1]
     is_unknown_inside = len(reports) == 2 and last.row.launcher is Launcher.UNKNOWN
-    if is_unknown_inside and first.local_size == 1 < (last.local_size or 1):
+    if is_unknown_inside and first.size == 1 < (last.size or 1):
         return last, None  # the one process of the launcher has started the ranks
-    others = [report for report in reports[1:] if _contradicts(report, first)]
+    # A launcher that started one process here may have started the other launcher.
+    others = [
+        report
+        for report in reports[1:]
+        if report.size and (report.rank, report.size) != (first.rank, first.size)
+        if report.size > 1 or report.row.launcher is Launcher.UNKNOWN
+    ]
     nearest = None
     if others and first.row.programs:
         nearest = next((BY_PROGRAM[name] for name in ancestors() if name in BY_PROGRAM), None)
@@ -270,76 +265,46 @@ def _settle(
     return first, _ranks_contradict(first, others[0], is_proven=is_proven) if others else None
 
 
-def _is_completed(partial: _Report, reports: Sequence[_Report]) -> bool:
-    """Whether another launcher gives all of the numbers that one gives in part.
-
-    Many scripts set LOCAL_RANK alone; launchers without programs start children of other ranks.
-    """
-    if not partial.is_partial:
-        return False
-    valid = [report.local_rank for report in reports if not report.problem]
-    if partial.row.launcher is Launcher.UNKNOWN:
-        return bool(valid)
-    return bool(partial.row.programs) and partial.local_rank in valid
-
-
-def _contradicts(report: _Report, first: _Report) -> bool:
-    """A launcher that started one process here may have started the other launcher."""
-    place = report.local_rank, report.local_size
-    if report.local_size is None or place == (first.local_rank, first.local_size):
-        return False
-    return report.local_size > 1 or report.row.launcher is Launcher.UNKNOWN
-
-
 def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Notice:
+    gives = [
+        f"{one.rank_variable} gives no valid rank"
+        if one.problem
+        else f"{one.rank_variable} and {one.size_variable} give rank {one.rank} of {one.size}"
+        for one in (used, other)
+    ]
     started = "started this process" if is_proven else "usually runs inside the other"
     return Notice(
         "ranks-contradict",
-        f"{_gives(used)}, but {_gives(other)}: the first is used, because "
-        f"{used.row.launcher.value} {started}; unset the variables that are left over, or {_CALL}",
-        rank=used.local_rank,
+        f"{', but '.join(gives)}: the first is used, because {used.row.launcher.value} {started}; "
+        f"unset the variables that are left over, or {_CALL}",
+        rank=used.rank,
     )
 
 
-def _gives(report: _Report) -> str:
-    if report.problem:
-        return f"{report.rank_variable} gives no valid rank"
-    variables = f"{report.rank_variable} and {report.size_variable}"
-    return f"{variables} give rank {report.local_rank} of {report.local_size}"
-
-
 def _stale_step(
-    get: Get,
-    host: str | None,
-    ancestors: Callable[[], tuple[str, ...]],
-    cgroup: Callable[[], str],
+    get: Get, host: str | None, ancestors: Callable[[], tuple[str, ...]], cgroup: Callable[[], str]
 ) -> Notice | None:
-    """The warning where srun's variables are those of a step on other machines.
+    """The warning where srun's variables are those of a step on another machine (ssh keeps them).
 
-    A shell that was opened from a step (ssh with the environment, tmux, a container) keeps them. A
-    node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
-    proves that they are right. So does the step's cgroup, where /proc hides root's processes
-    (``hidepid``, a container).
+    A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
+    proves that they are right; so does the step's cgroup, where /proc hides root's processes.
     """
-    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    name = next(filter(get, names), names[0])
-    nodes = get(name) or ""
-    if host is None or slurm.holds(nodes, host) is not False:
+    if host is None or not slurm.is_elsewhere(get, host):
         return None
     if "slurmstepd" in ancestors() or slurm.is_cgroup_of_step(get, cgroup()):
         return None
     return Notice(
         "ranks-stale",
-        f"{name}={nodes[:80]} does not name this machine, {host}, and this process is in no step "
-        "of Slurm, so srun's variables are ignored; unset them, or, in a container with another "
-        f"host name, {_CALL}",
+        f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and this "
+        "process is in no step of Slurm, so srun's variables are ignored; unset them, or, in a "
+        f"container with another host name, {_CALL}",
     )
 
 
 # Numbers in the whole job.
 
-_PMI = Row(Launcher.UNKNOWN, "", rank="PMI_RANK", size="PMI_SIZE")
-"""Without a local rank, PMI or PMIx may give the rank in the job."""
+# Without a local rank, PMI or PMIx may give the rank in the job.
+_PMI = ROWS[-1]._replace(rank="PMI_RANK", size="PMI_SIZE")
 
 
 def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
@@ -349,8 +314,13 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
         names["rank"] = "PMIX_RANK"
     if row.launcher is Launcher.SLURM and not get(row.size):
         names |= {"size": "SLURM_NTASKS", "nodes": "SLURM_NNODES"}
-    found = {key: number(get(name)) for key, name in names.items()}
-    warnings, impossible = here.warnings, _impossible(here, **found)
+    rank, size, node, nodes = (number(get(name)) for name in names.values())
+    impossible: tuple[str, ...] = ()
+    if size is not None and size < max(here.local_size, (rank or 0) + 1):
+        impossible, rank, size = ("rank", "size"), None, None
+    elif nodes is not None and nodes <= (node or 0):
+        impossible, node, nodes = ("node", "nodes"), None, None
+    warnings = here.warnings
     if impossible:
         given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
         text = (
@@ -358,18 +328,9 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
             "so the numbers in the whole job are unknown; correct what sets them"
         )
         warnings = (*warnings, Notice("world-unknown", text, rank=here.local_rank))
-        found |= dict.fromkeys(impossible)
-    sources = {key: names[key] for key, value in found.items() if value is not None}
-    numbers: dict[str, Any] = dict(found)
-    return replace(here, **numbers, sources={**here.sources, **sources}, warnings=warnings)
-
-
-def _impossible(
-    here: Ranks, rank: int | None, size: int | None, node: int | None, nodes: int | None
-) -> tuple[str, ...]:
-    if size is not None and size < max(here.local_size, (rank or 0) + 1):
-        return ("rank", "size")
-    return ("node", "nodes") if nodes is not None and nodes <= (node or 0) else ()
+    here = replace(here, rank=rank, size=size, node=node, nodes=nodes, warnings=warnings)
+    sources = {key: name for key, name in names.items() if getattr(here, key) is not None}
+    return replace(here, sources={**here.sources, **sources})
 
 
 # No rank.
@@ -401,25 +362,18 @@ def narrows_nothing(no_rank: Notice, visible: int) -> Notice:
     return replace(no_rank, message=no_rank.message.replace(_ASSUMED, instead))
 
 
-# The launcher of given ranks.
-
-
-def active_launcher(get: Get, ranks: Ranks) -> Launcher:
-    """The launcher that started these ranks.
+def active_row(get: Get, ranks: Ranks) -> Row:
+    """The row of the launcher that started these ranks; that of ``UNKNOWN`` where none did.
 
     Where they were given as arguments, a launcher with another count started something else: a
     shell, or one process that started the ranks itself.
     """
-    if ranks.launcher is not Launcher.UNKNOWN:
-        return ranks.launcher
-    started = (row.launcher for row in present(get) if _has_started(get, row, ranks))
-    return next(started, Launcher.UNKNOWN)
-
-
-def _has_started(get: Get, row: Row, ranks: Ranks) -> bool:
-    """LOCAL_RANK and LOCAL_SIZE alone prove little: scripts set them, too."""
-    if row.launcher is Launcher.UNKNOWN:
-        return False
-    if row.local_rank == "LOCAL_RANK" and number(get(row.local_rank)) != ranks.local_rank:
-        return False
-    return local_size(get, row) == ranks.local_size
+    for row in present(get):
+        if row.launcher is ranks.launcher:
+            return row
+        # LOCAL_RANK and LOCAL_SIZE alone prove little: scripts set them, too.
+        is_other = row.local_rank == "LOCAL_RANK" and number(get("LOCAL_RANK")) != ranks.local_rank
+        is_of_size = local_size(get, row) == ranks.local_size
+        if ranks.launcher is Launcher.UNKNOWN and is_of_size and not is_other:
+            return row
+    return ROWS[-1]

@@ -1,14 +1,9 @@
 """What Slurm's variables say about the tasks of a step.
 
-Sources: the manual page of srun (``--cpu-bind``, ``--gpu-bind``, output environment variables),
-and what Slurm 22.05 was seen to set (``tests/data/environments``). Seen, and in no manual:
-
-- ``SLURM_CPU_BIND_LIST`` has the masks of all tasks of this node, in every task, also when Slurm
-  chose them itself; repetitions (``0x1*2``) come written out.
-- Where tasks have GPUs of their own, ``SLURM_STEP_GPUS`` lists those of the task, while
-  ``SLURM_GPUS_ON_NODE`` counts those of the step. ``--gpus-per-task`` and ``--gpu-bind`` given to
-  srun itself leave no variable; given to sbatch they do.
-- ``SLURM_JOB_GPUS`` is the batch script's, so it lists the GPUs of the job's first node.
+Sources: srun's manual page, and what Slurm 22.05 was seen to set (``tests/data/environments``). In
+no manual: ``SLURM_CPU_BIND_LIST`` has the masks of all tasks of this node, also when Slurm chose
+them itself. Where tasks have GPUs of their own, ``SLURM_STEP_GPUS`` lists those of the task, and
+``SLURM_GPUS_ON_NODE`` counts those of the step. ``SLURM_JOB_GPUS`` are those of the first node.
 """
 
 from __future__ import annotations
@@ -20,26 +15,18 @@ from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
 from gpuaff.launch.launchers import Get, number
 from gpuaff.options import natural
 
+# ``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task.
 _INTERACTIVE = str(0xFFFFFFFA)
-"""``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task."""
 
-LISTED = ("mask_cpu", "map_cpu")
-"""The kinds of binding whose masks ``SLURM_CPU_BIND_LIST`` lists."""
-
+LISTED = ("mask_cpu", "map_cpu")  # the kinds of binding whose masks ``SLURM_CPU_BIND_LIST`` lists
 _GPU_BINDINGS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
-
-_LONGEST = 65_536  # the longest list of nodes that is read, in characters
-_ELEMENT = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
 def tasks_here(get: Get) -> int | None:
     """How many tasks of this step are on this node; None outside a step.
 
     Only ``SLURM_STEP_TASKS_PER_NODE`` (``2(x3),1``) counts: in a batch script
-    ``SLURM_TASKS_PER_NODE`` and ``SLURM_LOCALID=0`` look like those of a step's first task,
-    whatever starts the ranks there. In a step of several components of a heterogeneous job the
-    list and ``SLURM_NODEID`` count the nodes of all of them; in a step of one component, its own.
+    ``SLURM_TASKS_PER_NODE`` and ``SLURM_LOCALID=0`` look like those of a step's first task.
     """
     node, tasks_here = number(get("SLURM_NODEID")), None
     for word in (get("SLURM_STEP_TASKS_PER_NODE") or "").split(","):
@@ -54,22 +41,25 @@ def tasks_here(get: Get) -> int | None:
 
 
 def is_shell(get: Get) -> bool:
-    """Whether the step is an interactive shell: ``salloc``'s, or that of ``srun --pty``.
-
-    Only the first task of a step has the terminal, so what is started there is started once, by
-    hand. srun sets ``SLURM_PTY_PORT`` for it.
-    """
+    """Whether the step is an interactive shell, of ``salloc`` or ``srun --pty``."""
     return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
 
 
 def is_cgroup_of_step(get: Get, cgroup: str) -> bool:
-    """Whether ``/proc/self/cgroup`` (its text) is of the step that the variables name.
-
-    Paths end with ``slurm/uid_0/job_7/step_0/task_1`` (version 1) or
-    ``slurmstepd.scope/job_7/step_0/user/task_1`` (version 2): Slurm's pages about cgroups.
-    """
+    """Whether ``/proc/self/cgroup`` (its text) is of the step: ``…/job_7/step_0/user/task_1``."""
     step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
     return any(step in f"{line}/" for line in cgroup.splitlines())
+
+
+def is_elsewhere(get: Get, host: str) -> bool:
+    """Whether the step's variables are those of another node's task; domains are ignored."""
+    node = get("SLURMD_NODENAME")
+    return bool(node) and short_name(node or "") != short_name(host)
+
+
+def short_name(host: str) -> str:
+    """A host's name without its domain."""
+    return host.partition(".")[0].lower()
 
 
 # The tasks' CPUs.
@@ -108,7 +98,7 @@ def _sets(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
     sets: list[CpuSet] = []
     for word in text.split(","):
         one, _, times = word.strip().partition("*")
-        found, count = _set(one, is_mask=is_mask), number(times or "1")
+        found, count = _mask(one) if is_mask else _id(one), number(times or "1")
         if not found or not count:
             return None
         # No more than there are tasks: 128 KB of "0x1*65535," would be 850 million.
@@ -116,17 +106,17 @@ def _sets(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
     return tuple(sets[task % len(sets)] for task in range(tasks))
 
 
-def _set(text: str, *, is_mask: bool) -> CpuSet | None:
-    """A mask, or an id: decimal, or hexadecimal after ``0x``."""
+def _mask(text: str) -> CpuSet | None:
     try:
-        if is_mask:
-            return parse_mask(text)
-        if not (text.isascii() and text.isalnum()) or len(text) > 9:
-            return None
-        found = int(text, 16 if text.startswith("0x") else 10)
+        return parse_mask(text)
     except ValueError:
         return None
-    return frozenset((found,)) if found <= MAX_CPU_ID else None
+
+
+def _id(text: str) -> CpuSet | None:
+    """An id: decimal, or hexadecimal after ``0x``."""
+    found = int(text, 16) if re.fullmatch("0x[0-9a-fA-F]{1,7}", text) else natural(text)
+    return None if found is None or found > MAX_CPU_ID else frozenset((found,))
 
 
 # The tasks' GPUs.
@@ -143,8 +133,8 @@ def gpu_indices(text: str | None) -> tuple[int, ...] | None:
 def binds_gpus(get: Get) -> bool:
     """Whether a variable says that each task has GPUs of its own.
 
-    srun reads these itself when a batch script hands them down. Newer releases write
-    ``--gpu-bind`` and ``--gpus-per-task`` as ``gres/gpu`` among all trackable resources.
+    ``--gpus-per-task`` and ``--gpu-bind`` leave variables when sbatch was given them, none when
+    srun was. Newer releases write them as ``gres/gpu`` among all trackable resources.
     """
     if get("SLURM_GPUS_PER_TASK") or "gres/gpu" in (get("SLURM_TRES_PER_TASK") or ""):
         return True
@@ -183,46 +173,3 @@ def _is_shared(kind: str, text: str, tasks: int) -> bool:
         return kind == "closest"
     sets = _sets(text, tasks, is_mask=kind.startswith("mask"))
     return sets is None or sum(map(len, sets)) > len(frozenset().union(*sets))
-
-
-# Lists of nodes.
-
-
-def holds(nodes: str, host: str) -> bool | None:
-    """Whether a list of nodes (``gpu[01-04,7],login1``) names a host; domains are ignored.
-
-    Returns:
-        None when the list is empty or malformed (``man scontrol``, "hostlist").
-    """
-    elements = _ELEMENT.findall(nodes) if len(nodes) <= _LONGEST else []
-    if not nodes.strip() or ",".join(elements) != nodes:
-        return None
-    return any(_names(short_name(element.strip()), short_name(host)) for element in elements)
-
-
-def short_name(host: str) -> str:
-    """A host's name without its domain."""
-    return host.partition(".")[0].lower()
-
-
-def _names(element: str, host: str) -> bool:
-    ends = {0}  # how much of the host's name the parts so far may stand for
-    for ranges, text in _PART.findall(element):
-        if ranges:
-            ends = {end for start in ends for end in _after_number(ranges, host, start)}
-        else:
-            ends = {start + len(text) for start in ends if host.startswith(text, start)}
-    return len(host) in ends
-
-
-def _after_number(ranges: str, host: str, start: int) -> Iterator[int]:
-    """Numbers are as long as the first of their range; longer ones have no zero in front."""
-    for one in ranges.split(","):
-        low, _, high = one.strip().partition("-")
-        first, last = natural(low), natural(high or low)
-        for end in range(start + len(low), len(host) + 1):
-            value = natural(host[start:end])
-            if first is None or last is None or value is None:
-                break
-            if first <= value <= last and str(value).zfill(len(low)) == host[start:end]:
-                yield end
