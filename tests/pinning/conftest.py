@@ -1,16 +1,38 @@
-"""This machine with two GPUs of our own in /sys: each has half of its CPUs as its domain."""
+"""Scripts in files; this machine with two GPUs of our own in /sys, each with half of its CPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import pci_devices
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import THREADS, run
+from tests.processes import THREADS, environment, run
 
 START = THREADS + "from gpuaff.pinning.grant import take_grant\n"
+
+
+def of_script(folder: Path, script: str, *arguments: str, env: Mapping[str, str]) -> list[Any]:
+    """What the processes of a script in a file say, which spawned children import: JSON lines."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script))
+    done = subprocess.run(
+        [sys.executable, path, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(env),
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Machine:

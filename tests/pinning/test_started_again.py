@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +12,8 @@ import pytest
 
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
-from tests.processes import CPUS, environment, printed, run
+from tests.pinning.conftest import of_script
+from tests.processes import CPUS, printed, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -48,22 +46,9 @@ CUT = {"mask-narrow", "mask-shrunk", "masks-unknown", "share-inherited", "too-fe
 further: then ``too-few-cores`` alone shows that it was tried."""
 
 
-def of_script(
-    folder: Path, script: str, *arguments: str, env: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """What the processes of a script in a file say: each a line of JSON."""
-    path = folder / "script.py"
-    path.write_text(TOLD + textwrap.dedent(script))
-    done = subprocess.run(
-        [sys.executable, path, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment(env),
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def told(folder: Path, script: str, *words: str, env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the processes of a script say of themselves."""
+    return of_script(folder, TOLD + textwrap.dedent(script), *words, env=env)
 
 
 IMPORTED = """
@@ -96,7 +81,7 @@ def test_a_child_that_imports_the_script_keeps_the_share(
 ) -> None:
     arguments, env = NUMBERS[numbers]
     script = IMPORTED.replace("NUMBERS", arguments)
-    rank, *children = of_script(tmp_path, script, method, env={**driver.env(), **env})
+    rank, *children = told(tmp_path, script, method, env={**driver.env(), **env})
     assert (rank["gpu"], len(rank["cpus"])) == (1, len(CPUS) // 2)
     for child in children:
         assert (child["gpu"], child["pinned"], child["cpus"]) == (1, True, rank["cpus"])
@@ -121,7 +106,7 @@ def test_a_script_that_a_wrapper_starts_keeps_the_share(
 ) -> None:
     arguments, env = NUMBERS[numbers]
     script = WRAPPER.replace("NUMBERS", arguments)
-    rank, real = of_script(tmp_path, script, env={**driver.env(), **env})
+    rank, real = told(tmp_path, script, env={**driver.env(), **env})
     assert (real["gpu"], real["pinned"], real["cpus"]) == (1, True, rank["cpus"])
     assert not CUT & set(real["codes"])
 
@@ -129,7 +114,7 @@ def test_a_script_that_a_wrapper_starts_keeps_the_share(
 def test_cores_are_reserved_once(fake_driver: MakeDriver, tmp_path: Path) -> None:
     """The only rank keeps a core for helpers; the real script does not take another one."""
     env = {**fake_driver(this_machine(1)).env(), "GPUAFF_RESERVE": "1"}
-    rank, real = of_script(tmp_path, WRAPPER.replace("NUMBERS", "0, 1"), env=env)
+    rank, real = told(tmp_path, WRAPPER.replace("NUMBERS", "0, 1"), env=env)
     assert rank["reserved"]
     assert (real["cpus"], real["reserved"]) == (rank["cpus"], rank["reserved"])
     assert sorted(rank["cpus"] + rank["reserved"]) == CPUS
@@ -178,7 +163,7 @@ def apart(fake_driver: MakeDriver) -> FakeDriver:
 def test_a_script_that_starts_its_own_ranks(apart: FakeDriver, tmp_path: Path) -> None:
     """``python train.py`` does not know yet that it starts ranks; each goes to its own GPU."""
     script = OWN_RANKS + "print(json.dumps(told(gpuaff.set_affinity())))\nchildren()\n"
-    main, *ranks = of_script(tmp_path, script, env=apart.env())
+    main, *ranks = told(tmp_path, script, env=apart.env())
     assert (main["rank"], main["gpu"], main["pinned"]) == (None, None, False)
     assert main["cpus"] == CPUS
     assert main["codes"] == ["no-rank"]
@@ -196,7 +181,7 @@ def test_ranks_that_a_pinned_process_starts_are_not_cut_silently(
         affinity.restore()
         children()
     """)
-    first, second, kept, refused, *later = of_script(tmp_path, script, env=apart.env())
+    first, second, kept, refused, *later = told(tmp_path, script, env=apart.env())
     assert [one["cpus"] for one in (first, second, kept)] == [[CPUS[0]]] * 3
     assert "share-inherited" not in first["codes"] + kept["codes"]
     assert "share-inherited" in second["codes"]
@@ -210,7 +195,7 @@ def test_ranks_on_the_only_gpu_share_what_its_only_rank_had(
     fake_driver: MakeDriver, tmp_path: Path
 ) -> None:
     script = OWN_RANKS + "gpuaff.set_affinity(0, 1)\nchildren()\n"
-    ranks = of_script(tmp_path, script, env=fake_driver(this_machine(1)).env())
+    ranks = told(tmp_path, script, env=fake_driver(this_machine(1)).env())
     assert sorted(cpu for rank in ranks for cpu in rank["cpus"]) == CPUS
     assert not any("share-inherited" in rank["codes"] for rank in ranks)
 

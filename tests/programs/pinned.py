@@ -4,11 +4,12 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import gpuaff
 from gpuaff.pinning.state import remembered
-from tests.programs.threads import before, bound_to, child, holds, in_a_thread, now
+from tests.programs.threads import before, bound_to, child, holds, in_a_thread, now, tid_bound_to
 
 
 def a_block_leaves_a_bound_thread_where_its_share_was() -> None:
@@ -326,3 +327,108 @@ def the_end_of_a_block_gives_the_ranks_share_back() -> None:
         holds(part <= share, gpuaff.check().ok)
     holds(now() == share, gpuaff.check().expected == share)
     holds(share.restore() == before)
+
+
+# Twice, and back.
+
+
+def twice_is_the_same_as_once_for_a_share() -> None:
+    first = gpuaff.set_affinity(0, 2)
+    holds(gpuaff.set_affinity(0, 2) == first)
+    second, whole = gpuaff.set_affinity(1, 2), gpuaff.set_affinity(0, 1)
+    holds(gpuaff.set_affinity(0, 2) == first, first.isdisjoint(second), first | second <= whole)
+
+
+def a_block_that_raises_is_left() -> None:
+    try:
+        with gpuaff.set_affinity(0, 2) as affinity:
+            holds(now() == affinity < before, 1 / 0)
+    except ZeroDivisionError:
+        holds(now() == before)
+
+
+def restore_in_another_thread() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+    holds(in_a_thread(affinity.restore) == now() == before, affinity.restore() == before)
+    holds(gpuaff.set_affinity(1, 2) != affinity)
+
+
+def restore_leaves_a_thread_that_was_bound_since() -> None:
+    mask, affinity = bound_to(None), gpuaff.set_affinity(0, 2)
+    tid = tid_bound_to(None)
+    os.sched_setaffinity(tid, {max(before)})
+    affinity.restore()
+    holds(mask() == now() == before, os.sched_getaffinity(tid) == {max(before)})
+
+
+def a_thread_bound_just_where_the_share_is_stays() -> None:
+    """Also where a strict call refuses what comes up after the threads were moved."""
+    threads: Any = importlib.import_module("gpuaff.pinning.threads")
+    move_all, mask = threads.move_all, bound_to({min(before)})
+
+    def unsettled(*how: Any, **more: Any) -> Any:
+        passes = move_all(*how, **more)
+        passes.settled = False
+        return passes
+
+    gpuaff.set_affinity(0, len(before)).restore()
+    holds(now() == before, mask() == {min(before)})
+    threads.move_all = unsettled
+    try:
+        gpuaff.set_affinity(0, len(before), strict=True)
+    except gpuaff.GPUAffinityError as error:
+        holds("threads-unsettled" in str(error), now() == before, mask() == {min(before)})
+
+
+def restore_of_an_earlier_call_forgets_no_bound_thread() -> None:
+    """It goes back with the call that is in force."""
+    one = frozenset({max(before)})
+
+    def work() -> Any:
+        os.sched_setaffinity(0, one)
+        first, last = gpuaff.set_affinity(0, 2), gpuaff.set_affinity(1, 2)
+        first.restore()
+        return last.restore() == one
+
+    holds(in_a_thread(work))
+
+
+def a_childs_border_is_the_mask_that_it_starts_with() -> None:
+    affinity = gpuaff.set_affinity(1, 2)
+    inner = "import gpuaff, os; print(sorted(gpuaff.set_affinity(0, 1)))"
+    spawned = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True)
+    holds(spawned.stdout.strip() == str(sorted(affinity)))
+    holds(child(lambda: gpuaff.set_affinity(0, 1) == affinity) == 0)
+
+
+def threads_call_it_at_the_same_time() -> None:
+    results: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(gpuaff.set_affinity(1, 2))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    holds(len(results) == 8, set(results) == {now()})
+
+
+def no_thread_can_be_started() -> None:
+    """The driver is not woken in advance, and what a cpuset grants is not asked."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kind: Any = threading.Thread
+    kind.start = start
+    first, second = gpuaff.set_affinity(0, 2), gpuaff.set_affinity(1, 2)
+    holds(first.pinned, second.pinned, now() == second, second.restore() == before)
+
+
+def an_actor_whose_gpus_change() -> None:
+    """A framework sets the variable in a process that runs; the same call follows it."""
+    for shown, gpu in (("1", 1), ("0", 0), ("", None)):
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown
+        affinity = gpuaff.set_affinity(0, 1)
+        holds(affinity.gpu == gpu, affinity.pinned is bool(shown), affinity <= before)
+    holds(now() == before)  # best effort: no GPU, so nothing is cut
