@@ -37,11 +37,6 @@ def test_a_device_tells_its_cpus_and_its_node(root: Path) -> None:
     assert place(root) == (parse_cpulist("4-7"), 1)
 
 
-def test_old_kernels_have_a_mask_instead_of_a_list(root: Path) -> None:
-    write_pci(root, GPU, numa_node="1", local_cpus="000000f0")
-    assert place(root)[0] == parse_cpulist("4-7")
-
-
 @pytest.mark.case("A7", "F6")
 def test_minus_one_is_unknown_and_then_all_cpus_are_no_answer(root: Path) -> None:
     write_pci(root, GPU, numa_node="-1", local_cpulist="0-7")

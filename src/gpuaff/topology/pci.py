@@ -47,7 +47,7 @@ def place(tree: Tree, address: str | None, machine: Topology) -> tuple[CpuSet | 
     device = f"{DEVICES}/{address}"
     text = tree.read(f"{device}/numa_node") or ""
     node = int(text) if text.isdecimal() else None  # −1: the firmware is silent (cases A7, F6)
-    local = cpu_list(tree, f"{device}/local_cpulist", f"{device}/local_cpus") or frozenset()
+    local = cpu_list(tree, f"{device}/local_cpulist") or frozenset()
     near = local & machine.cpus
     # Without a node the kernel lists every CPU, which on a machine of several nodes is no answer.
     several = sum(1 for one in machine.numa_nodes or () if one.cpus) > 1

@@ -8,21 +8,19 @@ per core, package or cache, not once per CPU: large machines have thousands of C
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from gpuaff._system.kernel import Tree
-from gpuaff.cpuset import CpuSet, grouped, parse_cpulist, parse_mask
+from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.options import natural
 from gpuaff.topology.model import NumaNode, Package, Topology
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
 
-_CORE = ("core_cpus_list", "thread_siblings_list", "thread_siblings")
-_PACKAGE = ("package_cpus_list", "core_siblings_list", "core_siblings")
+_CORE = ("core_cpus_list", "thread_siblings_list")
+_PACKAGE = ("package_cpus_list", "core_siblings_list")
 """The files in ``cpuN/topology/`` that list the CPUs of its core and package; new names first."""
-
-_MASKS = ("siblings", "shared_cpu_map", "cpumap", "local_cpus")
-"""How the names of files end that hold a mask. All others hold a cpulist."""
 
 _SLOW = 0.8
 """A core with less than this part of the fastest core's speed is an efficiency core. Cores of one
@@ -34,8 +32,9 @@ _CPUSET = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpu
 
 def read_cpus(tree: Tree) -> Topology:
     """Read the CPU side; what the tree lacks is None (``cpus`` is then empty)."""
-    cpus = online(tree)
-    cores = _cores(tree, cpus)
+    # *Possible* CPUs are more: their ids can't be used (case A18).
+    cpus = cpu_list(tree, f"{_CPU}/online") or frozenset()
+    cores = _siblings(tree, cpus, _CORE)
     return Topology(
         cpus=cpus,
         allowed=cpus,
@@ -56,23 +55,11 @@ def cpu_list(tree: Tree, *files: str) -> CpuSet | None:
     found = None
     for file in files:
         text = tree.read(file)
-        if text is None:
-            continue
-        try:
-            found = parse_mask(text) if file.endswith(_MASKS) else parse_cpulist(text)
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            found = found if text is None else parse_cpulist(text)
         if found:
             break
     return found
-
-
-def online(tree: Tree) -> CpuSet:
-    """The online CPUs. *Possible* ones are more: their ids can't be used (case A18)."""
-    # Kernels before 2.6.26 have no such list; an offline CPU has no topology folder.
-    return cpu_list(tree, f"{_CPU}/online") or frozenset(
-        cpu for cpu in _numbered(tree, _CPU, "cpu") if tree.exists(f"{_CPU}/cpu{cpu}/topology")
-    )
 
 
 def _numbered(tree: Tree, folder: str, prefix: str) -> list[int]:
@@ -103,19 +90,6 @@ def _siblings(tree: Tree, cpus: CpuSet, files: tuple[str, ...]) -> tuple[CpuSet,
     return None if used is None else _cut(cpus, lambda cpu: read(cpu, used) | {cpu})
 
 
-def _cores(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
-    def core_id(cpu: int) -> int | None:
-        return _integer(tree, f"{_CPU}/cpu{cpu}/topology/core_id")
-
-    cores = _siblings(tree, cpus, _CORE)
-    several = next((core for core in cores or () if len(core) > 1), frozenset())
-    if cores is None or len(set(map(core_id, several))) <= 1:
-        return cores
-    # AMD family 15h lists both cores of a compute unit as siblings; their core ids differ.
-    unit_of = {cpu: unit for unit, core in enumerate(cores) for cpu in core}
-    return grouped(cpus, lambda cpu: (unit_of[cpu], core_id(cpu)))
-
-
 def _packages(tree: Tree, cpus: CpuSet) -> tuple[Package, ...] | None:
     groups = _siblings(tree, cpus, _PACKAGE)
     if groups is None:
@@ -141,8 +115,7 @@ def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
         for number in reversed(_numbered(tree, cache, "index")):  # the outermost level is last
             index = f"{cache}/index{number}"
             if tree.read(f"{index}/level") == "3":
-                files = f"{index}/shared_cpu_list", f"{index}/shared_cpu_map"
-                return cpu_list(tree, *files) or frozenset()
+                return cpu_list(tree, f"{index}/shared_cpu_list") or frozenset()
         return frozenset()
 
     known = cpus and tree.exists(f"{_CPU}/cpu{min(cpus)}/cache")
@@ -188,7 +161,7 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...] | None:
         is_whole = len(words) == len(ids) and all(word.isdecimal() for word in words)
         return NumaNode(
             id=number,
-            cpus=(cpu_list(tree, f"{folder}/cpulist", f"{folder}/cpumap") or frozenset()) & cpus,
+            cpus=(cpu_list(tree, f"{folder}/cpulist") or frozenset()) & cpus,
             has_memory=None if with_memory is None else number in with_memory,
             distances=tuple(map(int, words)) if is_whole else None,
         )

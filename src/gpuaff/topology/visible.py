@@ -145,8 +145,11 @@ def _by_number(gpus: Sequence[Gpu], element: str) -> _Device | str:
         return "is not a number"
     sign, digits = match.groups()
     value = int(digits[:21])  # 21 digits are above 64 bits, however many follow
-    value = _ULONG_MAX if value > _ULONG_MAX else -value if sign == "-" else value
-    number = value & 0xFFFFFFFF  # strtoul saturates, whatever the sign is
+    if value > _ULONG_MAX:
+        value = _ULONG_MAX  # strtoul saturates whatever the sign is
+    elif sign == "-":
+        value = -value
+    number = value & 0xFFFFFFFF
     if number >= len(gpus):
         return "is not the number of a GPU here"
     return _device_of(gpus[number]) or _NO_INSTANCE
