@@ -33,7 +33,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 def _valid(random: Random, gpu: Gpu, online: CpuSet) -> Gpu:
     """A GPU near online CPUs only, with all that may be known of it."""
     node, socket, local = (
-        cpus and (cpus & online if online else cpus) or None
+        (cpus and (cpus & online if online else cpus)) or None
         for cpus in (gpu.node_cpus, gpu.socket_cpus, gpu.local_cpus)
     )
     source = None if node is socket is gpu.numa_node is None else gpu.source or Source.SYSFS
