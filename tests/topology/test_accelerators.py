@@ -11,8 +11,7 @@ from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.topology.live import observe, with_accelerators
 from gpuaff.topology.model import Accelerator
-from gpuaff.topology.pci import accelerators
-from gpuaff.topology.sysfs import read_cpus
+from gpuaff.topology.sysfs import accelerators, read_cpus
 from tests import machine_trees
 from tests.trees import write, write_cpus, write_nodes, write_pci
 

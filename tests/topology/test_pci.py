@@ -9,7 +9,7 @@ import pytest
 from gpuaff import Topology
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
-from gpuaff.topology import pci
+from gpuaff.topology import sysfs
 from gpuaff.topology.model import Source
 from gpuaff.topology.sysfs import read_cpus
 from tests import machine_trees
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 def place(root: Path) -> tuple[CpuSet | None, int | None]:
     """Its CPUs and its node."""
     tree = Tree(str(root))
-    return pci.place(tree, GPU, read_cpus(tree))
+    return sysfs.pci_place(tree, GPU, read_cpus(tree))
 
 
 def test_a_device_tells_its_cpus_and_its_node(root: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_kernel_module_shows_its_gpus_without_nvml(root: Path) -> None:
     write(root, f"proc/driver/nvidia/gpus/{GPU}/information", information)
     write(root, "proc/driver/nvidia/gpus/nonsense/information", "")
     tree = Tree(str(root))
-    (gpu,) = pci.gpus_of_the_driver(tree, read_cpus(tree))
+    (gpu,) = sysfs.gpus_of_the_driver(tree, read_cpus(tree))
     assert gpu.name == "NVIDIA H100 80GB HBM3"
     assert gpu.uuid == "GPU-00000000-1111-2222-3333-444444444444"
     assert gpu.node_cpus == parse_cpulist("4-7")
@@ -120,5 +120,5 @@ def test_the_kernel_module_shows_its_gpus_without_nvml(root: Path) -> None:
 def test_a_uuid_that_the_driver_has_not_read_yet(root: Path) -> None:
     write(root, f"proc/driver/nvidia/gpus/{GPU}/information", "GPU UUID: \t GPU-????????-????\n")
     tree = Tree(str(root))
-    (gpu,) = pci.gpus_of_the_driver(tree, read_cpus(tree))
+    (gpu,) = sysfs.gpus_of_the_driver(tree, read_cpus(tree))
     assert (gpu.uuid, gpu.node_cpus, gpu.source) == (None, None, None)

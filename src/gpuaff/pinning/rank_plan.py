@@ -18,7 +18,7 @@ from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import address_key
+from gpuaff.topology.sysfs import address_key
 
 
 def plan_for_rank(

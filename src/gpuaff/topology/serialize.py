@@ -27,7 +27,7 @@ from gpuaff.formatting import one_line
 from gpuaff.notices import Notice
 from gpuaff.options import suggestion
 from gpuaff.topology.model import Gpu, Source, Topology
-from gpuaff.topology.pci import address_key
+from gpuaff.topology.sysfs import address_key
 
 SCHEMA_VERSION = 1
 """Grows when a reader of the version before would misunderstand the file."""
