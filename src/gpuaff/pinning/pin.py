@@ -21,17 +21,20 @@ from gpuaff.options import count, flag
 from gpuaff.pinning import threads
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
-from gpuaff.pinning.report import (
+from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
+from gpuaff.pinning.state import (
+    Process,
     UnavailableError,
     log,
+    place,
     refusal,
     refuse_if_broken,
     say,
+    this_process,
+    transaction,
     try_twice,
     unsupported_reason,
 )
-from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
-from gpuaff.pinning.state import Process, place, this_process, transaction
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpuset_of
