@@ -109,25 +109,6 @@ def test_two_containers_with_networks_of_their_own(host: Host) -> None:
     assert "GPU 0: leased by" in said(other)
 
 
-def test_a_lock_in_another_sysfs_is_another_lock() -> None:
-    """Why GPUAFF_LOCK_DIR is needed there. Each directory shows it, a PCI device's or another."""
-    device = "/sys/devices/system/cpu"
-    lock = f"""
-import fcntl, os
-handle = os.open({device!r}, os.O_RDONLY)
-print("ready")
-input()
-fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-print("locked")
-input()
-"""
-    with stopped(lock) as outside, stopped(lock, prefix=NETWORK) as inside:
-        for process in outside, inside:
-            assert process.heard() == "ready"
-            process.go_on()
-            assert process.heard() == "locked"
-
-
 @pytest.mark.case("E5")
 def test_containers_without_devices_in_sysfs(fake_driver: MakeDriver, tmp_path: Path) -> None:
     """The file in the shared lock directory keeps them apart by itself."""

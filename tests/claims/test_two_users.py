@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -125,19 +124,6 @@ def test_what_a_killed_user_had_is_free_at_once(shared_driver: MakeDriver) -> No
         ann.process.wait()
         assert bob.says("claim()") == "0"
         assert {path.name: path.stat().st_ino for path in here.locks.iterdir()} == files
-
-
-def test_a_waiting_user_is_woken_by_the_other_ones_release(shared_driver: MakeDriver) -> None:
-    with machine(shared_driver, this_machine(1)) as here:
-        ann, bob = here.user(ANN), here.user(BOB)
-        assert ann.says("claim()") == "0"
-        bob.begins("claim(wait=30, on_wait=lambda standing: print(standing.reasons[0]))")
-        assert f"(pid {ann.pid}) of {ANN}" in bob.says()
-        time.sleep(0.1)
-        assert ann.says("release()") == "released"
-        freed = time.monotonic()
-        assert bob.says() == "0"
-        assert time.monotonic() - freed < 5
 
 
 def test_a_user_cannot_end_or_spoil_the_other_ones_claim(shared_driver: MakeDriver) -> None:
