@@ -154,22 +154,6 @@ class TestRelease:
         """
         assert lab.run(code) == ["back 2", "back 0", "no"]
 
-    def test_from_a_signal_handler_during_a_release(self, lab: Lab) -> None:
-        code = """
-        def occupant(number):
-            return number
-        def give_back(held):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            say("back", held)
-        occupant.release = give_back
-        signal.signal(signal.SIGUSR1, lambda *_: claim.release())
-        before = state()
-        claim = gpuaff.claim_gpus(1, placeholder=occupant)
-        claim.release()
-        assert not differs(before, state()), differs(before, state())
-        """
-        assert lab.run(code) == ["back 0"]
-
 
 class TestTheNextClaim:
     """CUDA shows for good what the first claim had, once it was started."""
@@ -184,14 +168,6 @@ class TestTheNextClaim:
                 say(*((gpu.index, gpu.local) for gpu in claim.gpus))
         """
         assert lab.run(code) == ["(3, 0) (1, 1)"] * 7
-
-    def test_where_cuda_shows_all(self, lab: Lab) -> None:
-        code = """
-        gpuaff.claim_gpus(gpus=[3, 1], visible=None).release()
-        with gpuaff.claim_gpus(2) as claim:
-            say(*((gpu.index, gpu.local) for gpu in claim.gpus))
-        """
-        assert lab.one(code) == "(3, 3) (1, 1)"
 
     @pytest.mark.parametrize(
         "call", ["1", "3", "gpus=[3]", "gpus=[3, 2]", "2, candidates=[0, 1, 2]", "gpus=[1, 2, 3]"]

@@ -1,4 +1,4 @@
-"""A claimer that is killed, stopped or interrupted at any of its steps harms nobody.
+"""A claimer that is killed, stopped or interrupted at any of its steps harms no other.
 
 The steps are the lines of a claim (``steps.py``), and the calls of NVML and CUDA.
 """
@@ -97,34 +97,24 @@ class TestKilled:
         steps(machine, "claim", "kill", every=97, safe_gpu=True)
 
 
-class TestStopped:
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("play", "every"), [("claim", 80), ("release", 20), ("wait", 120)])
-    def test_at_some_steps(self, machine: FakeDriver, play: str, every: int) -> None:
-        """Who is stopped goes on when continued, and the others go on meanwhile.
-
-        Only who is stopped with the guard holds them up, for as long as the guard allows.
-        """
-        steps(machine, play, "stop", every=every, first=5)
-
-    def test_between_the_look_and_the_lease(self, fake_driver: MakeDriver) -> None:
-        """Who has had the GPU meanwhile, and is dead, is no stranger: the driver lists it still."""
-        driver = fake_driver(this_machine(1))
-        last = "nvmlDeviceGetDisplayActive"  # of each look
-        driver.watch(last)
-        driver.run(CLAIM_ONE, env=env(driver))
-        looks = driver.calls(last)
-        assert looks >= 2  # before and after
+def test_one_that_is_stopped_between_the_look_and_the_lease(fake_driver: MakeDriver) -> None:
+    """Who has had the GPU meanwhile, and is dead, is no stranger: the driver lists it still."""
+    driver = fake_driver(this_machine(1))
+    last = "nvmlDeviceGetDisplayActive"  # of each look
+    driver.watch(last)
+    driver.run(CLAIM_ONE, env=env(driver))
+    looks = driver.calls(last)
+    assert looks >= 2  # before and after
+    driver.heal()
+    driver.stop_at(last, after=looks - 2)
+    with stopped(CLAIM_ONE, env=env(driver), fresh=True) as first:
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
         driver.heal()
-        driver.stop_at(last, after=looks - 2)
-        with stopped(CLAIM_ONE, env=env(driver), fresh=True) as first:
-            os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
-            driver.heal()
-            driver.linger(350)
-            driver.run(f"{CLAIM_ONE}\nos.kill(os.getpid(), 9)", env=env(driver), check=False)
-            os.kill(first.pid, signal.SIGCONT)
-            assert first.heard() == "0"
-        assert driver.contexts_made(0) == 3
+        driver.linger(350)
+        driver.run(f"{CLAIM_ONE}\nos.kill(os.getpid(), 9)", env=env(driver), check=False)
+        os.kill(first.pid, signal.SIGCONT)
+        assert first.heard() == "0"
+    assert driver.contexts_made(0) == 3
 
 
 CLAIM_ONE = """

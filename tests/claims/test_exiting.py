@@ -162,21 +162,27 @@ class TestClaims:
             after = begun(lab)
         assert after.heard() == "0"
 
-    def test_a_lease_that_the_registry_does_not_have_may_be_about_to_end(self, lab: Lab) -> None:
-        """The kernel may have closed its slot first."""
-        before = lab.start(
-            "from gpuaff.claims.locking.leases import Lease\n"
-            "from gpuaff._system.nvml import open_session\n"
-            "with open_session() as session:\n"
-            "    lease = Lease()\n"
-            "    assert lease.take(session.devices()) is None\n"
-            "say('done')\ngo_on()"
-        )
+    @pytest.mark.parametrize("wait", ["0", "30"])
+    def test_a_lease_that_the_registry_does_not_have_may_be_about_to_end(
+        self, lab: Lab, wait: str
+    ) -> None:
+        """The kernel may have closed its slot first. One that waits has one slot all the time."""
+        before = lab.start("""
+            from gpuaff.claims.locking.leases import Lease
+            from gpuaff._system.nvml import open_session
+            with open_session() as session:
+                lease = Lease()
+                assert lease.take(session.devices()) is None
+            say("done")
+            go_on()
+        """)
         assert before.heard() == "done"
-        after = begun(lab)
+        after = begun(lab, f"wait={wait}")
         time.sleep(0.3)
         before.kill()
         assert after.heard() == "0"
+        slots = "from gpuaff.claims.locking import registry; say(len(registry.entries()))"
+        assert lab.one(slots) == "1"
         after.go_on()
         after.end()
 

@@ -307,27 +307,6 @@ class TestDoubleHolding:
                 assert before <= row.at <= time.monotonic()
         assert (driver.contexts_made(0), driver.contexts_made(1)) == (2, 1)
 
-    def test_one_after_the_other(self, driver: FakeDriver) -> None:
-        """Neither who has released nor who is dead counts, nor whom a test has planted."""
-        driver.use(0, os.getpid())
-        driver.linger(60_000)
-        with holder(driver) as first:
-            first.go_on("release")
-            first.heard()
-            with holder(driver) as second:
-                ended(second)
-                with holder(driver):
-                    assert driver.double_holdings() == []
-
-    def test_the_child_of_a_killed_holder_counts(self, driver: FakeDriver) -> None:
-        with holder(driver) as first:
-            first.go_on("fork")
-            child = int(first.heard())
-            ended(first)
-            with holder(driver):
-                assert len(driver.double_holdings()) == 1
-            os.kill(child, signal.SIGKILL)
-
     def test_mig_instances_are_apart(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(Topology(gpus=with_mig()))
         with holder(driver, visible=MIGS[0]), holder(driver, visible=MIGS[1]) as first:
@@ -356,10 +335,6 @@ class TestNvidiaSmi:
 
 
 class TestSharing:
-    def test_folders_of_pytest_are_closed_to_others(self, driver: FakeDriver) -> None:
-        with pytest.raises(ValueError, match="is closed to others"):
-            driver.share()
-
     @pytest.mark.needs("two-users")
     def test_another_user(self, shared_driver: MakeDriver) -> None:
         driver = shared_driver(this_machine(1))

@@ -71,12 +71,6 @@ def test_by_name_and_as_many_as_there_are(lab: Lab) -> None:
     assert lab.one("say(gpuaff.claim_gpus('auto'))", **env) == "<Claim of GPU 2, GPU 3>"
 
 
-def test_whoever_has_started_a_parent_with_a_context(lab: Lab) -> None:
-    """The parent's own context does not make its GPUs busy for its ranks."""
-    _, env = parent(lab, "2")
-    assert lab.one("say(gpuaff.claim_gpus(2, own_is_free=False))", **env)
-
-
 def test_nested_in_nested(lab: Lab) -> None:
     _, env = parent(lab, "gpus=[1, 2, 3], placeholder=None")
     code = PARENT.format(call="2, placeholder=None")

@@ -172,9 +172,8 @@ def _refuse_unknown_order(basis: _Basis) -> None:
 
 def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
-    request, second_look = basis.request, None
-    if basis.limits.parent is None and request.placeholder is not None:
-        second_look = SecondLook(attempts.probe, obtained.devices)
+    request = basis.request
+    second_look = SecondLook(attempts.probe, obtained.devices)
     _, left_out = _devices(basis.session)  # again: one may be lost by now
     _export(_variables(basis, obtained, by_uuid=bool(left_out)), undo)
     numbered = zip(obtained.devices, _ordinals(basis, obtained.devices), strict=True)
@@ -186,7 +185,12 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo)
         grant = take_grant([gpu.index for gpu in gpus])
         undo.callback(grant.give_back)
     undo.callback(_remember_bound_gpus, gpus)
-    placeholders = _occupy(request, gpus, second_look, undo)
+    is_alone = request.visible is not None and state.cuda_bound_gpus is None
+    ordinals = None if is_alone else [gpu.local for gpu in gpus]
+    uuids = [gpu.uuid for gpu in gpus]
+    placeholders, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
+    if is_started and basis.limits.parent is None:
+        second_look.refuse_others()
     more = _pinned_far(gpus) if grant is None else grant.warnings
     lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
     if lost and request.visible is not None:
@@ -239,19 +243,6 @@ def _ordinals(basis: _Basis, devices: Sequence[Device]) -> Sequence[int]:
         expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"
         raise InvalidOptionError("visible", None, expected)
     return [shown.index(device) for device in devices]
-
-
-def _occupy(
-    request: Request, gpus: Sequence[ClaimedGpu], second_look: SecondLook | None, undo: Undo
-) -> tuple[object, ...]:
-    """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
-    is_alone = request.visible is not None and state.cuda_bound_gpus is None
-    ordinals = None if is_alone else [gpu.local for gpu in gpus]
-    uuids = [gpu.uuid for gpu in gpus]
-    held, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
-    if second_look is not None and is_started:
-        second_look.refuse_others()
-    return held
 
 
 def _remember_bound_gpus(gpus: tuple[ClaimedGpu, ...]) -> None:
