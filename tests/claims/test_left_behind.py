@@ -94,21 +94,6 @@ class TestWhatIsRaised:
         assert said.startswith("PlaceholderError claimed was GPU-")
         assert "but CUDA shows this process GPU-00000000-0000-4000-8000-000000000003" in said
 
-    def test_a_gpu_is_lost_while_it_is_claimed(self, lab: Lab) -> None:
-        code = """
-        from gpuaff._system import cuda
-        def occupant(number):
-            cuda.start()
-            say("now")
-            go_on()
-        told(refused(1, placeholder=occupant))
-        """
-        program = lab.start(code)
-        program.heard()
-        lab.driver.fail("*", NVML.GPU_IS_LOST, gpu=0)
-        program.go_on()
-        assert program.heard().startswith("PlaceholderError GPU 0 was lost while it was claimed")
-
     def test_without_libcuda(self, driver: FakeDriver, tmp_path: Path) -> None:
         """NVML alone is there, as in a container without the capability "compute"."""
         env = driver.env()
