@@ -125,7 +125,7 @@ def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
         return  # they wait for this process
     ahead, missing = locks.exclusive_waiters(handle), 0
     started = time.monotonic()
-    # Missing twice: one that is just being woken is in neither list, and /proc/locks may skip a line.
+    # Missing twice: one just being woken is in neither list, and /proc/locks may skip a line.
     while ahead and missing < 2 and locks.exclusive_holder(handle) is None:
         waited = time.monotonic() - started
         if waited >= (STAND_BACK if limit is None else min(STAND_BACK, limit)):
