@@ -243,23 +243,6 @@ def test_what_is_planted_in_the_folders_place(
     assert [path.name for path in lock_folder.parent.iterdir()] == ["gpuaff"]
 
 
-@two_users
-def test_an_owner_who_keeps_others_from_opening_a_file_delays_nobody(lock_folder: Path) -> None:
-    """By a lease of fcntl(2), for which an open would wait for 45 s."""
-    script = """
-        os.close(registry.opened())
-        handle = os.open(registry.path(), os.O_RDONLY)
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        signal.signal(signal.SIGIO, signal.SIG_IGN)
-        child = os.fork()
-        if child == 0:
-            print(refused(registry.take), flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)
-    """
-    assert "its owner keeps others from opening it" in said(script)
-
-
 # ---- disks -----------------------------------------------------------------------------------
 
 

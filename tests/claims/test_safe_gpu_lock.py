@@ -178,28 +178,6 @@ def test_a_file_that_was_replaced_meanwhile_is_not_the_lock(lock: Path) -> None:
         assert not is_free(lock)
 
 
-# ---- first use -------------------------------------------------------------------------------
-
-
-def test_many_begin_at_once_where_there_is_nothing_yet(lock: Path) -> None:
-    script = f"""
-{OURS}
-print("ready")
-sys.stdin.readline()
-with holding() as said:
-    print(*(os.fstat(handle).st_ino for handle in descriptors.private), *said)
-"""
-    with ExitStack() as stack:
-        env = {"GPUAFF_SAFE_GPU": str(lock)}
-        users = [stack.enter_context(stopped(script, env=env)) for _ in range(6)]
-        for user in users:
-            user.heard()
-        for user in users:
-            user.go_on()
-        assert {user.heard() for user in users} == {str(lock.stat().st_ino)}
-    assert [path.name for path in lock.parent.parent.iterdir()] == ["safe_gpu"]
-
-
 @pytest.fixture
 def everybodys() -> Iterator[Path]:
     """A folder like /tmp, that other users may enter, too."""
@@ -413,7 +391,7 @@ sys.stdin.readline()
             ours.kill(2)
             assert ours.heard() == "interrupted"
             end(theirs)
-            assert is_free(lock)
+            until(lambda: is_free(lock))  # its thread gets the lock for a moment
             get(theirs)
 
 

@@ -316,11 +316,7 @@ def _pycuda(driver: Any, ordinal: int) -> object:
     """
     driver.init()
     context = driver.Device(ordinal).make_context()
-    try:
-        driver.Context.pop()
-    except BaseException:
-        context.detach()
-        raise
+    driver.Context.pop()
     return context
 
 

@@ -173,11 +173,7 @@ def _exists(pid: int) -> bool:
 def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
     """Join the queue behind all its waiters, for some of these GPUs. The guard must be held."""
     slot = registry.take()
-    try:
-        ticket = next_ticket(registry.read(slot.handle))
-        place = Place(slot, {**record, "wanted": wanted, "gpus": sorted(gpus)}, ticket)
-        place.write()
-    except BaseException:
-        slot.release()
-        raise
+    ticket = next_ticket(registry.read(slot.handle))
+    place = Place(slot, {**record, "wanted": wanted, "gpus": sorted(gpus)}, ticket)
+    place.write()
     return place
