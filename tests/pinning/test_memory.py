@@ -41,12 +41,13 @@ def test_it_is_told_in_the_one_line(driver: FakeDriver) -> None:
 
 @pytest.mark.parametrize("variable", [f"interleave:{FIRST}", ""])
 def test_the_argument_or_the_variable(driver: FakeDriver, variable: str) -> None:
-    calls = (
-        f"gpuaff.set_affinity(0, 2).memory, gpuaff.set_affinity(0, 2, memory='bind:{FIRST}').memory"
-    )
-    env = {**driver.env(), "GPUAFF_MEMORY": variable}
-    said = printed(f"import gpuaff; print({calls})", env=env)
-    assert said == f"{variable or None} bind:{FIRST}"
+    script = f"""
+        import gpuaff
+        for memory in (None, "bind:{FIRST}"):
+            print(gpuaff.set_affinity(0, 2, memory=memory).memory)
+    """
+    said = printed(script, env={**driver.env(), "GPUAFF_MEMORY": variable})
+    assert said.splitlines() == [variable or "None", f"bind:{FIRST}"]
 
 
 def test_an_invalid_variable_is_named(driver: FakeDriver) -> None:

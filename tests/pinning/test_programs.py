@@ -26,7 +26,7 @@ CASES = {
 
 
 def programs(module: ModuleType) -> list[object]:
-    """The functions of a module, each with its case."""
+    """The functions of a module without arguments, each with its case."""
     found = [
         one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__
     ]

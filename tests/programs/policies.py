@@ -1,5 +1,6 @@
 """What becomes of a memory policy that a pinned process sets: each function is a program."""
 
+import importlib
 import io
 import logging
 import os
@@ -51,11 +52,8 @@ def logged() -> io.StringIO:
 
 
 def the_policy_is_set_and_put_back() -> None:
-    for option, kernels in (
-        (BIND_ONE, BIND),
-        (PREFERRED_ONE, PREFER),
-        (INTERLEAVE_ONE, INTERLEAVE),
-    ):
+    options = {BIND_ONE: BIND, PREFERRED_ONE: PREFER, INTERLEAVE_ONE: INTERLEAVE}
+    for option, kernels in options.items():
         affinity = gpuaff.set_affinity(0, 2, memory=option)
         holds(policy() == kernels, affinity.memory == option, warned(affinity) == [])
         affinity.restore()
@@ -226,11 +224,10 @@ def a_filter_that_comes_later() -> None:
 
 def all_or_nothing() -> None:
     """The policy is in force when the CPUs are moved, and goes back when they cannot be."""
-    from gpuaff.pinning import threads
-
+    threads: Any = importlib.import_module("gpuaff.pinning.threads")
     move, seen = threads.move, []
 
-    def refuse(cpus: frozenset[int], *how: Any) -> None:
+    def refuse(cpus: frozenset[int], *how: Any) -> Any:
         if cpus == before:
             return move(cpus, *how)
         seen.append(policy())
@@ -245,8 +242,8 @@ def all_or_nothing() -> None:
         holds(policy() == "default", not affinity.pinned)
     threads.move = move
     first = gpuaff.set_affinity(0, 2, memory=PREFERRED_ONE)
+    options: Any
     for options in ({"memory": "bind:999"}, {"memory": "bind", "min_physical_cores": 5000}):
-        options: Any
         try:
             gpuaff.set_affinity(1, 2, **options)
         except gpuaff.GPUAffinityError:
