@@ -26,10 +26,11 @@ CASES = {
 
 
 def programs(module: ModuleType) -> list[object]:
-    """The functions of a module without arguments, each with its case."""
-    found = [
+    """The functions of a module that take and return nothing, each with its case."""
+    own = [
         one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__
     ]
+    found = [one for one in own if one.__annotations__ == {"return": None}]
     return [pytest.param(one, marks=CASES.get(one, ()), id=one.__name__) for one in found]
 
 
