@@ -9,7 +9,16 @@ from typing import Any
 
 import gpuaff
 from gpuaff.pinning.state import remembered
-from tests.programs.threads import before, bound_to, child, holds, in_a_thread, now, tid_bound_to
+from tests.programs.threads import (
+    before,
+    bound_to,
+    child,
+    codes,
+    holds,
+    in_a_thread,
+    now,
+    tid_bound_to,
+)
 
 
 def a_block_leaves_a_bound_thread_where_its_share_was() -> None:
@@ -432,3 +441,52 @@ def an_actor_whose_gpus_change() -> None:
         affinity = gpuaff.set_affinity(0, 1)
         holds(affinity.gpu == gpu, affinity.pinned is bool(shown), affinity <= before)
     holds(now() == before)  # best effort: no GPU, so nothing is cut
+
+
+# An unknown rank, among two GPUs; and GPUAFF_PINNED, which says what is in force.
+
+
+def an_unknown_rank_narrows_nothing() -> None:
+    with gpuaff.set_affinity(memory="preferred", openmp=True) as affinity:
+        holds(affinity.rank is None, affinity.plan is None, affinity.memory is None)
+        holds(not affinity.pinned, now() == before, "OMP_NUM_THREADS" not in os.environ)
+    (notice,) = affinity.warnings
+    holds("2 GPUs are visible, so the mask stays; " in notice.message, notice.code == "no-rank")
+    holds(notice.message.endswith("call set_affinity(local_rank, nproc_per_node)"))
+
+
+def an_unknown_rank_leaves_what_an_earlier_call_has_set() -> None:
+    share = gpuaff.set_affinity(1, 2)
+    holds(gpuaff.set_affinity() == share, os.environ["GPUAFF_PINNED"].startswith("v1:1:2:"))
+    holds(share.restore() == before)
+
+
+def an_unknown_rank_is_an_error_where_it_must_not_be() -> None:
+    try:
+        gpuaff.set_affinity(strict=True)
+    except gpuaff.GPUAffinityError as error:
+        holds("[no-rank; strict]" in str(error), now() == before)
+    holds(gpuaff.set_affinity(0, 1, strict=True).gpu == 0)
+
+
+def the_variable_is_undone_with_the_share() -> None:
+    def rank() -> str:
+        return os.environ.get("GPUAFF_PINNED", "v1:-")[3:6]
+
+    with gpuaff.set_affinity(0, 2):
+        holds(rank() == "0:2")
+        with gpuaff.set_affinity(1, 2):
+            holds(rank() == "1:2")
+        holds(rank() == "0:2")
+    holds(rank() == "-")
+    gpuaff.set_affinity(0, 2)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    holds(not gpuaff.set_affinity(0, 2).pinned, rank() == "-")
+
+
+def the_variable_of_this_process_is_no_border_for_its_next_call() -> None:
+    """Rank 0 of 1 has all CPUs, and is cut when it turns out to be rank 0 of 2."""
+    made = [gpuaff.set_affinity(*call) for call in ((0, 1), (0, 2), (0, 2), (1, 2))]
+    sizes, half = [len(affinity) for affinity in made], len(before) // 2
+    holds(sizes == [len(before), half, half, half])
+    holds(not any("share-inherited" in codes(affinity) for affinity in made))
