@@ -178,31 +178,12 @@ def an_earlier_share_takes_the_place_of_a_later_one() -> None:
     holds(second.restore() == before == other())
 
 
-def a_larger_share_takes_those_of_a_smaller_one() -> None:
-    large = gpuaff.set_affinity(0, 1)
-    other = bound_to(None)
-    small = gpuaff.set_affinity(0, 2)
-    holds(other() == small, large.reapply() == large == other())
-
-
 def a_thread_with_a_smaller_share_comes_though_the_main_one_was_moved() -> None:
     large = gpuaff.set_affinity(0, 1)
     other = bound_to(None)
     small = gpuaff.set_affinity(0, 2)
     os.sched_setaffinity(0, {max(before)})
     holds(other() == small, large.reapply() == large == other())
-
-
-def a_bound_thread_that_called_first_gets_its_own_back_in_the_end() -> None:
-    one = frozenset({max(before)})
-
-    def work() -> Any:
-        os.sched_setaffinity(0, one)
-        affinity = gpuaff.set_affinity(0, 2)
-        affinity.reapply()
-        return now() == affinity != one and affinity.restore() == one
-
-    holds(in_a_thread(work), now() == before)
 
 
 def in_a_forked_child() -> None:

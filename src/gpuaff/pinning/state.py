@@ -1,6 +1,6 @@
 """What gpuaff has set in this process, and the one way to change it: all or nothing.
 
-The only module of ``pinning`` that remembers anything. A thread is *free* where its mask is one
+A thread is *free* where its mask is one
 that gpuaff has set, or the process's first: calls move it. Others the program has bound itself.
 """
 
