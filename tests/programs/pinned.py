@@ -9,6 +9,7 @@ from typing import Any
 
 import gpuaff
 from gpuaff.pinning.state import remembered
+from tests.processes import cores_of_this_machine, worker_cpus
 from tests.programs.threads import (
     before,
     bound_to,
@@ -471,3 +472,44 @@ def the_variable_of_this_process_is_no_border_for_its_next_call() -> None:
     sizes, half = [len(affinity) for affinity in made], len(before) // 2
     holds(sizes == [len(before), half, half, half])
     holds(not any("share-inherited" in codes(affinity) for affinity in made))
+
+
+# Workers: REST is left to them, when the main process has a core.
+
+CORES, REST = cores_of_this_machine(), worker_cpus()
+
+
+def all_threads_of_a_worker_move_and_go_back() -> None:
+    thread, part = bound_to(None), gpuaff.spread(0, 1)
+    holds(thread() == now() == part, (part < before) is (len(CORES) > 1))
+    holds(part.restore() == before == thread() == now())
+    with gpuaff.spread(0, 1):
+        holds(thread() == part)
+    holds(thread() == before)
+
+
+def twice_is_the_same_as_once_for_a_worker() -> None:
+    affinity, one = gpuaff.set_affinity(0, 1), gpuaff.spread(1, 2)
+    holds(one == gpuaff.spread(1, 2) == now(), one | gpuaff.spread(0, 2) == REST)
+    affinity.reapply()
+    holds(now() == affinity, gpuaff.spread(1, 2) == one)
+    gpuaff.set_affinity(0, 1)
+    holds(now() == affinity, gpuaff.spread(1, 2) == one)
+    with gpuaff.set_affinity(0, 1, cpus=[max(before)]):
+        holds(sorted(gpuaff.spread(0, 1)) == [max(before)], gpuaff.spread(0, 1).restore() == before)
+
+
+def a_forked_worker_cuts_the_share_and_not_a_narrowed_mask() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+    os.sched_setaffinity(0, {min(before)})  # as an import does
+
+    def work() -> bool:
+        part = gpuaff.spread(0, 1)
+        return part == REST and part.restore() == affinity
+
+    holds(child(work) == 0)
+
+
+def a_workers_mask_of_one_cpu_is_not_widened() -> None:
+    os.sched_setaffinity(0, {min(before)})
+    holds(sorted(gpuaff.spread(1, 3)) == [min(before)], gpuaff.spread(2, 3).pinned)
