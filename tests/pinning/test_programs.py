@@ -15,6 +15,7 @@ from tests.programs import claimed, pinned
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus", "memory-policies")]
 
 CASES = {
+    pinned.a_forked_worker_cuts_the_share_and_not_a_narrowed_mask: pytest.mark.case("C1"),
     pinned.a_helper_on_reserved_cpus_stays: pytest.mark.case("B10"),
     pinned.a_main_thread_that_a_runtime_has_narrowed_between_two_calls: pytest.mark.case("C4"),
     pinned.an_actor_whose_gpus_change: pytest.mark.case("H10"),
@@ -26,10 +27,11 @@ CASES = {
 
 
 def programs(module: ModuleType) -> list[object]:
-    """The functions of a module, each with its case."""
-    found = [
+    """The functions of a module that take and return nothing, each with its case."""
+    own = [
         one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__
     ]
+    found = [one for one in own if one.__annotations__ == {"return": None}]
     return [pytest.param(one, marks=CASES.get(one, ()), id=one.__name__) for one in found]
 
 

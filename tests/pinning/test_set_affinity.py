@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,18 +42,6 @@ def called(driver: FakeDriver | None, arguments: str = "", **env: str) -> dict[s
     return found
 
 
-def called_by_each(
-    driver: FakeDriver, arguments: str, environments: Sequence[Mapping[str, str]]
-) -> list[dict[str, Any]]:
-    """The same for processes with these variables, one after the other."""
-    script = SET.format(arguments=arguments)
-    said = [printed(script, env={**driver.env(), **one}) for one in environments]
-    found: list[dict[str, Any]] = [json.loads(text) for text in said]
-    assert len(found) == len(environments)
-    assert all(one["cpus"] == one["kernel"] for one in found)
-    return found
-
-
 def errors(driver: FakeDriver | None, *calls: str, **env: str) -> list[tuple[str, str]]:
     """The class and text of the error of each call; all in one process, none may change it."""
     out = printed(errors_of(*calls), env={**(driver.env() if driver else {}), **env})
@@ -78,17 +65,6 @@ def errors_of(*calls: str) -> str:
             assert os.sched_getaffinity(0) == before, call
         print(json.dumps(found))
     """
-
-
-def raised_by_each(
-    driver: FakeDriver, arguments: str, environments: Sequence[Mapping[str, str]]
-) -> list[tuple[str, str]]:
-    """The class and text of the error of a call in processes with these variables."""
-    said = [printed(errors_of(arguments), env={**driver.env(), **one}) for one in environments]
-    found = [(kind, text) for one in said for kind, text in json.loads(one)]
-    assert len(found) == len(environments)
-    assert not any("\n" in text for _, text in found), "one line each"
-    return found
 
 
 def raised(driver: FakeDriver | None, arguments: str, **env: str) -> tuple[str, str]:
@@ -184,11 +160,11 @@ NUMBERS = {
 
 
 def test_the_launchers_numbers_as_if_they_were_passed(driver: FakeDriver) -> None:
-    by_itself = called_by_each(driver, "", list(NUMBERS.values()))
-    for found in by_itself:
+    for env in NUMBERS.values():
+        found = called(driver, **env)
         assert (found["rank"], found["gpu"]) == (1, 1)
         assert not {"no-rank", "ranks-beside"} & set(found["codes"])
-    assert by_itself == called_by_each(driver, "1, 2", list(NUMBERS.values()))
+        assert found == called(driver, "1, 2", **env)
 
 
 def test_a_batch_script_is_no_rank_said_once(driver: FakeDriver) -> None:
@@ -215,12 +191,12 @@ NO_RANK = [("2", "2"), ("-1", "2"), ("x", "2"), ("0", ""), ("", "2"), ("1.0", "2
 
 
 def test_variables_that_name_no_rank(driver: FakeDriver) -> None:
-    environments = [{"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size} for rank, size in NO_RANK]
-    for found in called_by_each(driver, "", environments):
+    for rank, size in NO_RANK:
+        env = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        found = called(driver, **env)
         assert (found["pinned"], found["codes"]) == (False, ["bad-rank"])
         assert frozenset(found["cpus"]) == ALL
-    for kind, _ in raised_by_each(driver, "strict=True", environments):
-        assert kind == "GPUAffinityError"
+        assert raised(driver, "strict=True", **env)[0] == "GPUAffinityError"
 
 
 WRONG = {
@@ -267,8 +243,8 @@ WRONG_VARIABLES = [
 
 
 def test_wrong_variables_raise_and_are_named(driver: FakeDriver) -> None:
-    said = raised_by_each(driver, "0, 2", [dict([wrong]) for wrong in WRONG_VARIABLES])
-    for (variable, value), (kind, text) in zip(WRONG_VARIABLES, said, strict=True):
+    for variable, value in WRONG_VARIABLES:
+        kind, text = raised(driver, "0, 2", **{variable: value})
         assert kind == "InvalidOptionError"
         assert text.startswith(f"{variable}={value!r}: expected ")
 
@@ -282,8 +258,8 @@ def test_argument_then_variable_then_default(driver: FakeDriver) -> None:
 
 
 def test_the_off_switch(driver: FakeDriver) -> None:
-    environments = [{"GPUAFF": off} for off in ("off", "0", "false", "no", "OFF")]
-    for found in called_by_each(driver, "0, 2, strict=True", environments):
+    for off in ("off", "0", "false", "no", "OFF"):
+        found = called(driver, "0, 2, strict=True", GPUAFF=off)
         assert frozenset(found["cpus"]) == ALL
         assert (found["pinned"], found["codes"], found["gpu"]) == (False, ["off"], None)
     assert driver.inits == 0, "the driver is left alone"

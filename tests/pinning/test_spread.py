@@ -122,63 +122,6 @@ def test_workers_stay_inside_the_ranks_share(
         assert seen <= main
 
 
-@pytest.mark.needs("two-cpus")
-def test_all_threads_move_and_go_back() -> None:
-    script = """
-thread = bound_to(None)
-part = gpuaff.spread(0, 1)
-holds(thread() == now() == part, (part < before or len(before) == 1) is APART)
-holds(part.restore() == before == thread() == now())
-with gpuaff.spread(0, 1):
-    holds(thread() == part)
-holds(thread() == before)
-"""
-    all_hold(script.replace("APART", str(len(CORES) > 1)), env={})
-
-
-def test_twice_is_the_same_as_once(driver: FakeDriver) -> None:
-    script = """
-affinity = gpuaff.set_affinity(0, 1)
-one = gpuaff.spread(1, 2)
-two = gpuaff.spread(1, 2)
-holds(one == two == now())
-other = gpuaff.spread(0, 2)
-holds(len(one | other) == REST)
-affinity.reapply()
-holds(now() == affinity, gpuaff.spread(1, 2) == one)
-gpuaff.set_affinity(0, 1)
-holds(now() == affinity, gpuaff.spread(1, 2) == one)
-with gpuaff.set_affinity(0, 1, cpus=[max(before)]):
-    holds(sorted(gpuaff.spread(0, 1)) == [max(before)], gpuaff.spread(0, 1).restore() == before)
-"""
-    all_hold(script.replace("REST", str(len(REST))), env=driver.env())
-
-
-@pytest.mark.case("C1")
-@pytest.mark.needs("two-cpus")
-def test_a_forked_worker_cuts_the_share_and_not_a_narrowed_mask(driver: FakeDriver) -> None:
-    script = """
-affinity = gpuaff.set_affinity(0, 1)
-os.sched_setaffinity(0, {min(before)})  # as an import does
-def work():
-    part = gpuaff.spread(0, 1)
-    holds(sorted(part) == REST)
-    holds(part.restore() == affinity)
-    return True
-holds(child(work) == 0)
-"""
-    all_hold(script.replace("REST", str(sorted(REST))), env=driver.env())
-
-
-@pytest.mark.needs("two-cpus")
-def test_a_mask_of_one_cpu_is_not_widened() -> None:
-    script = f"""
-os.sched_setaffinity(0, {{{CPUS[0]}}})
-holds(sorted(gpuaff.spread(1, 3)) == [{CPUS[0]}], gpuaff.spread(2, 3).pinned)
-"""
-    all_hold(script, env={})
-
-
 @pytest.mark.parametrize("numbers", [(0, 0), (2, 2), (-1, 2), ("0", 2), (0, 1.5), (True, 2)])
 def test_wrong_numbers_raise(numbers: tuple[int, int]) -> None:
     with pytest.raises(gpuaff.InvalidOptionError):

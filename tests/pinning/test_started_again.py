@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from gpuaff.launch.inherited import PINNED_VARIABLE, classify_pinned
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
 from tests.pinning.conftest import of_script
-from tests.processes import CPUS, printed, run
+from tests.processes import CPUS, printed
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -200,120 +201,27 @@ def test_ranks_on_the_only_gpu_share_what_its_only_rank_had(
     assert not any("share-inherited" in rank["codes"] for rank in ranks)
 
 
-class TestAnUnknownRank:
-    """Neither arguments nor variables tell the rank."""
-
-    def test_narrows_nothing(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            with gpuaff.set_affinity(memory="preferred", openmp=True) as affinity:
-                print(affinity.rank, affinity.plan, affinity.pinned, affinity.memory)
-                print(sorted(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS"))
-        """
-        done = run(script, env=driver.env())
-        assert done.stdout.splitlines() == ["None None False None", f"{CPUS} None"]
-        (said,) = done.stderr.splitlines()
-        assert "2 GPUs are visible, so the mask stays; " in said
-        assert "call set_affinity(local_rank, nproc_per_node) [no-rank]" in said
-
-    def test_leaves_what_an_earlier_call_has_set(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            share = gpuaff.set_affinity(1, 2)
-            again = gpuaff.set_affinity()
-            print(again == share, os.environ["GPUAFF_PINNED"].startswith("v1:1:2:"))
-            print(sorted(share.restore()))
-        """
-        assert printed(script, env=driver.env()).splitlines() == ["True True", str(CPUS)]
-
-    def test_is_an_error_where_it_must_not_be(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            try:
-                gpuaff.set_affinity(strict=True)
-            except gpuaff.GPUAffinityError as error:
-                print(error)
-            print(sorted(os.sched_getaffinity(0)))
-            print(gpuaff.set_affinity(0, 1, strict=True).gpu)
-        """
-        error, cpus, gpu = printed(script, env=driver.env()).splitlines()
-        assert "[no-rank; strict]" in error
-        assert (cpus, gpu) == (str(CPUS), "0")
-
-    def test_is_on_the_only_visible_gpu(self, apart: FakeDriver) -> None:
-        script = """
-            import gpuaff
-            affinity = gpuaff.set_affinity(strict=True)
-            print(affinity.rank, affinity.gpu, sorted(affinity))
-            print([warning.code for warning in affinity.warnings])
-        """
-        env = {**apart.env(), "CUDA_VISIBLE_DEVICES": "1"}
-        assert printed(script, env=env).splitlines() == [f"0 1 [{CPUS[1]}]", "['no-rank']"]
+def test_an_unknown_rank_is_on_the_only_visible_gpu(apart: FakeDriver) -> None:
+    script = """
+        import gpuaff
+        affinity = gpuaff.set_affinity(strict=True)
+        print(affinity.rank, affinity.gpu, sorted(affinity))
+        print([warning.code for warning in affinity.warnings])
+    """
+    env = {**apart.env(), "CUDA_VISIBLE_DEVICES": "1"}
+    assert printed(script, env=env).splitlines() == [f"0 1 [{CPUS[1]}]", "['no-rank']"]
 
 
-class TestTheVariable:
-    """GPUAFF_PINNED is what is in force."""
+@pytest.mark.parametrize(
+    "value",
+    ["", "v1", "v1:0:2", "v2:0:2:0-7:", "v1:x:2:0-7:", "v1:0:-2:0-7:", "v1:0:2:x:", "v1:::::"],
+)
+def test_a_variable_that_is_not_ours_counts_for_nothing(value: str) -> None:
+    assert classify_pinned({PINNED_VARIABLE: value}.get, frozenset(range(4))) is None
 
-    def test_is_undone_with_the_share(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            def rank():
-                return os.environ.get("GPUAFF_PINNED", "v1:-")[3:6]
-            with gpuaff.set_affinity(0, 2) as outer:
-                said = [rank()]
-                with gpuaff.set_affinity(1, 2):
-                    said += [rank()]
-                said += [rank()]
-            said += [rank()]
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
-            outer = gpuaff.set_affinity(0, 2)
-            print(*said, rank(), outer.pinned)
-        """
-        assert printed(script, env=driver.env()) == "0:2 1:2 0:2 - - False"
 
-    def test_of_this_process_is_no_border_for_its_next_call(self, driver: FakeDriver) -> None:
-        """Rank 0 of 1 has all CPUs, and is cut when it turns out to be rank 0 of 2."""
-        script = """
-            import gpuaff
-            calls = [(0, 1), (0, 2), (0, 2), (1, 2)]
-            made = [gpuaff.set_affinity(*call) for call in calls]
-            print(*(len(affinity) for affinity in made))
-            print({w.code for affinity in made for w in affinity.warnings} - {"nvml"})
-        """
-        sizes, codes = printed(script, env=driver.env()).splitlines()
-        half = len(CPUS) // 2
-        assert list(map(int, sizes.split())) == [len(CPUS), half, half, half]
-        assert "share-inherited" not in codes
-
-    @pytest.mark.parametrize(
-        "value",
-        [
-            "",
-            "v1",
-            "v1:0:2",
-            "v2:0:2:CPUS:",
-            "v1:x:2:CPUS:",
-            "v1:0:-2:CPUS:",
-            "v1:0:2:x:",
-            "v1:::::",
-        ],
-    )
-    def test_that_is_not_ours_counts_for_nothing(self, driver: FakeDriver, value: str) -> None:
-        script = """
-            import gpuaff
-            affinity = gpuaff.set_affinity(0, 2)
-            print(len(affinity), "share-inherited" in [w.code for w in affinity.warnings])
-        """
-        value = value.replace("CPUS", ",".join(map(str, CPUS)))
-        env = {**driver.env(), "GPUAFF_PINNED": value}
-        assert printed(script, env=env) == f"{len(CPUS) // 2} False"
-
-    def test_of_other_cpus_counts_for_nothing(self, driver: FakeDriver) -> None:
-        """It is left over: this process may use CPUs beside that share."""
-        env = {**driver.env(), "GPUAFF_PINNED": f"v1:1:2:{CPUS[0]}:"}
-        script = "import gpuaff; print([w.code for w in gpuaff.set_affinity(0, 2).warnings])"
-        assert "share-inherited" not in printed(script, env=env)
+def test_a_variable_of_other_cpus_counts_for_nothing(driver: FakeDriver) -> None:
+    """It is left over: this process may use CPUs beside that share."""
+    env = {**driver.env(), "GPUAFF_PINNED": f"v1:1:2:{CPUS[0]}:"}
+    script = "import gpuaff; print([w.code for w in gpuaff.set_affinity(0, 2).warnings])"
+    assert "share-inherited" not in printed(script, env=env)

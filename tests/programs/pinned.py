@@ -9,7 +9,17 @@ from typing import Any
 
 import gpuaff
 from gpuaff.pinning.state import remembered
-from tests.programs.threads import before, bound_to, child, holds, in_a_thread, now, tid_bound_to
+from tests.processes import cores_of_this_machine, worker_cpus
+from tests.programs.threads import (
+    before,
+    bound_to,
+    child,
+    codes,
+    holds,
+    in_a_thread,
+    now,
+    tid_bound_to,
+)
 
 
 def a_block_leaves_a_bound_thread_where_its_share_was() -> None:
@@ -169,31 +179,12 @@ def an_earlier_share_takes_the_place_of_a_later_one() -> None:
     holds(second.restore() == before == other())
 
 
-def a_larger_share_takes_those_of_a_smaller_one() -> None:
-    large = gpuaff.set_affinity(0, 1)
-    other = bound_to(None)
-    small = gpuaff.set_affinity(0, 2)
-    holds(other() == small, large.reapply() == large == other())
-
-
 def a_thread_with_a_smaller_share_comes_though_the_main_one_was_moved() -> None:
     large = gpuaff.set_affinity(0, 1)
     other = bound_to(None)
     small = gpuaff.set_affinity(0, 2)
     os.sched_setaffinity(0, {max(before)})
     holds(other() == small, large.reapply() == large == other())
-
-
-def a_bound_thread_that_called_first_gets_its_own_back_in_the_end() -> None:
-    one = frozenset({max(before)})
-
-    def work() -> Any:
-        os.sched_setaffinity(0, one)
-        affinity = gpuaff.set_affinity(0, 2)
-        affinity.reapply()
-        return now() == affinity != one and affinity.restore() == one
-
-    holds(in_a_thread(work), now() == before)
 
 
 def in_a_forked_child() -> None:
@@ -432,3 +423,93 @@ def an_actor_whose_gpus_change() -> None:
         affinity = gpuaff.set_affinity(0, 1)
         holds(affinity.gpu == gpu, affinity.pinned is bool(shown), affinity <= before)
     holds(now() == before)  # best effort: no GPU, so nothing is cut
+
+
+# An unknown rank, among two GPUs; and GPUAFF_PINNED, which says what is in force.
+
+
+def an_unknown_rank_narrows_nothing() -> None:
+    with gpuaff.set_affinity(memory="preferred", openmp=True) as affinity:
+        holds(affinity.rank is None, affinity.plan is None, affinity.memory is None)
+        holds(not affinity.pinned, now() == before, "OMP_NUM_THREADS" not in os.environ)
+    (notice,) = affinity.warnings
+    holds("2 GPUs are visible, so the mask stays; " in notice.message, notice.code == "no-rank")
+    holds(notice.message.endswith("call set_affinity(local_rank, nproc_per_node)"))
+
+
+def an_unknown_rank_leaves_what_an_earlier_call_has_set() -> None:
+    share = gpuaff.set_affinity(1, 2)
+    holds(gpuaff.set_affinity() == share, os.environ["GPUAFF_PINNED"].startswith("v1:1:2:"))
+    holds(share.restore() == before)
+
+
+def an_unknown_rank_is_an_error_where_it_must_not_be() -> None:
+    try:
+        gpuaff.set_affinity(strict=True)
+    except gpuaff.GPUAffinityError as error:
+        holds("[no-rank; strict]" in str(error), now() == before)
+    holds(gpuaff.set_affinity(0, 1, strict=True).gpu == 0)
+
+
+def the_variable_is_undone_with_the_share() -> None:
+    def rank() -> str:
+        return os.environ.get("GPUAFF_PINNED", "v1:-")[3:6]
+
+    with gpuaff.set_affinity(0, 2):
+        holds(rank() == "0:2")
+        with gpuaff.set_affinity(1, 2):
+            holds(rank() == "1:2")
+        holds(rank() == "0:2")
+    holds(rank() == "-")
+    gpuaff.set_affinity(0, 2)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    holds(not gpuaff.set_affinity(0, 2).pinned, rank() == "-")
+
+
+def the_variable_of_this_process_is_no_border_for_its_next_call() -> None:
+    """Rank 0 of 1 has all CPUs, and is cut when it turns out to be rank 0 of 2."""
+    made = [gpuaff.set_affinity(*call) for call in ((0, 1), (0, 2), (0, 2), (1, 2))]
+    sizes, half = [len(affinity) for affinity in made], len(before) // 2
+    holds(sizes == [len(before), half, half, half])
+    holds(not any("share-inherited" in codes(affinity) for affinity in made))
+
+
+# Workers: REST is left to them, when the main process has a core.
+
+CORES, REST = cores_of_this_machine(), worker_cpus()
+
+
+def all_threads_of_a_worker_move_and_go_back() -> None:
+    thread, part = bound_to(None), gpuaff.spread(0, 1)
+    holds(thread() == now() == part, (part < before) is (len(CORES) > 1))
+    holds(part.restore() == before == thread() == now())
+    with gpuaff.spread(0, 1):
+        holds(thread() == part)
+    holds(thread() == before)
+
+
+def twice_is_the_same_as_once_for_a_worker() -> None:
+    affinity, one = gpuaff.set_affinity(0, 1), gpuaff.spread(1, 2)
+    holds(one == gpuaff.spread(1, 2) == now(), one | gpuaff.spread(0, 2) == REST)
+    affinity.reapply()
+    holds(now() == affinity, gpuaff.spread(1, 2) == one)
+    gpuaff.set_affinity(0, 1)
+    holds(now() == affinity, gpuaff.spread(1, 2) == one)
+    with gpuaff.set_affinity(0, 1, cpus=[max(before)]):
+        holds(sorted(gpuaff.spread(0, 1)) == [max(before)], gpuaff.spread(0, 1).restore() == before)
+
+
+def a_forked_worker_cuts_the_share_and_not_a_narrowed_mask() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+    os.sched_setaffinity(0, {min(before)})  # as an import does
+
+    def work() -> bool:
+        part = gpuaff.spread(0, 1)
+        return part == REST and part.restore() == affinity
+
+    holds(child(work) == 0)
+
+
+def a_workers_mask_of_one_cpu_is_not_widened() -> None:
+    os.sched_setaffinity(0, {min(before)})
+    holds(sorted(gpuaff.spread(1, 3)) == [min(before)], gpuaff.spread(2, 3).pinned)

@@ -325,10 +325,7 @@ def _of_topology(topology: Topology) -> list[Notice]:
 
 
 def _mask_shrunk(topology: Topology, parent: CpuSet | None) -> list[Notice]:
-    """A mask of one core that the parent has not: a border, or an OpenMP runtime's doing.
-
-    They look the same (cases C5, C7), so there is a warning, and the mask is not widened.
-    """
+    """Warn of one core of the parent's: a border looks like a runtime's doing (cases C5, C7)."""
     allowed = topology.allowed
     one_core = len(allowed) == 1 or any(allowed <= core for core in topology.cores or ())
     if parent is None or parent <= allowed or not one_core:

@@ -73,10 +73,7 @@ class Affinity(frozenset[int]):
         memory: str | None = None,
         warnings: Iterable[Notice] = (),
     ) -> Self:
-        """Only :func:`set_affinity` and :func:`spread` make them.
-
-        ``states`` are those before and after a call that may have changed anything.
-        """
+        """``states`` are those before and after a call that may have changed anything."""
         self = super().__new__(cls, cpus)
         self.rank, self.plan, self.pinned, self.memory = rank, plan, pinned, memory
         share = plan.share_of(rank) if plan is not None and rank is not None else None

@@ -1,6 +1,6 @@
 """What gpuaff has set in this process, and the one way to change it: all or nothing.
 
-The only module of ``pinning`` that remembers anything. A thread is *free* where its mask is one
+A thread is *free* where its mask is one
 that gpuaff has set, or the process's first: calls move it. Others the program has bound itself.
 """
 
@@ -120,10 +120,8 @@ class State(NamedTuple):
         )
 
     def is_free(self, masks: Collection[CpuSet]) -> IsFree:
-        """Whether a thread is free, by its id and mask: where these are the masks of such threads.
-
-        The main thread is free on a part of what is in force, too: a runtime has narrowed it.
-        """
+        """Whether a thread, by its id and mask, is free, where free ones have these masks."""
+        # The main thread also is on a part of what is in force: a runtime has narrowed it.
         return lambda tid, mask: (
             mask in masks
             or (tid == self.pid and self.in_force is not None and mask < self.in_force)
