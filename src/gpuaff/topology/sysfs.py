@@ -49,7 +49,7 @@ _CPUSET = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpu
 def read_cpus(tree: Tree) -> Topology:
     """Read the CPU side; what the tree lacks is None (``cpus`` is then empty)."""
     # *Possible* CPUs are more: their ids can't be used (case A18).
-    cpus = cpu_list(tree, f"{_CPU}/online") or frozenset()
+    cpus = cpu_list(tree, f"{_CPU}/online")
     cores = _siblings(tree, cpus, _CORE)
     return Topology(
         cpus=cpus,
@@ -62,20 +62,13 @@ def read_cpus(tree: Tree) -> Topology:
     )
 
 
-def cpu_list(tree: Tree, *files: str) -> CpuSet | None:
-    """The CPUs (or nodes) that the first of these files names.
-
-    Returns:
-        None when none of them can be read; empty when none of those that can names any.
-    """
-    found = None
+def cpu_list(tree: Tree, *files: str) -> CpuSet:
+    """The CPUs (or nodes) that the first of these files names; empty where none names any."""
     for file in files:
-        text = tree.read(file)
         with suppress(ValueError):
-            found = found if text is None else parse_cpulist(text)
-        if found:
-            break
-    return found
+            if cpus := parse_cpulist(tree.read(file) or ""):
+                return cpus
+    return frozenset()
 
 
 def _numbered(tree: Tree, folder: str, prefix: str) -> list[int]:
@@ -100,7 +93,7 @@ def _siblings(tree: Tree, cpus: CpuSet, files: tuple[str, ...]) -> tuple[CpuSet,
     """CPUs in groups of siblings, by the first file that this kernel has."""
 
     def read(cpu: int, file: str) -> CpuSet:
-        return cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/{file}") or frozenset()
+        return cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/{file}")
 
     used = next((file for file in files if read(min(cpus), file)), None) if cpus else None
     return None if used is None else _cut(cpus, lambda cpu: read(cpu, used) | {cpu})
@@ -131,7 +124,7 @@ def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
         for number in reversed(_numbered(tree, cache, "index")):  # the outermost level is last
             index = f"{cache}/index{number}"
             if tree.read(f"{index}/level") == "3":
-                return cpu_list(tree, f"{index}/shared_cpu_list") or frozenset()
+                return cpu_list(tree, f"{index}/shared_cpu_list")
         return frozenset()
 
     known = cpus and tree.exists(f"{_CPU}/cpu{min(cpus)}/cache")
@@ -147,7 +140,7 @@ def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
     """
     named = cpu_list(tree, "sys/devices/cpu_atom/cpus")
     if named or not cores:
-        return (named or frozenset()) & frozenset().union(*cores)
+        return named & frozenset().union(*cores)
     file = "cpu_capacity"
     if not tree.exists(f"{_CPU}/cpu{min(cores[0])}/{file}"):
         if len(set(map(len, cores))) == 1:
@@ -177,8 +170,8 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...] | None:
         is_whole = len(words) == len(ids) and all(word.isdecimal() for word in words)
         return NumaNode(
             id=number,
-            cpus=(cpu_list(tree, f"{folder}/cpulist") or frozenset()) & cpus,
-            has_memory=None if with_memory is None else number in with_memory,
+            cpus=cpu_list(tree, f"{folder}/cpulist") & cpus,
+            has_memory=number in with_memory if with_memory else None,
             distances=tuple(map(int, words)) if is_whole else None,
         )
 
@@ -282,8 +275,7 @@ def pci_place(
     device = f"{DEVICES}/{address}"
     text = tree.read(f"{device}/numa_node") or ""
     node = int(text) if text.isdecimal() else None  # −1: the firmware is silent (cases A7, F6)
-    local = cpu_list(tree, f"{device}/local_cpulist") or frozenset()
-    near = local & machine.cpus
+    near = cpu_list(tree, f"{device}/local_cpulist") & machine.cpus
     # Without a node the kernel lists every CPU, which on a machine of several nodes is no answer.
     several = sum(1 for one in machine.numa_nodes or () if one.cpus) > 1
     is_known = node is not None or near != machine.cpus or not several

@@ -20,11 +20,9 @@ string ("driver rule 1" and so on):
 
 **From NVIDIA's documentation**, not observed (MIG User Guide, "CUDA Device Enumeration"): a
 process is shown one MIG instance, the first, and then no whole GPU; an instance is named by its
-``MIG-<uuid>``, with drivers before R470 by ``MIG-GPU-<uuid of the GPU>/<gi>/<ci>``.
-
-**Our reading**, where neither says: a GPU with MIG on, named as a whole (by number or by
-``GPU-``), stands for its first instance, and is no device while it has none; a list that begins
-with a whole GPU ends at an instance.
+``MIG-<uuid>``, with drivers before R470 by ``MIG-GPU-<uuid of the GPU>/<gi>/<ci>``. **Our
+reading**, where neither says: a GPU with MIG on, named as a whole, stands for its first instance,
+and is no device while it has none; a list that begins with a whole GPU ends at an instance.
 """
 
 from __future__ import annotations

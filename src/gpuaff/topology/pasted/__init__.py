@@ -26,8 +26,6 @@ from gpuaff.topology.pasted.text import Paste
 _PRINTED = 6
 """nvidia-smi ends a list of CPUs after so many entries (case A25)."""
 
-_MOST_GPUS = 256
-
 _ROCM = re.compile(
     r"^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)",
     re.ASCII | re.MULTILINE,
@@ -60,7 +58,7 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
 
     Raises:
         TopologyError: it describes neither CPUs nor NVIDIA GPUs, or it is far larger than what
-            those commands print (4 MiB, 2 million CPU ids or 256 GPUs).
+            those commands print (4 MiB, 2 million CPU ids).
     """
     paste = Paste(text, name)
     if _ROCM.search(paste.text):
@@ -75,8 +73,6 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
         lines = counted(text.count("\n") + (not text.endswith("\n")), "line")
         add = "paste the output of `nvidia-smi topo -m` and of `LC_ALL=C lscpu`, whole"
         raise paste.error(f"no CPU and no NVIDIA GPU in it ({lines}); {why}{add}")
-    if len(indices) > _MOST_GPUS:
-        raise paste.error(f"it names {len(indices)} GPUs: not one machine's")
     placer = _Placer(paste, rows, machine, is_complete)
     placer.doubts["rows-missing"].update(named - rows.keys())
     gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index))) for index in indices)

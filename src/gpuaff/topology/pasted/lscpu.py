@@ -35,10 +35,11 @@ _NODE = re.compile(
 _DISTANCES = re.compile(
     r"^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$", re.ASCII | re.MULTILINE
 )
-_CPUS, _THREADS = "CPU(s)", "Thread(s) per core"
-_CORES, _SOCKETS, _NODES = "Core(s) per socket", "Socket(s)", "NUMA node(s)"
-_KEYS = "|".join(map(re.escape, (_CPUS, _THREADS, _CORES, _SOCKETS, _NODES)))
-_NUMBER = re.compile(rf"^({_KEYS}):[ \t]*(\d{{1,6}})$", re.ASCII | re.MULTILINE)
+_NUMBER = re.compile(
+    r"^(CPU\(s\)|Thread\(s\) per core|Core\(s\) per socket|Socket\(s\)|NUMA node\(s\)):"
+    r"[ \t]*(\d{1,6})$",
+    re.ASCII | re.MULTILINE,
+)
 _POWER = re.compile(r"(?im)^(?:Architecture:[ \t]*ppc|Model name:[ \t]*power)")
 _TRANSLATED = re.compile(
     r"^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
@@ -101,21 +102,18 @@ class _Machine:
         self.nodes = self._numa_nodes(lists)
         self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
         self._lists = self._node_cpus or near
-        self._all = max(numbers.get(_CPUS, 0), len(self.cpus))  # also offline ones
+        self._all = max(numbers.get("CPU(s)", 0), len(self.cpus))  # also offline ones
         self._online = len(self.cpus) if self.is_complete else self._all
         # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
-        sockets = numbers.get(_SOCKETS, 0)
-        least = 0 if self._has_several_kinds() else numbers.get(_CORES, 0) * sockets
+        sockets = numbers.get("Socket(s)", 0)
+        keys = [key for key, _ in _NUMBER.findall(paste.text)]  # a block for each kind of core
+        self._kinds = keys.count("Core(s) per socket") / max(1, keys.count("CPU(s)"))
+        least = 0 if self._kinds > 1 else numbers.get("Core(s) per socket", 0) * sockets
         self._expected = range(least, least + sockets) if least else range(0)
         # Before util-linux 2.37 the threads were the online CPUs divided by the cores and rounded
         # down, so that one CPU offline makes them 1: they count as far as the others agree.
-        self._threads = numbers.get(_THREADS, 0)
+        self._threads = numbers.get("Thread(s) per core", 0)
         self._is_doubtful = 0 < self._threads * max(self._expected, default=0) < self._online
-
-    def _has_several_kinds(self) -> bool:
-        """Whether lscpu prints a block of numbers for each kind of core."""
-        keys = [key for key, _ in _NUMBER.findall(self._paste.text)]
-        return keys.count(_CORES) > max(1, keys.count(_CPUS))
 
     def _whole_rows(self, listed: CpuSet) -> Rows:
         """The rows, if there is one for every CPU: a part of them would split cores and nodes."""
@@ -157,8 +155,8 @@ class _Machine:
 
     def note_missing(self) -> None:
         """Note which CPUs and nodes are not known."""
-        count, found, nodes = self._numbers.get(_CPUS), len(self.cpus), len(self.nodes)
-        all_nodes = max(self._numbers.get(_NODES, 0), len(self._distances))
+        count, found, nodes = self._numbers.get("CPU(s)"), len(self.cpus), len(self.nodes)
+        all_nodes = max(self._numbers.get("NUMA node(s)", 0), len(self._distances))
         hint = f" (lscpu counts {count})" if count else ""
         if not found:
             self._note("cpus-unknown", f"the CPUs are unknown{hint}: add the output of `lscpu`")
@@ -180,7 +178,7 @@ class _Machine:
 
     def packages(self) -> tuple[Package, ...] | None:
         """The sockets: from the rows, or the only one, or so many nodes in each, in order."""
-        sockets, nodes = self._numbers.get(_SOCKETS, 0), self._node_cpus
+        sockets, nodes = self._numbers.get("Socket(s)", 0), self._node_cpus
         each = len(nodes) // sockets if sockets else 0
         starts = range(0, len(nodes), each) if each and not len(nodes) % sockets else ()
         equal = [frozenset().union(*nodes[start : start + each]) for start in starts]
@@ -210,7 +208,7 @@ class _Machine:
     def efficiency_cpus(self) -> CpuSet:
         """The CPUs of slow cores, by the highest frequencies in the rows (case G5)."""
         speeds = {frozenset([cpu]): row.get("maxmhz", 0) for cpu, row in self._rows.items()}
-        if not any(speeds.values()) and self._has_several_kinds():
+        if not any(speeds.values()) and self._kinds > 1:
             message = "lscpu names several kinds of cores, and not which CPUs they are"
             self._note("cores-unknown", f"{message}: add the output of `lscpu -e`")
         return slow_cores(speeds)
@@ -317,7 +315,7 @@ class _Machine:
             return None
         agrees = (
             distance in (self._expected or (distance,))
-            and self._numbers.get(_CPUS, 2 * distance) == 2 * distance
+            and self._numbers.get("CPU(s)", 2 * distance) == 2 * distance
             and max(cpus) < 2 * distance
             and frozenset().union(*self._lists) == cpus
         )
@@ -370,7 +368,7 @@ def _rows(paste: Paste) -> Rows:
             columns = columns if _PLACES.intersection(columns) else ()
         elif columns and line[:1].isdigit():
             if row := _row(columns, line.split(separator)):
-                paste.keep(rows, row["cpu"], row, f"lscpu's rows for CPU {row['cpu']}")
+                paste.keep(rows, row["cpu"], row, "lscpu's rows for one CPU")
         else:
             columns = ()
     return rows

@@ -133,28 +133,24 @@ def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[
 def read_list(paste: Paste) -> Mapping[int, Gpu]:
     """The GPUs of ``nvidia-smi -L``: name, UUID and MIG instances, as far as they are listed."""
     found: dict[int, Gpu] = {}
-    uuids: set[str] = set()
-    gpu: Gpu | None = None
+    instances: dict[str, tuple[int, MigInstance]] = {}
+    index = -1
     for line in paste.lines:
-        if listed := _listed(line):
-            gpu = found.get(listed.index, listed)
-            if gpu.uuid is None and gpu.name == listed.name:
-                gpu = listed
-            if (gpu.name, gpu.uuid) != (listed.name, listed.uuid or gpu.uuid):
-                message = f"GPU {gpu.index} is listed twice and differently"
-                paste.note("contradiction", f"{message}; the first counts")
-            found[gpu.index] = gpu
-        elif gpu and (mig := _MIG.match(line)) and mig[1] not in uuids:
-            uuids.add(mig[1])
+        if gpu := _listed(line):
+            index = gpu.index
+            paste.keep(found, index, gpu, f"lines for GPU {index}")
+        elif index >= 0 and (mig := _MIG.match(line)):
             ids = [-1 if number is None else int(number) for number in mig.groups()[1:]]
             instance = MigInstance(uuid=mig[1], gpu_instance=ids[0], compute_instance=ids[1])
-            gpu = found[gpu.index] = replace(gpu, mig=(*(gpu.mig or ()), instance))
+            instances.setdefault(mig[1].lower(), (index, instance))
+    uuids = set(instances)
     for gpu in found.values():
-        if gpu.uuid and gpu.uuid.lower() in uuids:
-            message = f"two GPUs have the UUID of GPU {gpu.index}"
-            paste.note("contradiction", f"{message}; it is left out")
-            found[gpu.index] = replace(gpu, uuid=None)
-        uuids.add((gpu.uuid or "").lower())
+        own = tuple(instance for owner, instance in instances.values() if owner == gpu.index)
+        is_double = (gpu.uuid or "").lower() in uuids
+        if is_double:
+            paste.note("contradiction", f"the UUID of GPU {gpu.index} is there twice; left out")
+        found[gpu.index] = replace(gpu, uuid=None if is_double else gpu.uuid, mig=own or None)
+        uuids.update([gpu.uuid.lower()] if gpu.uuid else [])
     return found
 
 
