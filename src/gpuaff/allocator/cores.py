@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from math import gcd
 
 from gpuaff.cpuset import CpuSet
@@ -30,6 +30,13 @@ class Cores:
     def _place_of(self) -> Mapping[int, int]:
         return {cpu: place for place, core in enumerate(self.cpus) for cpu in core}
 
+    @cached_property
+    def _pieces_of(self) -> Mapping[int, Sequence[int]]:
+        return {
+            core: [*pieces]
+            for core, pieces in groupby(range(len(self.cpus)), self.core_of.__getitem__)
+        }
+
     def places(self, cpus: CpuSet) -> tuple[int, ...]:
         """The places, ascending, of the cores that hold any of these allowed CPUs.
 
@@ -40,9 +47,9 @@ class Cores:
 
     def places_within(self, cpus: CpuSet, allowed: CpuSet) -> tuple[int, ...]:
         """The same for a process that may use only these allowed CPUs, which hold the others."""
-        wanted = {self.core_of[place] for place in self.places(cpus)}
-        found = enumerate(zip(self.core_of, self.cpus, strict=True))
-        return tuple(at for at, (core, piece) in found if core in wanted and piece <= allowed)
+        cores = dict.fromkeys(map(self.core_of.__getitem__, self.places(cpus)))
+        pieces = chain.from_iterable(map(self._pieces_of.__getitem__, cores))
+        return tuple(place for place in pieces if self.cpus[place] <= allowed)
 
     def count(self, places: Iterable[int]) -> int:
         """How many cores these places are (parts) of; what is max-min fair counts places."""
