@@ -125,9 +125,7 @@ class Cutter(NamedTuple):
         return found
 
     def in_trimming_order(self, places: Sequence[int], size: int | None) -> tuple[int, ...]:
-        """Places, ascending, with the ``size`` first (None: all) that a share keeps when trimmed:
-        fast cores, and whole L3 domains.
-        """  # noqa: D205 - one sentence
+        """Places, ascending, but first the ``size`` that are kept: fast cores, whole L3 domains."""
         left = len(places) if size is None else size
         kept: list[int] = []
         for kind in self.kinds(places, 1):
