@@ -9,7 +9,7 @@ import pytest
 from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
 from gpuaff.notices import Notice
-from gpuaff.pinning.state import refuse_if_broken
+from gpuaff.pinning.report import refuse_if_broken
 from tests.allocator.described import codes, dgx_a100
 
 

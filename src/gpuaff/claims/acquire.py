@@ -295,7 +295,7 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
 
 
 def _warn(notice: Notice) -> tuple[Notice, ...]:
-    from gpuaff.pinning.state import say
+    from gpuaff.pinning.report import say
 
     say((notice,), rank=None)
     return (notice,)
