@@ -36,8 +36,8 @@ def _valid(random: Random, gpu: Gpu, online: CpuSet) -> Gpu:
         (cpus and (cpus & online if online else cpus)) or None
         for cpus in (gpu.node_cpus, gpu.socket_cpus, gpu.local_cpus)
     )
-    is_unknown = (node, socket, gpu.numa_node) == (None, None, None)
-    source = None if is_unknown else gpu.source or Source.SYSFS
+    is_known = node or socket or gpu.numa_node is not None
+    source = (gpu.source or Source.SYSFS) if is_known else None
     instances = tuple(
         MigInstance(
             uuid=f"MIG-{gpu.index:08x}-0000-5000-8000-{number:012x}",

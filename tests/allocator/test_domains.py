@@ -20,12 +20,12 @@ from tests.allocator.described import (
     codes,
     cpus,
     dgx_a100,
+    on_the_bus,
     one_node,
     spread_cores,
     union,
 )
 from tests.allocator.random_machines import MODES, SCOPES, any_machine, regular, some_of
-from tests.allocator.special_machines import dgx_a100_on_the_bus, on_the_bus
 
 
 def test_a_change_of_any_domain_makes_the_version_2_and_is_in_the_changelog() -> None:
@@ -34,7 +34,7 @@ def test_a_change_of_any_domain_makes_the_version_2_and_is_in_the_changelog() ->
 
 def test_no_gpu_swaps_its_local_cores_for_others() -> None:
     """Both GPUs of a DGX A100's node keep half of it, though the free nodes are as large."""
-    found = gpu_domains(dgx_a100_on_the_bus())
+    found = gpu_domains(on_the_bus(dgx_a100()))
     assert all(len(found[gpu] & cpus("48-63,176-191")) == 16 for gpu in (0, 1))
 
 

@@ -83,7 +83,7 @@ def each_has_its_own(found: Plan) -> bool:
     return "too-few-cores" not in codes(found)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(jobs())
 def test_shares_are_whole_cores_inside_the_masks_and_apart(job: Job) -> None:
     found = job.plan()

@@ -16,7 +16,7 @@ from tests.allocator.written import FOLDER, Written, check, read
             marks=[pytest.mark.case(*test.cases)] if test.cases else [],
         )
         for file in sorted(FOLDER.glob("*.txt"))
-        for test in read(file.read_text("utf-8"))
+        for test in read(file)
     ],
 )
 def test_what_is_written_down_is_planned(test: Written) -> None:

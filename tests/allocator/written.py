@@ -35,34 +35,26 @@ from gpuaff.allocator.plan import plan
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Accelerator, Gpu, NumaNode, Package, Source, Topology
-from tests.allocator import special_machines as special
-from tests.allocator.described import bare, box, dgx_a100, packed_cores, spread_cores, union
+from tests.allocator.described import (
+    bare,
+    box,
+    dgx_a100,
+    on_the_bus,
+    packed_cores,
+    spread_cores,
+    union,
+)
 
 FOLDER = Path(__file__).parents[1] / "data/plans"
-DESCRIBED = FOLDER.parent / "described"
 
-MACHINES: dict[str, Topology] = {
+MACHINES = {
     "dgx-a100": dgx_a100(),
-    "dgx-a100-bus": special.dgx_a100_on_the_bus(),
-    "dgx-h100": special.dgx_h100(),
-    "frontier": special.frontier(),
-    "gb10": Topology.load(DESCRIBED / "gb10.json"),
-    "gb200": special.gb200(),
-    "gb200-memory": special.gb200(sysfs_names_memory=True),
+    "dgx-a100-bus": on_the_bus(dgx_a100()),
+    "gb10": Topology.load(FOLDER.parent / "described/gb10.json"),
     "nothing": Topology(),
-    "nps4": special.nps4_backwards(),
-    "xeon6": Topology.load(DESCRIBED / "xeon6.json"),
-    **{f"i9-{gpus}": special.core_i9(gpus) for gpus in (1, 2, 3, 4, 8)},
-    **{
-        f"snc3-{''.join(map(str, gpus))}": special.xeon6_snc3(gpus)
-        for gpus in ((0, 0, 2, 2, 3, 3, 5, 5), (0, 2, 2), (1, 3))
-    },
-    "summit": special.power(packed_cores(44, smt=4), (3, 3), allowed="0-83,88-171"),
-    "power-smt8": special.power(packed_cores(20, smt=8), (2, 2)),
-    "power-smt8-off": special.power([frozenset((cpu,)) for cpu in range(0, 160, 8)], (2, 2)),
-    "four-and-two": special.four_and_two(),
+    "xeon6": Topology.load(FOLDER.parent / "described/xeon6.json"),
 }
-"""Machines that take more than a line."""
+"""Machines that are described elsewhere; ``machines.txt`` adds others."""
 
 OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "balanced": ("balanced", {"yes": True, "no": False}.__getitem__),
@@ -96,11 +88,12 @@ class Written:
     questions: list[Question] = field(default_factory=list)
 
 
-def read(text: str) -> Iterator[Written]:
+def read(file: Path) -> Iterator[Written]:
     """The tests of one file."""
     known = dict(MACHINES)
     test, machine, defaults = Written("", ()), Topology(), ""
-    for line in text.splitlines():
+    shared = FOLDER / "machines.txt"
+    for line in (shared.read_text("utf-8") + file.read_text("utf-8")).splitlines():
         word, _, rest = line.strip().partition(" ")
         if word == "machine":
             name, _, words = rest.partition(" = ")
@@ -160,7 +153,7 @@ def _new(words: dict[str, str]) -> Topology:
 
 CHANGES: Mapping[str, Callable[[Topology, str], Topology]] = {
     "allowed": lambda made, text: replace(made, allowed=parse_cpulist(text)),
-    "bus": lambda made, _: special.on_the_bus(made),
+    "bus": lambda made, _: on_the_bus(made),
     "cores": lambda made, text: replace(made, cores=_cores(text) or None),
     "cpus": lambda made, text: replace(made, cpus=parse_cpulist(text)),
     "l3": lambda made, text: replace(made, l3=_l3(made, text)),

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -32,6 +32,13 @@ class Cores:
     def _place_of(self) -> Mapping[int, int]:
         return {cpu: place for place, core in enumerate(self.cpus) for cpu in core}
 
+    @cached_property
+    def _pieces_of(self) -> Mapping[int, Sequence[int]]:
+        return {
+            core: [*pieces]
+            for core, pieces in groupby(range(len(self.cpus)), self.core_of.__getitem__)
+        }
+
     def places(self, cpus: CpuSet) -> tuple[int, ...]:
         """The places, ascending, of the cores that hold any of these allowed CPUs.
 
@@ -42,9 +49,9 @@ class Cores:
 
     def places_within(self, cpus: CpuSet, allowed: CpuSet) -> tuple[int, ...]:
         """The same for a process that may use only these allowed CPUs, which hold the others."""
-        wanted = {self.core_of[place] for place in self.places(cpus)}
-        found = enumerate(zip(self.core_of, self.cpus, strict=True))
-        return tuple(at for at, (core, piece) in found if core in wanted and piece <= allowed)
+        cores = dict.fromkeys(map(self.core_of.__getitem__, self.places(cpus)))
+        pieces = chain.from_iterable(map(self._pieces_of.__getitem__, cores))
+        return tuple(place for place in pieces if self.cpus[place] <= allowed)
 
     def count(self, places: Iterable[int]) -> int:
         """How many cores these places are (parts) of; what is max-min fair counts places."""
@@ -249,9 +256,7 @@ class Cutter(NamedTuple):
         return found
 
     def in_trimming_order(self, places: Sequence[int], size: int | None) -> tuple[int, ...]:
-        """Places, ascending, with the ``size`` first (None: all) that a share keeps when trimmed:
-        fast cores, and whole L3 domains.
-        """  # noqa: D205 - one sentence
+        """Places, ascending, but first the ``size`` that are kept: fast cores, whole L3 domains."""
         left = len(places) if size is None else size
         kept: list[int] = []
         for kind in self.kinds(places, 1):

@@ -15,7 +15,6 @@ from gpuaff.allocator.model import Mode, Multithreading, Options, Partition, Pla
 from gpuaff.allocator.placement import (
     Assignment,
     Job,
-    Near,
     Neighbourhood,
     Placement,
     chosen_cpus,
@@ -308,13 +307,11 @@ def _limit(job: Job, placements: Iterable[Placement]) -> str:
 
 def _mask_narrow(job: Job) -> Iterator[Notice]:
     """For what no rank may use: that another rank has a part is the purpose of masks."""
-    online, granted = job.topology.cpus, job.granted
-    cut = [
-        placed
-        for placed in job.placements
-        if placed.near.is_local and _is_cut(placed.near, online, granted)
-    ]
-    if cut:
+    online, granted = job.topology.cpus, job.granted  # masks also name offline CPUs
+    local = [placed for placed in job.placements if placed.near.is_local]
+    reported = {placed.near.reported for placed in local}
+    narrow = {near for near in reported if (near & (online or near)) - granted}
+    if cut := [placed for placed in local if placed.near.reported in narrow]:
         near = union(placed.near.reported for placed in cut)
         text = (
             f"the CPU mask allows only {format_cpulist(near & granted)} of the CPUs near "
@@ -322,13 +319,6 @@ def _mask_narrow(job: Job) -> Iterator[Notice]:
             "runtime has narrowed the mask, call gpuaff before importing it"
         )
         yield _about(cut, "mask-narrow", text)
-
-
-def _is_cut(near: Near, online: CpuSet, granted: CpuSet) -> bool:
-    """Whether an online CPU near the GPU is not allowed; masks also name offline CPUs."""
-    if len(near.reported) == len(near.cpus):
-        return False
-    return bool((near.reported & online if online else near.reported) - granted)
 
 
 def _cores_across_nodes(job: Job) -> Iterator[Notice]:
