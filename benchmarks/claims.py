@@ -265,7 +265,10 @@ def _two_hundred() -> None:
 def _race(rounds: int) -> None:
     with open_to_all(Topology.named("dgx-a100")) as of:
         done = of.driver.run(
-            [sys.executable, str(TESTS / "claims/race.py"), "--rounds", str(rounds)],
+            [
+                *(sys.executable, str(TESTS / "claims/many.py"), "--wait"),
+                *("--ours=64", "--hurt=32", f"--rounds={rounds}"),
+            ],
             env=of.variables,
             check=False,
             timeout=3600,

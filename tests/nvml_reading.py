@@ -20,7 +20,7 @@ from gpuaff._system import nvml
 {before}
 try:
     with nvml.open_session() as session:
-        answer = session.read_gpus(highest_cpu={highest_cpu}, links={links})
+        answer = session.read_gpus(links={links})
 except NoDriverError as error:
     answer = error
 {after}
@@ -38,14 +38,13 @@ class DriverReading(NamedTuple):
 def read(
     driver: FakeDriver,
     *,
-    highest_cpu: int = 255,
     links: bool = False,
     before: str = "",
     after: str = "",
     env: dict[str, str] | None = None,
 ) -> DriverReading:
     """What a process on the fake machine reads; its NoDriverError is raised here."""
-    program = PROGRAM.format(highest_cpu=highest_cpu, links=links, before=before, after=after)
+    program = PROGRAM.format(links=links, before=before, after=after)
     return answer_of(driver.run(program, env=env).stdout)
 
 

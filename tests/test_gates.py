@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import gpuaff
 
 SOURCE = Path(str(gpuaff.__path__[0]))
 GATES = {
-    "_system/nvml.py",
-    "_system/kernel.py",
-    "_system/env.py",
-    "_system/mempolicy.py",
-    "_system/cuda.py",
-    "_system/nvml_prewarm.py",
-    "_system/descriptors.py",
-    "_system/locks.py",
+    "pynvml": {"_system/nvml.py"},
+    "psutil": {"_system/processes.py"},
+    "subprocess": {"_system/subprocess.py"},
+    "ctypes": {
+        *("_system/cuda.py", "_system/mempolicy.py"),
+        *("_system/nvml.py", "_system/nvml_prewarm.py"),
+    },
 }
+"""The modules that may import each."""
 OPENS = {
+    *("_system/kernel.py", "_system/locks.py", "_system/descriptors.py"),
     "cli/dispatch.py",  # the null device, when a reader has gone
-    "cli/source.py",  # what the user names
-    "topology/serialize.py",  # what the user names, and what ships
+    *("cli/source.py", "topology/serialize.py"),  # what the user names, and what ships
 }
+"""The modules that may open files."""
 
 
 @cache
-def modules() -> Sequence[tuple[str, ast.Module]]:
-    """Each module's name and tree, parsed once for all tests."""
-    return [
-        (str(file.relative_to(SOURCE)), ast.parse(file.read_text("utf-8")))
+def modules() -> dict[str, ast.Module]:
+    """Each module's tree, parsed once for all tests."""
+    return {
+        str(file.relative_to(SOURCE)): ast.parse(file.read_text("utf-8"))
         for file in SOURCE.rglob("*.py")
-    ]
+    }
 
 
-def imported(tree: ast.Module) -> set[str]:
-    """The packages that a module imports."""
-    return {name.split(".")[0] for name in imported_modules(tree)}
-
-
-def imported_modules(tree: ast.Module) -> set[str]:
-    """Likewise the modules; of ``from a import b``, whatever ``b`` is, ``a`` and ``a.b``."""
+@cache
+def imported(name: str) -> set[str]:
+    """What a module imports, in functions too; of ``from a import b`` both ``a`` and ``a.b``."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(modules()[name]):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -53,41 +51,24 @@ def imported_modules(tree: ast.Module) -> set[str]:
     return names
 
 
-def test_pynvml_has_one_gate() -> None:
-    assert [name for name, tree in modules() if "pynvml" in imported(tree)] == ["_system/nvml.py"]
+@pytest.mark.parametrize("foreign", GATES)
+def test_only_its_gates_import_it(foreign: str) -> None:
+    users = {name for name in modules() if foreign in {n.split(".")[0] for n in imported(name)}}
+    assert users <= GATES[foreign]
 
 
-def test_psutil_has_one_gate() -> None:
-    assert [name for name, tree in modules() if "psutil" in imported(tree)] == [
-        "_system/processes.py"
-    ]
-
-
-def test_programs_have_one_gate() -> None:
-    assert [name for name, tree in modules() if "subprocess" in imported(tree)] == [
-        "_system/subprocess.py"
-    ]
-
-
-def test_foreign_code_is_called_by_gates_only() -> None:
-    assert {name for name, tree in modules() if "ctypes" in imported(tree)} <= GATES
-
-
-def test_nobody_else_opens_files() -> None:
-    """`kernel.Tree` reads /sys and /proc; what users name themselves is read where it is read."""
-    for name, tree in modules():
+def test_only_gates_open_files() -> None:
+    for name, tree in modules().items():
         calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        calls = {c for c in calls if not c.startswith("locks.read_at")}  # opened by that gate
+        calls.discard("locks.read_at")
         opens = {call for call in calls if call in ("open", "os.open")}
         opens |= {c for c in calls if c.endswith((".open", ".read_text", ".read_bytes"))}
-        if opens:
-            assert name in GATES | OPENS
+        assert not opens or name in OPENS, name
 
 
-def test_gates_know_nobody_above_them() -> None:
-    """Neither at the top nor inside functions, and not for annotations either."""
-    above = {"allocator", "pinning", "claims", "cli", "compat", "launch"}
-    for name, tree in modules():
+def test_gates_import_nothing_above_them() -> None:
+    above = {"allocator", "pinning", "claims", "cli", "compat", "launch", "topology"}
+    for name in modules():
         if name.startswith("_system/"):
-            known = {part for module in imported_modules(tree) for part in module.split(".")[1:2]}
+            known = {part for module in imported(name) for part in module.split(".")[1:2]}
             assert not known & above, name

@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
-
-def program() -> NoReturn:
+def program() -> None:
     """Run the command line, and exit."""
     try:
         from gpuaff.cli import exit_on_interrupt, main

@@ -14,21 +14,19 @@ from typing import TypeAlias
 CpuSet: TypeAlias = frozenset[int]
 """Logical CPUs by their OS ids."""
 
+# Linux' own limit (NR_CPUS) is 8192 on x86-64 and arm64. Without one a typing error such as
+# ``0-99999999`` would exhaust the memory.
 MAX_CPU_ID = 65_535
-"""The highest id accepted. Linux' own limit (NR_CPUS) is 8192 on x86-64 and arm64. Without a limit
-a typing error such as ``0-99999999`` would exhaust the memory."""
+"""The highest id accepted."""
 
 _ELEMENT = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9})/(\d{1,9}))?)?", re.ASCII)
 _MASK = re.compile(r"(?:0x)?[0-9a-fA-F]+(?:,[0-9a-fA-F]{1,8})*", re.ASCII)
 
 
 def parse_cpulist(text: str) -> CpuSet:
-    """Read a cpulist.
+    """Read a cpulist; blanks around elements are allowed, and an empty text is the empty set.
 
-    Args:
-        text: ids and ranges separated by commas, e.g. ``0-3,8``; a range may carry the
-            kernel's stride, ``0-31:2/8`` (the first 2 of every 8). Blanks around elements are
-            allowed. An empty text is the empty set.
+    A range may carry the kernel's stride: ``0-31:2/8`` is the first 2 of every 8.
 
     Raises:
         ValueError: anything else, or an id above :data:`MAX_CPU_ID`.
@@ -82,11 +80,7 @@ def grouped(cpus: Iterable[int], key: Callable[[int], Hashable]) -> tuple[CpuSet
 
 
 def parse_mask(text: str) -> CpuSet:
-    """Read a hexadecimal mask as sysfs and Slurm write it: ``0xff``, ``00000001,0000000f``.
-
-    Raises:
-        ValueError: it is not one, or names an id above :data:`MAX_CPU_ID`.
-    """
+    """Read a mask as sysfs and Slurm write it, ``00000001,0000000f`` or ``0xff``; or ValueError."""
     stripped = text.strip()
     if not _MASK.fullmatch(stripped):
         raise ValueError(f"{stripped[:40]!r} is not a hexadecimal CPU mask")
@@ -99,12 +93,9 @@ def parse_mask(text: str) -> CpuSet:
 
 def format_mask(cpus: Iterable[int]) -> str:
     """Write CPUs as a mask of 32-bit words, the highest first, as sysfs does."""
-    bits = sum(1 << cpu for cpu in set(cpus))
-    words: list[str] = []
-    while bits or not words:
-        words.append(f"{bits & 0xFFFFFFFF:08x}")
-        bits >>= 32
-    return ",".join(reversed(words))
+    digits = f"{sum(1 << cpu for cpu in set(cpus)):x}"
+    padded = digits.zfill(-(-len(digits) // 8) * 8)
+    return ",".join(padded[at : at + 8] for at in range(0, len(padded), 8))
 
 
 def from_bits(bits: int, *, base: int = 0) -> CpuSet:

@@ -13,18 +13,14 @@ from typing import ClassVar
 
 from gpuaff.formatting import counted, one_line
 
-_LONGEST = 80
-"""The most characters that a message shows of a value."""
+_LONGEST = 80  # characters of a value that a message shows
 
 
 class GpuaffError(Exception):
     """The base of all errors of this package."""
 
-    __match_args__: ClassVar[tuple[str, ...]] = ()
-    """The names of the fields; dataclasses set it."""
-
-    _message: ClassVar[str] = ""
-    """The sentence that the fields make; empty: the first argument is the message."""
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # the names of the fields: dataclasses set it
+    _message: ClassVar[str] = ""  # the sentence that the fields make
 
     def __post_init__(self) -> None:
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
@@ -34,9 +30,7 @@ class GpuaffError(Exception):
         return type(self), fields or self.args, vars(self)
 
     def __str__(self) -> str:
-        if self._message:
-            return self._message.format_map(vars(self))
-        return str(self.args[0]) if self.args else ""
+        return self._message.format_map(vars(self)) or "".join(map(str, self.args[:1]))
 
 
 class GPUAffinityError(GpuaffError, RuntimeError):

@@ -70,7 +70,8 @@ def word(name: str, value: object, words: type[_Word]) -> _Word:
         return words(value)
     except ValueError:
         known = [str(member.value) for member in words]
-        expected = f"one of {', '.join(known)}{suggestion(str(value), known)}"
+        hint = suggestion(value, known) if isinstance(value, str) else ""
+        expected = f"one of {', '.join(known)}{hint}"
         raise InvalidOptionError(name, value, expected) from None
 
 

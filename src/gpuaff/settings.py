@@ -13,7 +13,6 @@ from gpuaff._system import env
 from gpuaff.allocator import model
 
 _NO_TEXTS = ("balanced", "min_physical_cores", "max_physical_cores", "reserve")
-"""The options whose values are numbers or flags."""
 
 READERS: Mapping[str, Callable[[str, str], object]] = {
     name: partial(read, text=True) if name in _NO_TEXTS else read

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuaff.allocator.plan import plan
 from gpuaff.errors import GPUAffinityError
-from gpuaff.pinning.state import refuse_if_broken
+from gpuaff.pinning.report import refuse_if_broken
 from gpuaff.topology.model import Gpu, Source, Topology
 from tests.allocator.described import bare, box, codes, cpus, one_node, shown, spread_cores, union
 from tests.allocator.random_machines import SCOPES, any_machine

@@ -304,20 +304,20 @@ class TestReservedTooMuch:
 class TestCpusThatCannotBeHad:
     def test_a_mask_outside_the_machine(self) -> None:
         assert refusal(replace(EIGHT, allowed=cpus("8-9")), 1) == (
-            "no CPU is allowed: the allowed set (8-9) holds none of the online CPUs 0-7; "
-            "check the CPU mask or cpuset that the job was started with"
+            "no CPU is allowed: the CPU mask (8-9) holds none of the online CPUs 0-7; "
+            "check the mask or cpuset that the job was started with"
         )
 
     def test_a_rank_mask_outside_the_machine(self) -> None:
         assert refusal(EIGHT, 2, rank_allowed=["0-7", "8-9"]) == (
-            "rank_allowed gives rank 1 the CPUs 8-9, but only the CPUs 0-7 are online; "
+            "no CPU is allowed: rank_allowed[1] (8-9) holds none of the online CPUs 0-7; "
             "give each rank's CPUs by their ids on this machine"
         )
 
     def test_a_choice_outside_the_mask(self) -> None:
         assert refusal(EIGHT.with_allowed(cpus("2-7")), 2, cpus="1-2,8") == (
-            "requested cpus=1-2,8, but not all of them are available (not online: 8; not allowed: "
-            "1); allowed CPUs: 2-7. Name only allowed CPUs, or start the job with a wider CPU mask"
+            "requested cpus=1-2,8, but the CPUs 1,8 are not available (online: 0-7; allowed: 2-7); "
+            "name only allowed CPUs, or start the job with a wider CPU mask"
         )
 
     def test_a_choice_that_leaves_a_rank_nothing(self) -> None:

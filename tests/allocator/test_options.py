@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpuaff.allocator.model import MOST, Mode, Multithreading, Options, Scope, check_rank
+from gpuaff.allocator.model import Mode, Multithreading, Options, Scope, check_rank
 from gpuaff.allocator.plan import plan, plan_with
+from gpuaff.cpuset import MAX_CPU_ID as MOST
 from gpuaff.errors import InvalidOptionError
 from tests.allocator.described import one_node, spread_cores
 
@@ -212,7 +213,9 @@ def test_the_largest_that_can_be_meant() -> None:
     most = Options.of(
         MOST, min_physical_cores=MOST, max_physical_cores=MOST, reserve=MOST, cpus=[MOST]
     )
-    assert (most.nproc, most.least, most.most, most.reserve) == (65535,) * 4
+    assert (most.nproc, most.min_physical_cores, most.max_physical_cores, most.reserve) == (
+        65535,
+    ) * 4
     assert most.cpus == frozenset((65535,))
     assert Options.of(1, cpus="65535").cpus == frozenset((65535,))
 

@@ -265,11 +265,11 @@ class TestLittleIsKnown:
         assert codes(found) == ["cores-unknown"]
 
     def test_a_mask_outside_the_machine_contradicts_it(self) -> None:
-        with pytest.raises(GPUAffinityError, match=r"allowed set \(8-9\) holds none of .* 0-7;"):
+        with pytest.raises(GPUAffinityError, match=r"CPU mask \(8-9\) holds none of .* 0-7;"):
             plan(replace(bare("0-7", Gpu(index=0)), allowed=cpus("8-9")), 1)
 
     def test_an_empty_mask_contradicts_it(self) -> None:
-        with pytest.raises(GPUAffinityError, match=r"no CPU is allowed: the allowed set \(empty\)"):
+        with pytest.raises(GPUAffinityError, match=r"no CPU is allowed: the CPU mask \(empty\)"):
             plan(bare("0-7", allowed=""), 1)
 
     def test_a_visible_gpu_that_is_not_there(self) -> None:

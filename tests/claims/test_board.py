@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuaff._system import kernel, locks
-from gpuaff.claims.devices import conflicts
 from gpuaff.claims.devices.probe import describe
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.registry import (
@@ -29,7 +28,7 @@ from gpuaff.claims.locking.registry import (
     WAITS,
 )
 from gpuaff.errors import LockDirectoryError
-from tests.claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
+from tests.claims.lockers import locker, until
 
 STAND = """
 slot = registry.take()
@@ -45,10 +44,6 @@ hear()
 """
 
 
-def stand(*, holds: bool = False) -> str:
-    return STAND % holds
-
-
 def test_the_layout_is_what_the_page_says() -> None:
     """Other languages have it from docs/lease-protocol.md."""
     assert (SLOTS, SLOT_SIZE) == (512, 4096)
@@ -57,13 +52,13 @@ def test_the_layout_is_what_the_page_says() -> None:
     assert registry.VERSION == 2
 
 
-@pytest.mark.parametrize("holds", [False, True])
-@pytest.mark.parametrize("how", ["released", "killed"])
+@pytest.mark.parametrize(("holds", "how"), [(False, "killed"), (True, "released")])
 def test_a_record_is_there_for_as_long_as_its_writer(
     lock_folder: Path, holds: bool, how: str
 ) -> None:
     assert registry.entries() == ()
-    with locker(stand(holds=holds)) as one:
+    assert not lock_folder.exists(), "looking makes no file"
+    with locker(STAND % holds) as one:
         number = int(one.heard())
         (entry,) = registry.entries()
         assert (entry.slot, entry.waits, entry.pid) == (number, not holds, one.pid)
@@ -78,16 +73,6 @@ def test_a_record_is_there_for_as_long_as_its_writer(
             one.go_on()
             one.heard()
         assert registry.entries() == ()
-
-
-@two_users
-@pytest.mark.case("E7")
-def test_two_users_see_each_other(lock_folder: Path) -> None:
-    with locker(stand(), uid=A_USER) as one, locker(stand(holds=True), uid=ANOTHER) as other:
-        one.heard()
-        other.heard()
-        found = {(entry.pid, entry.uid, entry.waits) for entry in registry.entries()}
-        assert found == {(one.pid, A_USER, True), (other.pid, ANOTHER, False)}
 
 
 def test_one_that_waits_becomes_one_that_holds(lock_folder: Path) -> None:
@@ -127,22 +112,12 @@ def test_a_full_board_is_an_error_and_one_who_leaves_makes_room(lock_folder: Pat
         last.release()
 
 
-def test_a_used_slot_has_nothing_of_its_last_writer(lock_folder: Path) -> None:
+def test_a_slot_is_given_on_empty_and_only_when_no_rank_of_its_claim_lives(
+    lock_folder: Path,
+) -> None:
+    """The parts of the ranks would count as those of the next claim."""
     first = registry.take()
     first.write({"pid": 7, "gpus": ["GPU-7"]})
-    number = first.number
-    first.release()
-    second = registry.take()
-    assert second.number == number
-    (entry,) = registry.entries()
-    assert not entry.is_written
-    assert (entry.pid, entry.gpus) == (None, ())
-    second.release()
-
-
-def test_the_slot_of_a_claim_that_ended_before_its_ranks_is_not_given_on(lock_folder: Path) -> None:
-    """Its parts would count as those of the next claim."""
-    first = registry.take()
     number = first.number
     rank = registry.opened()
     assert locks.try_range(rank, PARTS + number * PART_COUNT + 3)
@@ -153,6 +128,9 @@ def test_the_slot_of_a_claim_that_ended_before_its_ranks_is_not_given_on(lock_fo
     os.close(rank)
     third = registry.take()
     assert third.number == number
+    (entry,) = registry.entries()
+    assert not entry.is_written
+    assert (entry.pid, entry.gpus) == (None, ())
     third.release()
 
 
@@ -171,36 +149,6 @@ def test_a_record_of_a_hundred_instances_still_has_its_place(lock_folder: Path) 
     assert not entry.is_written
     slot.release()
     other.release()
-
-
-def test_whether_others_see_it(lock_folder: Path) -> None:
-    slot = registry.take()
-    seen = [slot.is_current]
-    (lock_folder / "registry").unlink()
-    seen.append(slot.is_current)
-    second = registry.take()
-    seen += [second.is_current, slot.is_current]
-    assert seen == [True, False, True, False]
-    slot.release()
-    second.release()
-
-
-def test_a_descriptor_that_is_somebody_elses_by_now_is_left_alone(
-    lock_folder: Path, tmp_path: Path
-) -> None:
-    slot = registry.take()
-    log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
-    number = slot.handle
-    os.dup2(log, number)
-    slot.release()
-    assert os.write(number, b"x") == 1
-    os.close(number)
-    os.close(log)
-
-
-def test_looking_makes_no_file(lock_folder: Path) -> None:
-    assert registry.entries() == ()
-    assert not lock_folder.exists()
 
 
 # ---- what others may have written ------------------------------------------------------------
@@ -265,7 +213,7 @@ def test_a_file_of_any_length_is_a_board(data: bytes) -> None:
 
 
 def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> None:
-    with locker(stand()) as one:
+    with locker(STAND % False) as one:
         one.heard()
         (entry,) = registry.entries()
         assert registry.stopped([entry]) == frozenset()
@@ -273,15 +221,3 @@ def test_a_forged_process_is_not_taken_for_a_stopped_one(lock_folder: Path) -> N
         until(lambda: registry.stopped([entry]) == {entry.slot})
         forged = entry._replace(start=1)
         assert registry.stopped([forged]) == frozenset()
-
-
-def test_a_loss_is_remembered_for_its_user_and_told_by_no_other_error(lock_folder: Path) -> None:
-    conflicts.back_off()  # none yet: no wait, and no file
-    assert not lock_folder.exists()
-    conflicts.remember_loss()
-    assert (lock_folder / f"lost-{os.geteuid()}").stat().st_size == 8
-    (lock_folder / f"lost-{os.geteuid()}").unlink()
-    (lock_folder / f"lost-{os.geteuid()}").mkdir()
-    conflicts.remember_loss()
-    conflicts.back_off()  # nobody is kept from claiming by what stands in its place
-    assert said("print(registry.entries())") == "()"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.fakedriver.driver import FakeDriver, MakeDriver, run
+from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
-from tests.nvml_reading import DGX, FULL, SLICES
+from tests.nvml_reading import FULL, SLICES
 
 UUIDS = [f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2)]
 """What the fake driver calls GPUs that nobody has named."""
@@ -45,21 +43,6 @@ print(cuda.is_initialized())
 """,
         ) == ["None False", "False False", "True"]
 
-    def test_loading_initializes_nothing(self, driver: FakeDriver) -> None:
-        program = """
-cuda.load()
-print("libcuda" in open("/proc/self/maps").read(), cuda.is_initialized())
-"""
-        assert lines(driver, program) == ["True False"]
-
-    def test_a_library_that_somebody_has_loaded_by_its_path(self, driver: FakeDriver) -> None:
-        program = """
-folder = os.environ["LD_LIBRARY_PATH"].split(":")[0]
-library = ctypes.CDLL(f"{folder}/libcuda.so.1")
-print(cuda.is_initialized(), library.cuInit(0), cuda.is_initialized())
-"""
-        assert lines(driver, program) == ["False 0 True"]
-
     def test_a_forked_child_cannot_tell_but_its_start_does(self, driver: FakeDriver) -> None:
         program = """
 cuda.start()
@@ -95,11 +78,6 @@ class TestDevices:
         env = {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         assert lines(driver, program, **env) == [" ".join(UUIDS[::-1])]
 
-    def test_real_uuids(self, fake_driver: MakeDriver) -> None:
-        program = "cuda.start(); print(cuda.uuids()[2])"
-        expected = "GPU-00000002-1111-2222-3333-444444444444"
-        assert lines(fake_driver(DGX), program) == [expected]
-
     def test_a_mig_instance(self, fake_driver: MakeDriver) -> None:
         uuid = SLICES[1].uuid
         program = "cuda.start(); print(*cuda.uuids())"
@@ -120,16 +98,6 @@ print(*cuda.uuids())
 
 @pytest.mark.fake_driver
 class TestContexts:
-    def test_nothing_is_made_current(self, driver: FakeDriver) -> None:
-        program = """
-cuda.start()
-contexts = cuda.Contexts()
-print(contexts.retain(0) != 0, contexts.retain(1) != 0)
-current = ctypes.c_void_p(1)
-print(ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(current)), current.value)
-"""
-        assert lines(driver, program) == ["True True", "0 None"]
-
     def test_nobody_elses_hold_is_let_go(self, driver: FakeDriver) -> None:
         """A framework in the same process holds the same context (torch does)."""
         program = """
@@ -179,13 +147,6 @@ print(tried(contexts.release))
 
 class TestNoLibrary:
     START = BEGIN + "print(tried(cuda.start)); print(cuda.is_initialized())"
-
-    def test_one_that_is_none(self, tmp_path: Path) -> None:
-        (tmp_path / "libcuda.so.1").write_bytes(b"not a library")
-        said, after = run(self.START, env={"LD_LIBRARY_PATH": str(tmp_path)}).stdout.splitlines()
-        assert said.startswith("NoDriverError: the NVIDIA driver's library CUDA cannot be loaded (")
-        assert said.endswith("(NVIDIA_DRIVER_CAPABILITIES=compute,utility)")
-        assert after == "None"
 
     @pytest.mark.fake_driver
     def test_one_that_is_too_old(self, fake_driver: MakeDriver) -> None:

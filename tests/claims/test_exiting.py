@@ -28,36 +28,32 @@ BEYOND = SETTLES + 0.3
 """Longer than GPUs are looked at again whose processes have ended, in seconds."""
 
 
-class TestHowLong:
-    """In seconds since something was first seen to leave."""
+ENDED, EXITING, NOTHING = (True, False), (True, True), (False, False)
+"""Whether something is leaving, and exiting."""
 
-    def goes_on(self, *looks: tuple[float, bool]) -> list[bool]:
-        """At which looks it is looked again; each has its time, and whether one is exiting."""
-        since = Settling()
-        return [since.goes_on(100 + at, leaving=True, exiting=exits) for at, exits in looks]
 
-    def test_what_has_ended_gets_a_second(self) -> None:
-        assert self.goes_on((0, False), (0.9, False), (1.1, False)) == [True, True, False]
-
-    def test_what_is_exiting_gets_ten(self) -> None:
-        assert self.goes_on((0, True), (9.9, True), (10.1, True)) == [True, True, False]
-
-    def test_what_has_exited_gets_a_second_more(self) -> None:
-        looks = (0.0, True), (9.5, True), (10.4, False), (10.6, False)
-        assert self.goes_on(*looks) == [True, True, True, False]
-
-    def test_what_ended_while_we_looked_is_looked_at_once_more(self) -> None:
-        """It held something when that was looked at, and was gone when it was looked at itself."""
-        since = Settling()
-        assert since.goes_on(0, leaving=True, exiting=True)
-        assert since.goes_on(1, leaving=False, exiting=False)
-        assert not since.goes_on(1, leaving=False, exiting=False)
-
-    def test_it_begins_anew_when_nothing_was_leaving_meanwhile(self) -> None:
-        since = Settling()
-        assert since.goes_on(0, leaving=True, exiting=False)
-        assert not since.goes_on(5, leaving=False, exiting=False)
-        assert since.goes_on(6, leaving=True, exiting=False)
+@pytest.mark.parametrize(
+    ("looks", "again"),
+    [
+        # What has ended gets a second, what is exiting ten, and a second when it has exited.
+        ([(0, ENDED), (0.9, ENDED), (1.1, ENDED)], [True, True, False]),
+        ([(0, EXITING), (9.9, EXITING), (10.1, EXITING)], [True, True, False]),
+        ([(0, EXITING), (9.5, EXITING), (10.4, ENDED), (10.6, ENDED)], [True, True, True, False]),
+        # It held something when that was looked at, and was gone when it was looked at itself.
+        ([(0, EXITING), (1, NOTHING), (1, NOTHING)], [True, True, False]),
+        # It begins anew when nothing was leaving meanwhile.
+        ([(0, ENDED), (5, NOTHING), (6, ENDED)], [True, False, True]),
+    ],
+)
+def test_how_long_it_is_looked_again(
+    looks: list[tuple[float, tuple[bool, bool]]], again: list[bool]
+) -> None:
+    since = Settling()
+    goes_on = [
+        since.goes_on(100 + at, leaving=leaving, exiting=exiting)
+        for at, (leaving, exiting) in looks
+    ]
+    assert goes_on == again
 
 
 class TestSeen:
@@ -147,14 +143,15 @@ def outlasted(before: Program) -> Iterator[None]:
 
 @pytest.mark.fake_driver
 class TestClaims:
-    @pytest.mark.parametrize("placeholder", ["'context'", "None"])
-    def test_a_claim_that_does_not_wait_gets_the_gpu_of_one(
-        self, lab: Lab, placeholder: str
-    ) -> None:
-        """Its lease is held until its files are closed; and so is its context."""
-        before = large(lab, f"gpuaff.claim_gpus(4, placeholder={placeholder})")
+    @pytest.mark.parametrize("wait", ["0", "0.1"])
+    def test_a_claim_gets_the_gpu_of_one(self, lab: Lab, wait: str) -> None:
+        """Its lease is held until its files are closed, and so is its context.
+
+        A short wait is as patient as none.
+        """
+        before = large(lab, "gpuaff.claim_gpus(4)")
         with outlasted(before):
-            after = begun(lab, "4, wait=0")
+            after = begun(lab, f"4, wait={wait}")
         assert after.heard() == "0 1 2 3"
 
     def test_of_one_without_a_lease(self, lab: Lab) -> None:
@@ -165,18 +162,20 @@ class TestClaims:
             after = begun(lab)
         assert after.heard() == "0"
 
-    def test_of_one_whose_lease_the_board_does_not_tell_of(self, lab: Lab) -> None:
+    def test_a_lease_that_the_registry_does_not_have_may_be_about_to_end(self, lab: Lab) -> None:
         """The kernel may have closed its slot first."""
-        code = """
-            from gpuaff.claims.locking.leases import Lease
-            from gpuaff._system.nvml import open_session
-            with open_session() as session:
-                lease = Lease()
-                assert lease.take(session.devices()) is None
-        """
-        before = large(lab, code.replace("\n            ", "\n"))
-        with outlasted(before):
-            after = begun(lab)
+        before = lab.start(
+            "from gpuaff.claims.locking.leases import Lease\n"
+            "from gpuaff._system.nvml import open_session\n"
+            "with open_session() as session:\n"
+            "    lease = Lease()\n"
+            "    assert lease.take(session.devices()) is None\n"
+            "say('done')\ngo_on()"
+        )
+        assert before.heard() == "done"
+        after = begun(lab)
+        time.sleep(0.3)
+        before.kill()
         assert after.heard() == "0"
 
     def test_inside_a_claim(self, lab: Lab) -> None:
@@ -186,12 +185,6 @@ class TestClaims:
         before = large(lab, "gpuaff.claim_gpus(1)", **env)
         with outlasted(before):
             after = begun(lab, **env)
-        assert after.heard() == "0"
-
-    def test_a_short_wait_is_as_patient_as_none(self, lab: Lab) -> None:
-        before = large(lab, "gpuaff.claim_gpus(4)")
-        with outlasted(before):
-            after = begun(lab, "1, wait=0.1")
         assert after.heard() == "0"
 
     def test_a_free_one_is_taken_at_once(self, lab: Lab) -> None:

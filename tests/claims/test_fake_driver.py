@@ -9,21 +9,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from textwrap import dedent
 
 import pytest
 
-from gpuaff.topology.model import Gpu, MigInstance, Topology
+from gpuaff.topology.model import Topology
 from gpuaff.topology.visible import resolve
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
-from tests.fakedriver.state import CUDA, FOREIGN, NVML, Mode
+from tests.fakedriver.state import CUDA, FOREIGN, Mode
 from tests.processes import Program, stopped
 from tests.visible_machines import MIGS, UUIDS, gpus, observed, with_mig
 
@@ -102,14 +100,6 @@ def ended(process: Program, sent: int = signal.SIGKILL) -> None:
 
 
 class TestStart:
-    def test_before_cuinit_nothing_is_there(self, driver: FakeDriver) -> None:
-        program = f"""{CALLS}
-print(count()[0], retain(0), release(0), cuda.cuCtxGetCurrent(ctypes.byref(context)))
-print(cuda.cuDriverGetVersion(ctypes.byref(number)), number.value)
-print(cuda.cuInit(0), cuda.cuInit(0), *count(), cuda.cuInit(1))
-"""
-        assert say(driver, program) == ["3 3 3 3", "0 13000", "0 0 0 2 1"]
-
     def test_in_a_forked_child_every_call_fails(self, driver: FakeDriver) -> None:
         program = f"""{CALLS}
 early = os.fork()
@@ -138,41 +128,6 @@ print(*count(), uuid(0)[-1], retain(1))
 """
         assert say(driver, program) == [f"0 1 1 {CUDA.INVALID_DEVICE}"]
         assert (driver.contexts_made(0), driver.contexts_made(1)) == (0, 0)
-
-    def test_who_a_device_is(self, fake_driver: MakeDriver) -> None:
-        gpu = Gpu(index=0, uuid=UUIDS[0], name="NVIDIA H100", pci_bus_id="0000:0a:00.0")
-        program = f"""{CALLS}
-cuda.cuInit(0)
-text = ctypes.create_string_buffer(64)
-assert cuda.cuDeviceGet(ctypes.byref(number), 0) == 0
-print(uuid(number.value))
-for ask in (cuda.cuDeviceGetName, cuda.cuDeviceGetPCIBusId):
-    assert ask(text, 64, number.value) == 0
-    print(text.value.decode())
-"""
-        assert say(fake_driver(Topology(gpus=(gpu,))), program) == [
-            UUIDS[0].removeprefix("GPU-").replace("-", ""),
-            "NVIDIA H100",
-            "0000:0a:00.0",
-        ]
-
-    def test_errors_have_names(self, driver: FakeDriver) -> None:
-        program = f"""{CALLS}
-text = ctypes.c_char_p()
-for code in (46, 100, 12345):
-    print(cuda.cuGetErrorName(code, ctypes.byref(text)), text.value)
-print(cuda.cuGetErrorString(46, ctypes.byref(text)), text.value)
-"""
-        assert say(driver, program) == [
-            "0 b'CUDA_ERROR_DEVICE_UNAVAILABLE'",
-            "0 b'CUDA_ERROR_NO_DEVICE'",
-            "1 None",
-            "0 b'CUDA-capable device(s) is/are busy or unavailable'",
-        ]
-
-    def test_the_stub(self, driver: FakeDriver) -> None:
-        driver.be_stub()
-        assert say(driver, f"{CALLS}print(cuda.cuInit(0))") == [str(CUDA.STUB_LIBRARY)]
 
 
 SHOWN = f"""{CALLS}
@@ -232,13 +187,6 @@ class TestVisibleDevices:
                 found = [parents.get(uuid, uuid) for uuid in answer]
                 assert found == [UUIDS[index] for index in ours.indices], text
 
-    def test_unlike_gpus(self, fake_driver: MakeDriver) -> None:
-        """CUDA's own order is another one than NVML's, unless it is told (case D6)."""
-        driver = fake_driver(Topology(gpus=gpus(4)))
-        driver.set_fastest([2, 3, 0, 1])
-        lists: list[tuple[str | None, str | None]] = [("0,3", None), ("0,3", "PCI_BUS_ID")]
-        assert shown(driver, lists) == [[UUIDS[2], UUIDS[1]], [UUIDS[0], UUIDS[3]]]
-
     def test_a_gpu_that_a_device_cgroup_denies(self, fake_driver: MakeDriver) -> None:
         """NVML counts it, CUDA does not."""
         driver = fake_driver(Topology(gpus=gpus(3)))
@@ -270,86 +218,6 @@ class TestContexts:
             assert say(driver, program) == [f"[] {idle} [] {idle}"]
         assert driver.contexts_made(1) == 1
 
-    def test_cuinit_alone_is_not_seen(self, driver: FakeDriver) -> None:
-        program = f"{CALLS}{NVML_CALLS}print(cuda.cuInit(0), listed(0), memory(0)[2])"
-        assert say(driver, program) == ["0 [] 3"]
-
-    def test_retained_twice_is_once(self, driver: FakeDriver) -> None:
-        program = f"""{CALLS}{NVML_CALLS}
-state = ctypes.c_uint(), ctypes.c_int()
-def see():
-    cuda.cuDevicePrimaryCtxGetState(0, *map(ctypes.byref, state))
-    print([memory >> 20 for pid, memory in listed(0)], state[1].value)
-cuda.cuInit(0)
-for _ in range(2):
-    retain(0)
-    see()
-for _ in range(2):
-    release(0)
-    see()
-print(release(0))
-"""
-        assert say(driver, program) == ["[518] 1", "[518] 1", "[518] 1", "[] 0", "201"]
-        assert driver.contexts_made(0) == 1
-
-    def test_contexts_beside_the_primary_one(self, driver: FakeDriver) -> None:
-        program = f"""{CALLS}{NVML_CALLS}
-def see():
-    print([memory >> 20 for pid, memory in listed(0)])
-now = ctypes.c_void_p()
-cuda.cuInit(0)
-cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
-cuda.cuCtxGetCurrent(ctypes.byref(now))
-print(now.value == context.value)
-mine = ctypes.c_void_p(context.value)
-retain(0)
-see()
-print(cuda.cuCtxDestroy_v2(mine), cuda.cuCtxDestroy_v2(mine))
-see()
-print(cuda.cuCtxSetCurrent(mine), cuda.cuCtxSetCurrent(context))
-release(0)
-see()
-"""
-        assert say(driver, program) == ["True", "[1036]", "0 201", "[518]", "201 0", "[]"]
-
-    def test_memory_is_counted(self, driver: FakeDriver) -> None:
-        driver.set_memory_total(0, 2 << 30)
-        program = f"""{CALLS}{NVML_CALLS}
-free, total, place = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_ulonglong()
-def allocate(mib):
-    return cuda.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(mib << 20))
-def see():
-    code = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-    print(code, free.value >> 20, total.value >> 20, [m >> 20 for p, m in listed(0)])
-cuda.cuInit(0)
-print(allocate(1))
-retain(0)
-cuda.cuCtxSetCurrent(context)
-see()
-print(allocate(512), allocate(1024))
-see()
-print(cuda.cuMemFree_v2(place), cuda.cuMemFree_v2(place))
-see()
-allocate(100)
-release(0)
-print(memory(0)[2])
-"""
-        idle = 2048 - 483 - 518
-        assert say(driver, program) == [
-            str(CUDA.INVALID_CONTEXT),
-            f"0 {idle} 2048 [518]",
-            f"0 {CUDA.OUT_OF_MEMORY}",
-            f"0 {idle - 512} 2048 [1030]",
-            f"0 {CUDA.INVALID_VALUE}",
-            f"0 {idle} 2048 [518]",
-            "3",
-        ]
-
-    def test_no_memory_for_a_context(self, driver: FakeDriver) -> None:
-        driver.set_memory_used(0, 80 << 30)
-        with holder(driver, code=CUDA.OUT_OF_MEMORY):
-            assert driver.contexts(0) == set()
-
     @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
     def test_gone_with_the_death_of_its_process(self, driver: FakeDriver, sent: int) -> None:
         """A zombie has none any more."""
@@ -357,12 +225,6 @@ print(memory(0)[2])
             ended(process, sent)
             assert driver.contexts(0) == set()
             assert say(driver, f"{NVML_CALLS}print(listed(0), memory(0)[2])") == ["[] 3"]
-
-    def test_it_stays_while_its_process_is_stopped(self, driver: FakeDriver) -> None:
-        with holder(driver) as process:
-            os.kill(process.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-            assert say(driver, f"{NVML_CALLS}print(listed(0)[0][0])") == [str(process.pid)]
 
     def test_the_dead_linger(self, driver: FakeDriver) -> None:
         """As long as was said, from when somebody has seen that they are dead."""
@@ -394,13 +256,6 @@ print(time.monotonic() - begun, memory(0)[2])
             os.kill(child, signal.SIGKILL)
             until(lambda: say(driver, see) == ["[] 3"])
 
-    def test_exec_closes_it(self, driver: FakeDriver) -> None:
-        with holder(driver) as process:
-            process.go_on("exec")
-            assert process.heard() == "new"
-            assert driver.contexts(0) == set()
-            assert say(driver, f"{NVML_CALLS}print(listed(0))") == ["[]"]
-
     @pytest.mark.case("E15")
     @pytest.mark.needs("pid-namespaces")
     def test_in_a_container(self, driver: FakeDriver) -> None:
@@ -419,13 +274,6 @@ sys.stdin.read()
             assert say(driver, see) == [str(both)]
             ended(process)
             until(lambda: say(driver, see) == [str(both[:1])])
-
-    def test_taken_away_by_a_test(self, driver: FakeDriver) -> None:
-        with holder(driver) as process:
-            driver.leave(process.pid)
-            assert driver.contexts(0) == set()
-            process.go_on("release")
-            assert process.heard() == "0"
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -446,20 +294,6 @@ class TestComputeMode:
         with holder(driver):  # the first one is dead
             pass
         assert driver.double_holdings() == []
-
-    def test_exclusive_and_somebody_planted(self, driver: FakeDriver) -> None:
-        driver.set_compute_mode(0, Mode.EXCLUSIVE_PROCESS)
-        driver.use(0, os.getpid(), graphics=True)
-        with holder(driver):
-            pass
-        driver.use(0, os.getpid())
-        with holder(driver, code=CUDA.DEVICE_UNAVAILABLE):
-            pass
-
-    def test_prohibited(self, driver: FakeDriver) -> None:
-        driver.set_compute_mode(0, Mode.PROHIBITED)
-        with holder(driver, code=CUDA.DEVICE_UNAVAILABLE):
-            assert say(driver, f"{NVML_CALLS}print(nvmlDeviceGetComputeMode(gpu[0]))") == ["2"]
 
 
 class TestDoubleHolding:
@@ -504,168 +338,6 @@ class TestDoubleHolding:
             assert driver.contexts(1, slot=2) == {first.pid}
         assert driver.contexts_made(1) == 3
 
-    def test_more_than_the_log_has_room_for(self, driver: FakeDriver) -> None:
-        driver.state.double_count = 65
-        with pytest.raises(AssertionError, match="65 double holdings"):
-            driver.double_holdings()
-
-
-class TestNvml:
-    def test_planted_processes(self, driver: FakeDriver) -> None:
-        """The living, until they are dead; those that nobody can look for, until they leave."""
-        unknown = 4_000_000
-        program = f"""{NVML_CALLS}
-print(sorted(pid for pid, memory in listed(0)))
-print(sorted(pid for pid, memory in listed(0, nvmlDeviceGetGraphicsRunningProcesses)))
-"""
-        with subprocess.Popen(["sleep", "60"]) as process:
-            driver.use(0, process.pid, both=True)
-            driver.use(0, unknown)
-            driver.use(0, os.getpid(), graphics=True)
-            both, alone = sorted([process.pid, unknown]), sorted([process.pid, os.getpid()])
-            assert say(driver, program) == [str(both), str(alone)]
-            assert driver.contexts(0) == set(both)
-            process.kill()
-        assert say(driver, program) == [f"[{unknown}]", f"[{os.getpid()}]"]
-        driver.leave(unknown)
-        assert say(driver, program) == ["[]", f"[{os.getpid()}]"]
-
-    def test_memory(self, driver: FakeDriver) -> None:
-        """The old function counts what the driver reserves as used; the new one does not."""
-        driver.use(0, os.getpid(), memory=100 * MIB)
-        driver.set_memory_used(0, 1000 * MIB)
-        program = f"""{NVML_CALLS}
-print(memory(0))
-old = nvmlDeviceGetMemoryInfo(gpu[0])
-print([value >> 20 for value in (old.total, old.used, old.free)])
-try:
-    nvmlDeviceGetMemoryInfo(gpu[0], version=3)
-except NVMLError as error:
-    print(error.value)
-"""
-        total, used = 80 << 10, 1103
-        assert say(driver, program) == [
-            str([total, 480, used, total - 480 - used]),
-            str([total, 480 + used, total - 480 - used]),
-            str(NVML.ARGUMENT_VERSION_MISMATCH.value),
-        ]
-
-    def test_memory_of_a_mig_instance(self, fake_driver: MakeDriver) -> None:
-        mig = tuple(
-            MigInstance(uuid=uuid, gpu_instance=place, compute_instance=0)
-            for place, uuid in enumerate(MIGS)
-        )
-        driver = fake_driver(Topology(gpus=(Gpu(index=0, uuid=UUIDS[0], mig=mig),)))
-        driver.set_memory_total(0, 70 << 30)
-        driver.use(0, os.getpid(), memory=100 * MIB, slot=1)
-        driver.set_memory_used(0, 10 * MIB, slot=2)
-        program = f"""{NVML_CALLS}
-print(memory(0)[2])
-gpu += [nvmlDeviceGetMigDeviceHandleByIndex(gpu[0], slot) for slot in (1, 2, 3)]
-print([memory(place) for place in (1, 2, 3)])
-"""
-        parts = [[10240, 0, used, 10240 - used] for used in (100, 10, 0)]
-        assert say(driver, program) == ["113", str(parts)]
-
-    @pytest.mark.case("E15")
-    def test_processes_hidden(self, driver: FakeDriver) -> None:
-        """As in some containers: nobody is there, and memory is in use."""
-        driver.hide_all_processes()
-        with holder(driver) as process:
-            see = f"{NVML_CALLS}print(listed(0), memory(0)[2])"
-            assert say(driver, see) == ["[] 521"]
-            assert driver.contexts(0) == {process.pid}
-
-    def test_memory_of_processes_not_told(self, driver: FakeDriver) -> None:
-        driver.hide_process_memory()
-        driver.use(0, os.getpid())
-        assert say(driver, f"{NVML_CALLS}print(listed(0))") == [f"[({os.getpid()}, None)]"]
-
-    def test_how_it_is_used(self, driver: FakeDriver) -> None:
-        program = f"""{NVML_CALLS}
-def ask(function):
-    try:
-        return function(gpu[0])
-    except NVMLError as error:
-        return type(error).__name__
-print(ask(lambda gpu: nvmlDeviceGetUtilizationRates(gpu).gpu))
-for function in (nvmlDeviceGetComputeMode, nvmlDeviceGetDisplayActive, nvmlDeviceGetDisplayMode):
-    print(ask(function))
-"""
-        assert say(driver, program) == ["0", "0", "0", "0"]
-        driver.set_utilization(0, 97)
-        driver.set_compute_mode(0, Mode.EXCLUSIVE_PROCESS)
-        driver.set_display(0, True, mode=False)
-        assert say(driver, program) == ["97", "3", "1", "0"]
-        driver.set_utilization(0, None)
-        driver.set_compute_mode(0, None)
-        driver.set_display(0, None)
-        assert say(driver, program) == ["NVMLError_NotSupported"] * 4
-
-
-class TestFaults:
-    def test_fails(self, driver: FakeDriver) -> None:
-        driver.fail("cuInit", CUDA.UNKNOWN, times=1)
-        driver.fail("cuDevicePrimaryCtxRetain", CUDA.OUT_OF_MEMORY, gpu=1, after=1)
-        program = f"""{CALLS}
-print(cuda.cuInit(0), count()[0], cuda.cuInit(0))
-print(retain(0), retain(1), retain(0), retain(1))
-"""
-        assert say(driver, program) == ["999 3 0", "0 0 0 2"]
-        assert driver.calls("cuInit") == 2
-
-    def test_takes_time(self, driver: FakeDriver) -> None:
-        driver.hang("nvmlDeviceGetMemoryInfo_v2", ms=300)
-        program = f"""{NVML_CALLS}
-import time
-begun = time.monotonic()
-memory(0)
-print(time.monotonic() - begun)
-"""
-        assert 0.3 <= float(say(driver, program)[0]) < 10
-
-    @pytest.mark.parametrize("function", ["cuInit", "nvmlDeviceGetMemoryInfo_v2"])
-    def test_hangs(self, driver: FakeDriver, function: str) -> None:
-        """For ever, and others go on meanwhile: no lock is held."""
-        driver.hang(function, times=1)
-        program = f"{CALLS}{NVML_CALLS}print(1)\nprint(cuda.cuInit(0), memory(0)[2])"
-        with stopped(program, env=driver.env(), fresh=True) as process:
-            assert process.heard() == "1"
-            until(lambda: driver.calls(function) == 1)
-            assert say(driver, program) == ["1", "0 3"]
-            assert process.is_running()
-
-    def test_kills(self, driver: FakeDriver) -> None:
-        driver.kill_at("cuDevicePrimaryCtxRetain", after=1)
-        program = f"{CALLS}cuda.cuInit(0)\nprint(retain(0), flush=True)\nretain(1)"
-        done = driver.run(program, check=False)
-        assert (done.returncode, done.stdout) == (-signal.SIGKILL, "0\n")
-        assert say(driver, f"{NVML_CALLS}print(listed(0), listed(1))") == ["[] []"]
-
-    def test_stops(self, driver: FakeDriver) -> None:
-        driver.stop_at("cuDevicePrimaryCtxRetain", gpu=0)
-        with stopped(HOLD, env=driver.env(), fresh=True) as process:
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-            with holder(driver):  # others go on
-                pass
-            os.kill(process.pid, signal.SIGCONT)
-            assert process.heard() == "0"
-
-    def test_only_one_process(self, driver: FakeDriver) -> None:
-        driver.fail("cuInit", CUDA.UNKNOWN, pid=os.getpid())
-        with holder(driver):
-            assert driver.calls("cuInit") == 0
-
-    def test_a_lost_gpu(self, driver: FakeDriver) -> None:
-        driver.lose_gpu(1)
-        with holder(driver), holder(driver, device=1, code=CUDA.UNKNOWN):
-            pass
-
-    def test_a_driver_without_a_function(self, driver: FakeDriver) -> None:
-        driver.omit("cuDeviceGetUuid_v2", "nvmlDeviceGetMemoryInfo_v2")
-        program = f"{CALLS}print(hasattr(cuda, 'cuDeviceGetUuid_v2'), hasattr(cuda, 'cuInit'))"
-        assert say(driver, program) == ["False True"]
-
 
 class TestNvidiaSmi:
     GPUS = "nvidia-smi --format=csv,noheader --query-gpu=index,gpu_bus_id"
@@ -681,52 +353,6 @@ class TestNvidiaSmi:
         assert self.smi(driver, self.USERS) == []
         with holder(driver, device=1) as process:
             assert self.smi(driver, self.USERS) == [f"{process.pid}, {second}"]
-
-    @pytest.mark.parametrize(("shown", "word"), [(True, "Enabled"), (False, "Disabled")])
-    def test_the_long_report(self, fake_driver: MakeDriver, shown: bool, word: str) -> None:
-        driver = fake_driver(this_machine(1))
-        driver.set_display(0, shown)
-        lines = [line.split() for line in self.smi(driver, "nvidia-smi -q")]
-        assert ["Attached", "GPUs", ":", "1"] in lines
-        assert ["Display", "Mode", ":", word] in lines
-
-    def test_without_a_driver(self, driver: FakeDriver) -> None:
-        driver.refuse(NVML.DRIVER_NOT_LOADED)
-        done = driver.run(self.GPUS.split(), smi=True, check=False)
-        assert done.returncode == 9
-        assert done.stdout.startswith("NVIDIA-SMI has failed")
-
-    def test_only_when_asked_for(self, driver: FakeDriver) -> None:
-        assert "PATH" not in driver.env()
-
-
-@pytest.mark.slow
-def test_threads_that_start_nvml_at_once(driver: FakeDriver) -> None:
-    """What one of them is given must mean something to all: gpuaff wakes the driver in threads.
-
-    The library is loaded anew in each child: they meet at the wrong moment in one of some hundred.
-    """
-    script = """
-        import ctypes, os, threading
-        def start(nvml, gate, told):
-            gate.wait()
-            nvml.nvmlInit_v2()
-            gpu, mode = ctypes.c_void_p(), ctypes.c_int()
-            nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(gpu))
-            gate.wait()
-            told.append(nvml.nvmlDeviceGetComputeMode(gpu, ctypes.byref(mode)))
-        def child():
-            nvml, gate, told = ctypes.CDLL("libnvidia-ml.so.1"), threading.Barrier(8), []
-            threads = [threading.Thread(target=start, args=(nvml, gate, told)) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            os._exit(told != [0] * 8)
-        children = [os.fork() or child() for _ in range(200)]
-        print({os.waitpid(child, 0)[1] for child in children})
-    """
-    assert driver.run(dedent(script)).stdout == "{0}\n"
 
 
 class TestSharing:

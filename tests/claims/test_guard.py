@@ -46,14 +46,6 @@ def test_one_at_a_time(lock_folder: Path) -> None:
     assert not descriptors.private
 
 
-def test_who_waits_gets_it_when_it_is_given_back(lock_folder: Path) -> None:
-    with locker(HOLD) as one, locker('print("there")\nhear()' + HOLD) as other:
-        assert [one.heard(), other.heard()] == ["has it", "there"]
-        other.go_on()
-        one.go_on()
-        assert other.heard() == "has it"
-
-
 def test_one_that_was_removed_is_no_guard_any_more(lock_folder: Path) -> None:
     """Else two would have one each, and each could take half of what both want."""
     with locker(HOLD) as one, locker('print("there")\nhear()' + HOLD) as late:
@@ -105,23 +97,6 @@ def test_a_forked_child_does_not_keep_it(lock_folder: Path, how: str) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_child_that_leaves_the_block_leaves_its_parents_guard_alone(lock_folder: Path) -> None:
-    script = """
-        from contextlib import ExitStack
-        with ExitStack() as stack:
-            stack.enter_context(guard.guarded())
-            if os.fork() == 0:
-                stack.close()
-                os._exit(0)
-            os.wait()
-            print("has it")
-            hear()
-    """
-    with locker(script) as one:
-        one.heard()
-        assert not free()
-
-
 @pytest.mark.parametrize("what", ["hangs", "is stopped"])
 def test_when_time_is_up_the_holder_is_named(lock_folder: Path, what: str) -> None:
     with locker(HOLD) as one:
@@ -145,12 +120,6 @@ def test_another_users_holder_is_named(lock_folder: Path) -> None:
         one.heard()
         error = said("print(refused(guard.guarded(limit=0).__enter__))", uid=ANOTHER)
         assert f"(pid {one.pid})" in error
-
-
-def test_whatever_is_raised_it_is_given_back(lock_folder: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), guard.guarded():
-        raise KeyboardInterrupt
-    assert free()
 
 
 def test_who_waits_is_interrupted_by_ctrl_c(lock_folder: Path) -> None:

@@ -146,7 +146,7 @@ def interrupt(lab: Lab, turns: int, options: str = "{}") -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("options", "turns"), [("{}", 120), ('{"pin": true, "placeholder": null}', 60)]
+    ("options", "turns"), [("{}", 60), ('{"pin": true, "placeholder": null}', 30)]
 )
 def test_at_random_steps(lab: Lab, options: str, turns: int) -> None:
     interrupt(lab, turns, options)

@@ -54,9 +54,6 @@ class TestWhatCudaIsShown:
         said = shown(lab, f"gpus=3{occupied}")
         assert said == [uuids(3), "(3, 0)", "visible-lost"]
 
-    def test_all_others_can_be_claimed(self, lost: Lab) -> None:
-        assert shown(lost, "3")[:2] == [uuids(0, 2, 3), "(0, 0) (2, 1) (3, 2)"]
-
     def test_without_uuid(self, lab: Lab) -> None:
         """CUDA counts it; our own numbers do not."""
         lab.driver.fail("nvmlDeviceGetUUID", NVML.UNKNOWN, gpu=1)
@@ -103,10 +100,6 @@ class TestWhatWasInherited:
             "visible-lost",
         ]
 
-    def test_uuids(self, lost: Lab) -> None:
-        value = f"{UUID.format(3)},{UUID.format(2)}"
-        assert shown(lost, "'auto'", CUDA_VISIBLE_DEVICES=value)[0] == uuids(3, 2)
-
     def test_only_the_lost_one(self, lost: Lab) -> None:
         said = refused(lost, "1, wait=None", CUDA_VISIBLE_DEVICES="1")
         assert said == (
@@ -119,7 +112,7 @@ class TestWhatWasInherited:
         assert shown(lost, "gpus=3, visible=None")[:2] == ["None None", "(3, 3)"]
         said = refused(lost, "gpus=3, visible=None, placeholder=None")
         assert said.startswith("InvalidOptionError visible=None: expected index or uuid: ")
-        assert WHY in said
+        assert "GPU 1 is lost, and CUDA may count it or not" in said
         variables = {"CUDA_VISIBLE_DEVICES": f"{UUID.format(2)},{UUID.format(3)}"}
         got = shown(lost, "gpus=3, visible=None, placeholder=None", **variables)
         assert got[1] == "(3, 1)"

@@ -77,16 +77,6 @@ class TestRanks:
         found = of_two(lab, "'auto'", SLURM_GPUS_ON_NODE="2", SLURM_JOB_ID="1")
         assert sorted(found) == ["0", "1"]
 
-    def test_one_that_each_sees_is_its_own(self, lab: Lab) -> None:
-        for rank in range(2):
-            env = {"MPI_LOCALRANKID": str(rank), "CUDA_VISIBLE_DEVICES": str(rank + 1), **HYDRA}
-            said = lab.one("say(*indices(gpuaff.claim_gpus('auto')))", **env)
-            assert said == str(rank + 1)
-
-    def test_a_count_is_not_divided(self, lab: Lab) -> None:
-        env = {"MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "0,1", **HYDRA}
-        assert lab.one("say(*indices(gpuaff.claim_gpus(2)))", **env) == "0 1"
-
     def test_fewer_than_ranks(self, lab: Lab) -> None:
         env = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
         said = lab.one("told(refused('auto', wait=None))", **env)
@@ -94,10 +84,17 @@ class TestRanks:
             "NotEnoughGpusError requested 3 GPUs; 2 were granted to the 3 ranks of this node"
         )
 
-    def test_candidates(self, lab: Lab) -> None:
-        env = {"MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3", **HYDRA}
-        said = lab.one("say(*indices(gpuaff.claim_gpus('auto', candidates='2,3')))", **env)
-        assert said == "2 3"
+    @pytest.mark.parametrize(
+        ("call", "visible", "indices"),
+        [
+            ("'auto'", "2", "2"),  # one that each sees is its own
+            ("2", "0,1", "0 1"),  # a count is not divided
+            ("'auto', candidates='2,3'", "0,1,2,3", "2 3"),
+        ],
+    )
+    def test_what_is_not_divided(self, lab: Lab, call: str, visible: str, indices: str) -> None:
+        env = {"MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": visible, **HYDRA}
+        assert lab.one(f"say(*indices(gpuaff.claim_gpus({call})))", **env) == indices
 
     @pytest.mark.parametrize(
         ("claims", "expected"),

@@ -115,7 +115,7 @@ COUNTED = [
 """To keep only one of a and b for the third lets the fifth have b, and the fourth wait."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(jobs(), min_size=2, max_size=9), st.data())
 def test_start_times_of_earlier_jobs_are_the_same_with_and_without_later_ones(
     line: list[Job], data: st.DataObject

@@ -43,7 +43,7 @@ def race(driver: FakeDriver, *, gpus: int, **options: int) -> dict[str, Any]:
     """Play it, and look at what is left."""
     said = [f"--{name}={value}" for name, value in {"gpus": gpus, **options}.items()]
     done = driver.run(
-        [sys.executable, str(HERE / "race.py"), *said],
+        [sys.executable, str(HERE / "many.py"), "--wait", *said],
         env=environment(driver),
         check=False,
         timeout=110,
@@ -59,7 +59,7 @@ def race(driver: FakeDriver, *, gpus: int, **options: int) -> dict[str, Any]:
 
 @pytest.mark.case("E5", "E6")
 def test_some_claimers_some_rounds(shared_driver: MakeDriver) -> None:
-    told = race(shared_driver(this_machine(8)), claimers=24, gpus=8, rounds=2, seed=1)
+    told = race(shared_driver(this_machine(8)), ours=24, hurt=12, gpus=8, rounds=2, seed=1)
     assert told["rounds"] == 2
 
 
@@ -67,7 +67,7 @@ def test_some_claimers_some_rounds(shared_driver: MakeDriver) -> None:
 @pytest.mark.needs("two-users")
 def test_many_claimers_of_two_users(shared_driver: MakeDriver) -> None:
     driver = shared_driver(Topology.named("dgx-a100"))
-    told = race(driver, claimers=64, gpus=8, rounds=12, seed=2)
+    told = race(driver, ours=64, hurt=32, gpus=8, rounds=12, seed=2)
     assert told["killed"] > 100
     assert told["stopped"] > 50
 

@@ -19,17 +19,13 @@ import pytest
 
 import gpuaff
 from gpuaff.claims.devices.selection import choose
-from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Gpu, Topology
 from tests.claims.linked import islands, linked, pasted
 
 
-def taken(
-    machine: Topology, count: int, *, busy: Iterable[int] = (), usable: Iterable[int] | None = None
-) -> list[int]:
+def taken(machine: Topology, count: int, *, busy: Iterable[int] = ()) -> list[int]:
     free = machine.gpu_by_index.keys() - set(busy)
-    known = None if usable is None else set(usable)
-    return list(choose(count, free, topology=machine, usable=known))
+    return list(choose(count, free, topology=machine))
 
 
 # NV2 within a quad: 0-3 1-2 2-3, 4-7 5-6 6-7; across: 0-4 1-5.
@@ -112,15 +108,12 @@ def test_a_dgx_2_is_sixteen_alike_but_for_their_nodes(
         (2, [], [0, 1]),
         (1, [0], [1]),  # the other one of its node
         (1, [6], [7]),
-        # The socket of 0 is broken: {2, 3} loses its own pair, as each does, and two pairs within
-        # the socket; {4, 5} would lose four.
         (2, [0], [2, 3]),
-        # {1, 2, 3} loses one pair on one node, {4, 5, 6} two.
-        (3, [0], [1, 2, 3]),
-        (4, [0], [4, 5, 6, 7]),
+        (3, [0], [1, 2, 3]),  # 1 has lost its neighbour already
+        (4, [0], [2, 3, 4, 5]),  # 1 is near none of them
     ],
 )
-def test_a_dgx_a100_has_two_gpus_on_a_node_and_four_in_a_package(
+def test_a_dgx_a100_has_two_gpus_on_a_node(
     count: int, busy: list[int], expected: list[int]
 ) -> None:
     assert taken(Topology.named("dgx-a100"), count, busy=busy) == expected
@@ -252,17 +245,14 @@ def gpus(*known: dict[str, Any]) -> Topology:
     return Topology(gpus=tuple(Gpu(index=i, **more) for i, more in enumerate(known)))
 
 
-def test_without_links_nodes_packages_and_buses_tell() -> None:
-    a, b, c = map(parse_cpulist, ("0-3", "4-7", "0-7"))
+def test_without_links_nodes_and_buses_tell() -> None:
     node = gpus({"numa_node": 0}, {"numa_node": 1}, {"numa_node": 1})
-    cpus = gpus({"local_cpus": a}, {"local_cpus": b}, {"node_cpus": b})
-    socket = gpus({"socket_cpus": a}, {"socket_cpus": c}, {"socket_cpus": c})
     bus = gpus(
         {"pci_bus_id": "0000:01:00.0"},
         {"pci_bus_id": "0001:02:05.0"},
         {"pci_bus_id": "0001:02:06.0"},
     )
-    for machine in (node, cpus, socket, bus):
+    for machine in (node, bus):
         assert taken(machine, 2) == [1, 2]
 
 
@@ -284,12 +274,11 @@ def test_what_does_not_fit_is_left_for_others_too() -> None:
 
 
 def test_what_is_busy_now_counts_last() -> None:
-    """Both islands are one short, but nobody will ever have 7."""
+    """Both islands are one short; where the left one is two short, it is broken already."""
     machine = islands(4, 4)
     assert taken(machine, 1, busy=[3, 7]) == [0]
-    assert taken(machine, 1, busy=[3, 7], usable=range(7)) == [4]
     # That the left one could be whole again is no reason to break it more.
-    assert taken(machine, 1, busy=[2, 3, 7], usable=range(7)) == [0]
+    assert taken(machine, 1, busy=[2, 3, 7]) == [0]
 
 
 def joined(size: int, pairs: str) -> Topology:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
+
+import pytest
 
 from gpuaff._system.processes import ProcessInfo
 from gpuaff.claims.devices.probe import writer_of
@@ -14,8 +16,10 @@ from gpuaff.claims.model import Busy, Usage
 from gpuaff.claims.status import (
     FOREIGN_PIDS,
     Kind,
+    LeaseStatus,
     Snapshot,
     Status,
+    Writer,
     status_of,
 )
 from gpuaff.cli.status import blocks
@@ -42,16 +46,18 @@ def sight(*processes: ProcessInfo, entries: Sequence[Entry] = (), **seen: Any) -
     readings = seen.pop("readings", (idle(),))
     usages = seen.pop("usages", tuple(Usage(device=reading.device) for reading in readings))
     known = {one.pid: one for one in processes if one.pid is not None}
-    living = seen.get("living", ())
-    found = {one.slot: known.get(one.pid or 0) if one.slot in living else None for one in entries}
+    living, stuck = seen.pop("living", ()), seen.pop("stuck", ())
+    writers = []
+    for one in entries:
+        lives = one.slot in living
+        found = known.get(one.pid or 0) if lives else None
+        process = writer_of(one, found, NAMES.get(one.uid or 0))
+        writers.append(Writer(one, process, lives, well=one.slot not in stuck))
     return Snapshot(
         readings=readings,
         usages=usages,
         processes=known,
-        entries=tuple(entries),
-        writers={
-            one.slot: writer_of(one, found[one.slot], NAMES.get(one.uid or 0)) for one in entries
-        },
+        writers=tuple(writers),
         **{"holders": {}, "opened": {}, **seen},
     )
 
@@ -66,103 +72,81 @@ def text(status: Status) -> list[str]:
     return "\n".join(map(plain, blocks(status))).splitlines()
 
 
+CLAIMER = ProcessInfo(pid=101, command="train.py", user="ann", since=50.0)
+"""The process of slot 1, where it is visible."""
+
+WRITTEN = replace(CLAIMER, command="python")
+"""The same by what it has written."""
+
+HELD = (entry(1, "GPU-0"),)
+
+
 class TestLease:
-    def test_nobody(self) -> None:
-        (free,) = status_of(sight()).gpus
-        assert (free.busy, free.message, free.lease, free.uses) == (None, "", None, ())
-
-    def test_of_somebody_who_is_here(self) -> None:
-        seen = sight(
-            process(101), entries=(entry(1, "GPU-0"),), living={1}, holders={"GPU-0": (101,)}
-        )
-        lease = status_of(seen).gpus[0].lease
-        assert lease is not None
-        assert process_of(lease) == ProcessInfo(pid=101, command="train.py", user="ann", since=50.0)
-        assert lease.gone is False
-
-    def test_whose_claimer_has_ended(self) -> None:
-        seen = sight(
-            process(7, "loader.py"),
-            entries=(entry(1, "GPU-0"),),
-            holders={"GPU-0": (101, 7)},
-        )
-        lease = status_of(seen).gpus[0].lease
-        assert lease is not None
-        assert process_of(lease) == ProcessInfo(pid=101, command="python", user="ann", since=50.0)
-        assert lease.gone is True
-        assert [person.command for person in lease.sharers] == ["loader.py"]
-
-    def test_whose_claimers_number_is_another_processs_by_now(self) -> None:
-        """Process 101 is there, but is not the one that has written: its slot is not living."""
-        seen = sight(
-            process(101, "innocent"),
-            entries=(entry(1, "GPU-0"),),
-            holders={"GPU-0": (101, 101, 102)},
-        )
-        lease = status_of(seen).gpus[0].lease
-        assert lease is not None
-        assert lease.command == "python"
-        assert lease.gone is True
-        assert [person.pid for person in lease.sharers] == [101, 102], "it does hold the lease"
-
-    def test_children_besides_the_claimer(self) -> None:
-        seen = sight(
-            *map(process, (101, 102, 103)),
-            entries=(entry(1, "GPU-0"),),
-            living={1},
-            holders={"GPU-0": (101, 103, 101, 102)},
-        )
-        lease = status_of(seen).gpus[0].lease
-        assert lease is not None
-        assert [person.pid for person in lease.sharers] == [102, 103]
-        assert not any("held by" in line for line in text(status_of(seen)))
-
-    def test_that_the_board_does_not_tell_of(self) -> None:
-        """Another program that keeps the protocol, or the board was removed."""
-        lease = status_of(sight(process(9, "other"), holders={"GPU-0": (9,)})).gpus[0].lease
-        assert lease is not None
-        assert (lease.command, lease.gone) == ("other", False)
-        assert lease.since is None, "the process's age is not the lease's"
-        lease = status_of(sight(holders={"GPU-0": (9,)})).gpus[0].lease
-        assert lease is not None
-        assert (process_of(lease), lease.gone) == (ProcessInfo(pid=9), True)
-        lease = status_of(sight(holders={"GPU-0": (None,)})).gpus[0].lease
-        assert lease is not None
-        assert (process_of(lease), lease.gone) == (ProcessInfo(), None)
-
-    def test_of_another_container(self) -> None:
-        """Its locks and its numbers are out of sight; the board, which is shared, tells."""
-        seen = sight(process(101, "innocent"), entries=(entry(1, "GPU-0", pid=101),))
+    def lease(self, seen: Snapshot) -> LeaseStatus:
         (found,) = status_of(seen).gpus
         assert found.busy is Busy.LEASED
         assert found.lease is not None
-        assert process_of(found.lease) == ProcessInfo(
-            pid=101, command="python", user="ann", since=50.0
-        )
-        assert found.lease.gone is None
+        return found.lease
 
-    def test_that_is_shared(self) -> None:
-        """Nobody can lease a whole GPU of which somebody has so much as a shared lock."""
-        (found,) = status_of(sight(process(5), holders={"GPU-0": (5,)})).gpus
-        assert found.busy is Busy.LEASED
-        assert found.lease is not None
-        assert found.lease.pid == 5
+    def test_of_a_free_gpu_there_is_none(self) -> None:
+        (free,) = status_of(sight()).gpus
+        assert (free.busy, free.message, free.lease, free.uses) == (None, "", None, ())
+
+    @pytest.mark.parametrize(
+        ("seen", "claimer", "gone"),
+        [
+            (
+                sight(process(101), entries=HELD, living={1}, holders={"GPU-0": (101,)}),
+                CLAIMER,
+                False,
+            ),
+            # In another container: its locks are not visible, and its number is another process's.
+            (sight(process(101, "innocent"), entries=HELD), WRITTEN, None),
+            # The registry does not have it; then the process's age is not the lease's.
+            (
+                sight(process(9, "other"), holders={"GPU-0": (9,)}),
+                ProcessInfo(pid=9, command="other", user="ann"),
+                False,
+            ),
+            (sight(holders={"GPU-0": (9,)}), ProcessInfo(pid=9), True),
+            (sight(holders={"GPU-0": (None,)}), ProcessInfo(), None),
+            # A forged record.
+            (
+                sight(
+                    entries=(written({"pid": "x", "uid": [], "gpus": ["GPU-0", 3]}, waits=False),)
+                ),
+                ProcessInfo(),
+                None,
+            ),
+        ],
+    )
+    def test_the_claimer(self, seen: Snapshot, claimer: ProcessInfo, gone: bool | None) -> None:
+        lease = self.lease(seen)
+        assert process_of(lease) == claimer
+        assert lease.gone is gone
+
+    def test_whose_claimer_has_ended(self) -> None:
+        """Its number may be another process's by now, which may hold the lease, too."""
+        others = process(101, "innocent"), process(7, "loader.py")
+        lease = self.lease(sight(*others, entries=HELD, holders={"GPU-0": (101, 101, 7)}))
+        assert process_of(lease) == WRITTEN
+        assert lease.gone is True
+        assert [one.command for one in lease.sharers] == ["loader.py", "innocent"]
+
+    def test_children_besides_the_claimer(self) -> None:
+        holders = {"GPU-0": (101, 103, 101, 102)}
+        seen = sight(*map(process, (101, 102, 103)), entries=HELD, living={1}, holders=holders)
+        assert [one.pid for one in self.lease(seen).sharers] == [102, 103]
+        assert not any("held by" in line for line in text(status_of(seen)))
 
     def test_with_claims_inside(self) -> None:
         around = entry(1, "GPU-0", "GPU-1")
         inner = [entry(2, "1/GPU-0"), entry(3, "1/GPU-1"), entry(4, "9/GPU-0")]
         waits = entry(5, "1/GPU-0", waits=True)
-        living = {1, 2, 3, 4, 5}
-        seen = sight(entries=(around, *inner, waits), living=living, holders={"GPU-0": (101,)})
-        lease = status_of(seen).gpus[0].lease
-        assert lease is not None
-        assert [person.pid for person in lease.inside] == [102]
-
-    def test_with_an_entry_that_somebody_has_spoiled(self) -> None:
-        odd = written({"pid": "x", "uid": [], "gpus": ["GPU-0", 3]}, waits=False)
-        lease = status_of(sight(entries=(odd,))).gpus[0].lease
-        assert lease is not None
-        assert process_of(lease) == ProcessInfo()
+        seen = sight(
+            entries=(around, *inner, waits), living={1, 2, 3, 4, 5}, holders={"GPU-0": (101,)}
+        )
+        assert [one.pid for one in self.lease(seen).inside] == [102]
 
 
 class TestProcesses:
@@ -208,9 +192,7 @@ class TestWaiting:
             (101, 2, ("GPU-0",), True),
             (103, None, ("GPU-0", "MIG-GPU-1/2/0"), True),
         ]
-        assert process_of(found[0]) == ProcessInfo(
-            pid=102, command="python", user="bob", since=50.0
-        )
+        assert process_of(found[0]) == replace(WRITTEN, pid=102, user="bob")
         assert found[1].command == "train.py"
 
 
@@ -246,13 +228,7 @@ class TestKept:
         (found,) = status_of(sight(entries=(waits,))).to_dict()["gpus"]
         assert (found["free"], found["busy"]) == (False, "kept")
         assert found["message"] == "kept for python (pid 101) of bob"
-        assert found["kept_for"] == {
-            "pid": 101,
-            "command": "python",
-            "user": "bob",
-            "since": 50.0,
-            "exiting": False,
-        }
+        assert found["kept_for"] == asdict(replace(WRITTEN, user="bob"))
 
 
 class TestText:
@@ -308,13 +284,6 @@ class TestText:
         shown = text(status_of(seen))[1:]
         assert [line.endswith(", which is exiting") for line in shown] == [True, True, False, True]
 
-    def test_nothing(self) -> None:
-        assert text(Status(gpus=(), waiting=(), warnings=())) == []
-
-    def test_only_those_who_wait(self) -> None:
-        seen = sight(readings=(), usages=(), entries=(entry(1, waits=True, since=None),))
-        assert text(status_of(seen))[0].split() == ["waiting", "who", "for"]
-
     def test_a_mig_instance_by_its_uuid(self) -> None:
         assert "MIG-1" in text(status_of(sight(readings=(idle(instance(1)),))))[1]
 
@@ -323,45 +292,17 @@ def test_as_json() -> None:
     seen = sight(
         process(101),
         readings=(used_by(101),),
-        entries=(entry(1, "GPU-0"), entry(2, "GPU-0", waits=True, wanted=1)),
+        entries=(*HELD, entry(2, "GPU-0", waits=True, wanted=1)),
         living={1, 2},
         holders={"GPU-0": (101,)},
         notices=(Notice("nvml", "something"),),
     )
-    told = json.loads(json.dumps(status_of(seen).to_dict()))
-    (found,) = told["gpus"]
-    assert found["lease"] == {
-        "pid": 101,
-        "command": "train.py",
-        "user": "ann",
-        "since": 50.0,
-        "exiting": False,
-        "gone": False,
-        "sharers": [],
-        "inside": [],
-    }
-    assert found["processes"] == [
-        {
-            "pid": 101,
-            "command": "train.py",
-            "user": "ann",
-            "since": 10.0,
-            "exiting": False,
-            "kind": "compute",
-            "memory": CONTEXT,
-        }
-    ]
-    assert told["waiting"] == [
-        {
-            "position": 1,
-            "pid": 102,
-            "command": "python",
-            "user": "ann",
-            "since": 50.0,
-            "exiting": False,
-            "wanted": 1,
-            "gpus": ["GPU-0"],
-            "well": True,
-        }
-    ]
-    assert told["warnings"] == [{"code": "nvml", "message": "something"}]
+    shown = json.loads(json.dumps(status_of(seen).to_dict()))
+    (found,) = shown["gpus"]
+    claimer = asdict(replace(CLAIMER, since=50.0))
+    assert found["lease"] == {**claimer, "gone": False, "sharers": [], "inside": []}
+    use = {**claimer, "since": 10.0, "kind": "compute", "memory": CONTEXT}
+    assert found["processes"] == [use]
+    waiter = {**claimer, "pid": 102, "command": "python", "wanted": 1, "gpus": ["GPU-0"]}
+    assert shown["waiting"] == [{**waiter, "position": 1, "well": True}]
+    assert shown["warnings"] == [{"code": "nvml", "message": "something"}]

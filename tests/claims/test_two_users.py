@@ -52,11 +52,6 @@ def tried(what):
     except OSError as error:
         return error.strerror
 
-def took(what):
-    begun = time.monotonic()
-    what()
-    return time.monotonic() - begun
-
 def flock(path):
     handles.append(os.open(path, os.O_RDONLY))
     return fcntl.flock(handles[-1], fcntl.LOCK_EX)
@@ -160,40 +155,6 @@ def test_a_user_cannot_end_or_spoil_the_other_ones_claim(shared_driver: MakeDriv
         assert bob.says(forge) == str(4096 * 514)
         told = bob.says("claim()")
         assert re.search(rf"GpusBusyError.*\(pid {ann.pid}\) of {ANN}", told), told
-
-
-def test_a_lost_claim_holds_up_its_own_user_only(shared_driver: MakeDriver) -> None:
-    with machine(shared_driver, this_machine(1)) as here:
-        ann, bob = here.user(ANN), here.user(BOB)
-        assert ann.says("gpuaff.claims.devices.conflicts.remember_loss()") == "None"
-        assert [path.name for path in here.locks.glob("lost-*")] == [f"lost-{ANN}"]
-        assert float(bob.says("took(gpuaff.claims.devices.conflicts.back_off)")) < 0.1
-
-
-@pytest.mark.parametrize("mode", [0o600, 0o666])
-def test_a_planted_loss_holds_up_nobody(mode: int, shared_driver: MakeDriver) -> None:
-    """A file for the other one, made by whom it does not belong to, and kept open by a lease."""
-    with machine(shared_driver, this_machine(1)) as here:
-        ann, bob = here.user(ANN), here.user(BOB)
-        bob.says("claim()")
-        bob.says("release()")
-        planted = here.locks / f"lost-{ANN}"
-        lost = "import gpuaff.claims.devices.conflicts as lost, struct; "
-        now = "struct.pack('<d', lost.kernel.uptime())"
-        write = (
-            f"f = os.open({str(planted)!r}, os.O_CREAT | os.O_RDWR, 0o600); "
-            f"os.fchmod(f, {mode}); os.pwrite(f, {now}, 0)"
-        )
-        assert bob.says(f"exec({lost + write!r}, globals())") == "None"
-        assert float(ann.says("took(gpuaff.claims.devices.conflicts.back_off)")) < 0.1
-        before = planted.read_bytes()
-        assert ann.says("gpuaff.claims.devices.conflicts.remember_loss()") == "None"
-        assert planted.read_bytes() == before
-        # A lease of the kernel's (F_SETLEASE) holds up who opens the file, for up to 45 s.
-        lease = "fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK)"
-        ignore = "import signal; signal.signal(signal.SIGIO, signal.SIG_IGN); "
-        assert bob.says(f"exec({ignore + lease!r}, globals())") == "None"
-        assert ann.says("claim()") == "0"
 
 
 @pytest.mark.needs("mount-namespaces")

@@ -18,11 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuaff._system.locks import held_locks
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.queue import TOO_LONG
 from gpuaff.topology.model import Topology
-from tests import pci_devices
 from tests.claims.crowd import Crowd, crowd, open_to_all, serve
 from tests.fakedriver.driver import MakeDriver
 from tests.fakedriver.play import this_machine
@@ -82,19 +80,6 @@ class TestWoken:
         one.until("b", "has")
         assert one.driver.double_holdings() == []
 
-    @pytest.mark.needs("mount-namespaces")
-    def test_by_a_lock_in_sysfs(self, fake_driver: MakeDriver, tmp_path: Path) -> None:
-        """The lease of a GPU that has a directory there."""
-        prefix = pci_devices.gpus(tmp_path / "pci", 1)
-        with crowd(fake_driver(this_machine(1)), tmp_path, prefix) as found:
-            holder = found.start("a")
-            found.until("a", "has")
-            file = (tmp_path / "pci" / pci_devices.FIRST[1:]).stat()
-            assert (holder, file.st_ino) in {(one.pid, one.file[1]) for one in held_locks()}
-            found.waits("b")
-            found.kill("a")
-            found.until("b", "has")
-
     def test_by_the_end_of_a_child_that_shares_the_lease(self, one: Crowd) -> None:
         one.holds("a")
         one.tell("a", "fork")
@@ -128,12 +113,6 @@ class TestWoken:
         one.driver.set_memory_used(0, 0)
         one.until("a", "has")
 
-    def test_by_time_when_a_gpu_rests(self, one: Crowd) -> None:
-        one.driver.set_utilization(0, 90)
-        one.waits("a", max_utilization=10)
-        one.driver.set_utilization(0, 5)
-        one.until("a", "has")
-
 
 class TestOrder:
     def test_first_come_first_served(self, one: Crowd) -> None:
@@ -158,11 +137,6 @@ class TestOrder:
             assert refused["text"].count(waiting) == 3
         four.tell("a", "release")
         assert four.until("b", "has")["gpus"] == [0, 1, 2, 3]
-
-    def test_other_wishes_are_not_held_up(self, four: Crowd) -> None:
-        four.holds("a", gpus=[0])
-        four.waits("b", gpus=[0])
-        assert four.holds("c", gpus=[3]) == [3]
 
     def test_a_waiter_for_one_gpu_keeps_no_other_from_those_who_do_not_wait(
         self, four: Crowd
@@ -190,22 +164,6 @@ class TestOrder:
         four.nothing("has")
         four.tell("a3", "release")
         assert four.until("d", "has", patience=5)["gpus"] == [2, 3]
-
-    def test_what_an_earlier_waiter_may_choose_is_kept_for_it(self, four: Crowd) -> None:
-        """Until it has all that it needs; what it may not choose is had meanwhile."""
-        for number in range(4):
-            four.holds(f"a{number}", gpus=[number])
-        four.waits("b", 2, candidates=[0, 1, 2])
-        four.waits("c", candidates=[1, 2])
-        four.waits("d", candidates=[2, 3])
-        four.tell("a2", "release")
-        four.nothing("has", seconds=1.5)
-        four.tell("a3", "release")
-        assert four.until("d", "has")["gpus"] == [3]
-        four.tell("a0", "release")
-        assert four.until("b", "has")["gpus"] == [0, 2]
-        four.tell("a1", "release")
-        assert four.until("c", "has")["gpus"] == [1]
 
     def test_a_waiter_is_served_when_the_one_in_its_way_gives_up(self, four: Crowd) -> None:
         four.holds("a", 3, gpus=[0, 1, 2])
@@ -250,14 +208,6 @@ class TestOrder:
         one.tell("b", "end")
         one.until("d", "has")
         assert one.driver.double_holdings() == []
-
-    @pytest.mark.slow
-    def test_it_is_told_when_it_moves_on(self, one: Crowd) -> None:
-        one.holds("a")
-        for who in "bcd":
-            one.waits(who)
-        one.kill("b")  # d stands behind c, and and is served as before
-        assert one.until("d", "waits", position=1)["main"] is True
 
     @pytest.mark.slow
     def test_it_is_not_told_again_while_nothing_changes(self, one: Crowd) -> None:
@@ -350,10 +300,6 @@ class TestGivingUp:
         failed = one.until("b", "fails")
         assert (failed["error"], failed["left"]) == ("ArithmeticError", [])
         assert on_board(one, monkeypatch) == {one.pids["a"]}
-
-    def test_more_than_there_are_is_told_at_once(self, four: Crowd) -> None:
-        four.start("a", 5, wait=None)
-        assert four.until("a", "fails")["error"] == "NotEnoughGpusError"
 
 
 def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:

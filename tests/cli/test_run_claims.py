@@ -123,8 +123,7 @@ class TestFailures:
         assert told(done) == "gpuaff: requested 2 GPUs; --candidates names 1"
         machine.driver.state.gpus[0].uuid = b"x"
         done = machine.run("--gpus", "0", "--dry-run", "--", "true")
-        assert "; --gpus names 1, of which none can be claimed; " in told(done)
-        assert " | GPU 0 reports an invalid UUID" in told(done)
+        assert "GPU 0 is left out: its UUID, 'x', is invalid" in told(done)
 
     @pytest.mark.parametrize("words", [*INVALID, "--candidates=1 --gpus=0"])
     def test_wrong_use_is_told_as_it_was_spelled(self, words: str, machine: Machine) -> None:

@@ -321,9 +321,10 @@ def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
         found = json.loads(machine.call("status", "--json").stdout)
     assert [gpu["busy"] for gpu in found["gpus"]] == ["processes", "unreadable"]
     assert found["gpus"][1]["message"].endswith("so it cannot be claimed")
-    (warning,) = found["warnings"]
-    assert warning["code"] == "unclaimable"
-    assert warning["message"].startswith("GPU 0 and GPU 1 have the same UUID, ")
+    first, second = found["warnings"]
+    assert first["code"] == second["code"] == "unclaimable"
+    assert first["message"].startswith("GPU 0: its UUID, ")
+    assert second["message"].endswith(" is another one's as well, so it cannot be claimed")
 
 
 @pytest.mark.parametrize("where", ["", "/dev/null", "/dev/null/x", "/nonexistent/x"])

@@ -60,7 +60,9 @@ def build(folder: Path, *, without: frozenset[str] = frozenset(), smi: bool = Fa
     program = target / "bin" / "nvidia-smi"
     if smi and not program.exists():
         program.parent.mkdir(exist_ok=True)
-        _make(program, [str(_object(folder, source)) for source in ("smi.c", "nvml.c", "state.c")])
+        text = _HERE.joinpath("smi.py").read_text()
+        program.write_text(f"#!{sys.executable}\n{text}")
+        program.chmod(0o755)
     return target
 
 

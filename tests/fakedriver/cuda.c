@@ -21,8 +21,7 @@
 
 typedef int CUresult;
 typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef struct context *CUcontext;
+typedef void *CUcontext;
 
 enum {
     SUCCESS = 0,
@@ -40,34 +39,16 @@ enum {
 /* A device of this process: a GPU, or a MIG instance of it. */
 struct device {
     uint32_t gpu;
-    int32_t slot;       /* -1: a whole GPU */
-    uint32_t retains;   /* of the primary context */
-    uint32_t contexts;  /* the primary one, and those that were made beside it */
-    uint64_t lock;      /* tells which of the shared processes is this one here */
-};
-
-struct context {
-    CUdevice device;
-    int alive;
-    int primary;
-};
-
-struct allocation {
-    struct allocation *next;
-    struct context *context;
-    CUdeviceptr address;
-    uint64_t size;
+    int32_t slot;     /* -1: a whole GPU */
+    uint32_t retains; /* of the primary context, the only one that a device has */
+    uint64_t lock;    /* tells which of the shared processes is this one here */
 };
 
 static struct fake_state *state;
 static pid_t started; /* the process that started CUDA */
 static int opened = -1; /* the open file description that holds our contexts: the "device" */
 static struct device devices[FAKE_GPUS];
-static struct context primaries[FAKE_GPUS];
 static int device_count;
-static struct allocation *allocations;
-static CUdeviceptr next_address = 0x7f0000000000ull;
-static __thread struct context *current;
 
 /* ---- which devices a process sees ------------------------------------------------------ */
 
@@ -198,9 +179,7 @@ static uint32_t put_order(int *order)
 
 static void show(struct named named)
 {
-    devices[device_count] = (struct device){.gpu = (uint32_t)named.gpu, .slot = named.slot};
-    primaries[device_count] = (struct context){.device = device_count, .primary = 1};
-    device_count++;
+    devices[device_count++] = (struct device){.gpu = (uint32_t)named.gpu, .slot = named.slot};
 }
 
 static CUresult show_all(const int *order, uint32_t usable)
@@ -334,16 +313,6 @@ CUresult cuInit(unsigned int flags)
     return result;
 }
 
-CUresult cuDriverGetVersion(int *version)
-{
-    CUresult result = enter(__func__, -1);
-
-    if (result && result != NOT_INITIALIZED) /* it works before cuInit */
-        return result;
-    *version = state->cuda_version;
-    return SUCCESS;
-}
-
 /* ---- devices --------------------------------------------------------------------------- */
 
 CUresult cuDeviceGetCount(int *count)
@@ -388,34 +357,6 @@ CUresult cuDeviceGetUuid(unsigned char *uuid, CUdevice device)
 {
     ENTER_AT(device);
     return put_uuid(uuid, state->gpus[devices[device].gpu].uuid);
-}
-
-CUresult cuDeviceGetName(char *name, int room, CUdevice device)
-{
-    ENTER_AT(device);
-    if (!name || room <= 0)
-        return INVALID_VALUE;
-    snprintf(name, (size_t)room, "%s", state->gpus[devices[device].gpu].name);
-    return SUCCESS;
-}
-
-CUresult cuDeviceGetPCIBusId(char *address, int room, CUdevice device)
-{
-    unsigned int at[3] = {0, 0, 0};
-
-    ENTER_AT(device);
-    if (!address || room < 13)
-        return INVALID_VALUE;
-    sscanf(state->gpus[devices[device].gpu].bus_id, "%x:%x:%x", &at[0], &at[1], &at[2]);
-    snprintf(address, (size_t)room, "%04x:%02x:%02x.0", at[0], at[1], at[2]);
-    return SUCCESS;
-}
-
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
-    ENTER_AT(device);
-    *bytes = fake_total(devices[device].gpu, devices[device].slot);
-    return SUCCESS;
 }
 
 /* ---- contexts -------------------------------------------------------------------------- */
@@ -522,56 +463,10 @@ static CUresult enter_device(struct device *device)
     return SUCCESS;
 }
 
-static CUresult add_context(int lock, struct device *device)
+static void leave_device(struct device *device)
 {
-    struct fake_process *entry;
-    CUresult result = SUCCESS;
-
-    fake_sweep(lock, device->gpu);
-    if (!device->contexts) {
-        result = enter_device(device);
-    } else if (free_memory(device) < context_memory(device)) {
-        result = OUT_OF_MEMORY;
-    } else {
-        entry = entry_of(device);
-        if (entry)
-            entry->memory += context_memory(device);
-    }
-    if (!result)
-        device->contexts++;
-    return result;
-}
-
-/* Give a context's allocations back. */
-static void free_all(struct context *context)
-{
-    struct fake_process *entry = entry_of(&devices[context->device]);
-
-    for (struct allocation **at = &allocations; *at;) {
-        struct allocation *one = *at;
-        if (one->context != context) {
-            at = &one->next;
-            continue;
-        }
-        if (entry)
-            entry->memory -= one->size;
-        *at = one->next;
-        free(one);
-    }
-}
-
-static void drop_context(struct context *context)
-{
-    struct device *device = &devices[context->device];
     struct fake_process *entry = entry_of(device);
 
-    free_all(context);
-    context->alive = 0;
-    if (--device->contexts) {
-        if (entry)
-            entry->memory -= context_memory(device);
-        return;
-    }
     if (entry)
         fake_remove((uint32_t)(entry - state->processes));
     set_lock(device->lock, F_UNLCK);
@@ -585,26 +480,25 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 
     ENTER_AT(device);
     lock = fake_lock();
+    fake_sweep(lock, devices[device].gpu);
     if (!devices[device].retains)
-        result = add_context(lock, &devices[device]);
+        result = enter_device(&devices[device]);
     if (!result) {
         devices[device].retains++;
-        primaries[device].alive = 1;
-        *context = &primaries[device];
+        *context = &devices[device];
     }
     fake_unlock(lock);
     return result;
 }
 
-static CUresult release(CUdevice device, int all)
+static CUresult release(CUdevice device)
 {
     CUresult result = INVALID_CONTEXT;
     int lock = fake_lock();
 
     if (devices[device].retains) {
-        devices[device].retains -= all ? devices[device].retains : 1;
-        if (!devices[device].retains)
-            drop_context(&primaries[device]);
+        if (!--devices[device].retains)
+            leave_device(&devices[device]);
         result = SUCCESS;
     }
     fake_unlock(lock);
@@ -614,20 +508,13 @@ static CUresult release(CUdevice device, int all)
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
     ENTER_AT(device);
-    return release(device, 0);
+    return release(device);
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
     ENTER_AT(device);
-    return release(device, 0);
-}
-
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
-    ENTER_AT(device);
-    release(device, 1);
-    return SUCCESS;
+    return release(device);
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
@@ -638,149 +525,12 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
     return SUCCESS;
 }
 
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
-{
-    CUresult result;
-    int lock;
-
-    (void)flags;
-    ENTER_AT(device);
-    lock = fake_lock();
-    result = add_context(lock, &devices[device]);
-    fake_unlock(lock);
-    if (result)
-        return result;
-    *context = calloc(1, sizeof(**context)); /* never freed: its address stays known as dead */
-    **context = (struct context){.device = device, .alive = 1};
-    current = *context;
-    return SUCCESS;
-}
-
-CUresult cuCtxDestroy_v2(CUcontext context)
-{
-    int lock;
-
-    ENTER(-1);
-    if (!context || !context->alive || context->primary)
-        return INVALID_CONTEXT;
-    lock = fake_lock();
-    drop_context(context);
-    fake_unlock(lock);
-    if (current == context)
-        current = NULL;
-    return SUCCESS;
-}
-
-CUresult cuCtxSetCurrent(CUcontext context)
-{
-    ENTER(-1);
-    if (context && !context->alive)
-        return INVALID_CONTEXT;
-    current = context;
-    return SUCCESS;
-}
-
+/* To retain a context makes none current. */
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
     ENTER(-1);
-    *context = current;
+    *context = NULL;
     return SUCCESS;
-}
-
-CUresult cuCtxGetDevice(CUdevice *device)
-{
-    ENTER(-1);
-    if (!current || !current->alive)
-        return INVALID_CONTEXT;
-    *device = current->device;
-    return SUCCESS;
-}
-
-CUresult cuCtxSynchronize(void)
-{
-    ENTER(current ? current->device : -1);
-    return current && current->alive ? SUCCESS : INVALID_CONTEXT;
-}
-
-/* ---- memory ---------------------------------------------------------------------------- */
-
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
-{
-    struct device *device;
-    int lock;
-
-    ENTER(current ? current->device : -1);
-    if (!current || !current->alive)
-        return INVALID_CONTEXT;
-    device = &devices[current->device];
-    lock = fake_lock();
-    fake_sweep(lock, device->gpu);
-    *total = fake_total(device->gpu, device->slot);
-    *free_bytes = free_memory(device);
-    fake_unlock(lock);
-    return SUCCESS;
-}
-
-static CUresult allocate(int lock, CUdeviceptr *address, uint64_t size)
-{
-    struct device *device = &devices[current->device];
-    struct fake_process *entry;
-    struct allocation *one;
-
-    fake_sweep(lock, device->gpu);
-    if (free_memory(device) < size)
-        return OUT_OF_MEMORY;
-    entry = entry_of(device);
-    if (entry)
-        entry->memory += size;
-    one = malloc(sizeof(*one));
-    *one = (struct allocation){allocations, current, next_address, size};
-    allocations = one;
-    next_address += (size + 511) & ~(uint64_t)511;
-    *address = one->address;
-    return SUCCESS;
-}
-
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
-{
-    CUresult result;
-    int lock;
-
-    ENTER(current ? current->device : -1);
-    if (!current || !current->alive)
-        return INVALID_CONTEXT;
-    if (!size)
-        return INVALID_VALUE;
-    lock = fake_lock();
-    result = allocate(lock, address, size);
-    fake_unlock(lock);
-    return result;
-}
-
-CUresult cuMemFree_v2(CUdeviceptr address)
-{
-    CUresult result = INVALID_VALUE;
-    int lock;
-
-    ENTER(current ? current->device : -1);
-    if (!address)
-        return SUCCESS;
-    lock = fake_lock();
-    for (struct allocation **at = &allocations; *at; at = &(*at)->next) {
-        struct allocation *one = *at;
-        struct fake_process *entry;
-        if (one->address != address)
-            continue;
-        entry = entry_of(&devices[one->context->device]);
-        if (entry)
-            entry->memory -= one->size;
-        *at = one->next;
-        free(one);
-        result = SUCCESS;
-        break;
-    }
-    fake_unlock(lock);
-    return result;
 }
 
 /* ---- errors: these work whatever else does --------------------------------------------- */

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gpuaff
 from gpuaff.topology.model import Topology
@@ -23,6 +23,7 @@ from tests.fakedriver.state import (
     Fault,
     Kind,
     Process,
+    Struct,
     create,
     is_alive,
     locked,
@@ -57,13 +58,7 @@ class FakeDriver:
     """
 
     def __init__(self, topology: Topology, folder: Path, *, builds: Path | None = None) -> None:
-        """Write the machine's state.
-
-        Args:
-            topology: the machine to play.
-            folder: where the state file goes.
-            builds: where the builds of the library are kept; ``folder`` when None.
-        """
+        """Write the state of the machine to play; the libraries are kept in ``builds``."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder.resolve() / "state"
         self._builds = (builds or folder).resolve()
@@ -82,6 +77,8 @@ class FakeDriver:
         after: int = 0,
         times: int = 0,
         pid: int = 0,
+        action: Action = Action.RETURN,
+        ms: int = 0,
     ) -> None:
         """Let a function return an error.
 
@@ -93,48 +90,8 @@ class FakeDriver:
             after: so many calls are served before.
             times: only so many calls fail; 0 is all of them.
             pid: only the calls of this process; 0 is all.
+            action: what happens before; a ``HANG`` takes so many ``ms``.
         """
-        self._set(function, code, gpu=gpu, after=after, times=times, pid=pid)
-
-    def hang(
-        self,
-        function: str,
-        *,
-        ms: int | None = None,
-        gpu: int | None = None,
-        after: int = 0,
-        times: int = 0,
-        pid: int = 0,
-    ) -> None:
-        """Let a function take ``ms`` before it does its work; None: it never returns."""
-        if ms == 0:
-            return
-        self._set(function, 0, Action.HANG, ms or 0, gpu=gpu, after=after, times=times, pid=pid)
-
-    def kill_at(
-        self, function: str, *, gpu: int | None = None, after: int = 0, times: int = 0, pid: int = 0
-    ) -> None:
-        """Let who calls a function die of SIGKILL, before it has done anything."""
-        self._set(function, 0, Action.KILL, gpu=gpu, after=after, times=times, pid=pid)
-
-    def stop_at(
-        self, function: str, *, gpu: int | None = None, after: int = 0, times: int = 1, pid: int = 0
-    ) -> None:
-        """Let who calls a function stop (SIGSTOP); after SIGCONT the call does its work."""
-        self._set(function, 0, Action.STOP, gpu=gpu, after=after, times=times, pid=pid)
-
-    def _set(
-        self,
-        function: str,
-        code: int,
-        action: Action = Action.RETURN,
-        ms: int = 0,
-        *,
-        gpu: int | None,
-        after: int,
-        times: int,
-        pid: int,
-    ) -> None:
         with locked(self.path):
             place = self.state.fault_count
             if place == FAULTS:
@@ -143,6 +100,19 @@ class FakeDriver:
             fault = Fault(function.encode(), which, code, after, 0, action, ms, times, pid)
             self.state.faults[place] = fault
             self.state.fault_count = place + 1
+
+    def hang(self, function: str, *, ms: int | None = None, **when: Any) -> None:
+        """Let a function take ``ms`` before it does its work; None: it never returns."""
+        if ms != 0:
+            self.fail(function, 0, action=Action.HANG, ms=ms or 0, **when)
+
+    def kill_at(self, function: str, **when: Any) -> None:
+        """Let who calls a function die of SIGKILL, before it has done anything."""
+        self.fail(function, 0, action=Action.KILL, **when)
+
+    def stop_at(self, function: str, *, times: int = 1, **when: Any) -> None:
+        """Let who calls a function stop (SIGSTOP); after SIGCONT the call does its work."""
+        self.fail(function, 0, action=Action.STOP, times=times, **when)
 
     def lose_gpu(self, gpu: int, code: int = NVML.GPU_IS_LOST, *, after: int = 0) -> None:
         """Let a GPU fall off the bus: all that is asked of it fails."""
@@ -201,14 +171,9 @@ class FakeDriver:
     ) -> None:
         """Let a process have a context from now on; when it is dead, it has none any more.
 
-        Args:
-            gpu: on the GPU of this index.
-            pid: its id, as the driver tells it: the first PID namespace's. Where there is no
-                such process here it is taken for one of another namespace, and stays.
-            memory: how much it has in use, in bytes.
-            slot: the MIG slot that it is on; None is the whole GPU.
-            graphics: it draws, and does not compute.
-            both: it does both.
+        ``pid`` is that of the first PID namespace; one that is not here is taken for one of
+        another namespace, and stays. ``slot`` is the MIG slot; with ``graphics`` it draws, and
+        does not compute; with ``both`` it does both.
         """
         kinds = Kind.GRAPHICS if graphics else Kind.COMPUTE
         if both:
@@ -230,8 +195,8 @@ class FakeDriver:
                 self.state.processes[place] = process
             self.state.process_count = len(kept)
 
-    def _processes(self) -> list[Process]:
-        processes: list[Process] = self.state.processes[: self.state.process_count]
+    def _processes(self) -> list[Struct]:
+        processes: list[Struct] = self.state.processes[: self.state.process_count]
         return processes
 
     def contexts(self, gpu: int, *, slot: int | None = None) -> set[int]:
@@ -280,13 +245,7 @@ class FakeDriver:
         self.state.gpus[gpu].compute_mode = -1 if mode is None else mode
 
     def set_display(self, gpu: int, active: bool | None, *, mode: bool | None = None) -> None:
-        """Let a screen be on a GPU.
-
-        Args:
-            gpu: its index.
-            active: whether something is drawn there; None is Not Supported.
-            mode: whether a screen is attached; as ``active`` when None.
-        """
+        """Let a screen be on a GPU; ``mode``: whether one is attached, as ``active`` when None."""
         to = self.state.gpus[gpu]
         to.display_active = -1 if active is None else int(active)
         to.display_mode = to.display_active if mode is None else int(mode)
@@ -342,11 +301,7 @@ class FakeDriver:
         return int(self.state.gpus[gpu].contexts)
 
     def double_holdings(self) -> list[DoubleHolding]:
-        """Each time that libcuda let a process onto a device that another one was on.
-
-        Raises:
-            AssertionError: there were more than the log has room for.
-        """
+        """Each time that libcuda let a process onto a device that another one was on."""
         with locked(self.path):
             count = int(self.state.double_count)
             assert count <= DOUBLES, f"{count} double holdings, and the log has {DOUBLES} rows"
@@ -365,12 +320,7 @@ class FakeDriver:
     # Who sees it.
 
     def share(self) -> None:
-        """Let other users use the machine, too.
-
-        Raises:
-            ValueError: others cannot get to the files: a folder above is closed to them. Those
-                that pytest makes are.
-        """
+        """Let other users use the machine, too; its folder must be open to them."""
         library = build(self._builds, without=self._without, smi=True)
         for above in (*self.path.parents, *library.parents):
             if above != self.path.parent and not above.stat().st_mode & 0o001:
@@ -419,17 +369,10 @@ def run(
     check: bool = True,
     timeout: float = 50,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that can import what this process tests.
+    """Run a program that can import what this process tests; one that fails is an error.
 
-    Args:
-        program: Python source, which a fork of the nursery runs; or a command with its arguments.
-        env: further variables. Those that tell which GPUs a process may see, and our own
-            options, are not inherited.
-        check: whether a program that fails is an error.
-        timeout: how long it may take, in seconds.
-
-    Raises:
-        AssertionError: it failed, with what it said.
+    Python source is run by a fork of the nursery. Variables that tell which GPUs a process may
+    see, and our own options, are not inherited.
     """
     variables = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
     paths = (env.get("PYTHONPATH"), str(_SOURCE), str(ROOT), variables.get("PYTHONPATH"))

@@ -163,46 +163,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
     return FAKE_OK;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
-{
-    ENTER(-1);
-    for (uint32_t i = 0; i < state->gpu_count; i++) {
-        struct fake_gpu *gpu = &state->gpus[i];
-        if (!strcmp(gpu->uuid, uuid))
-            return *device = gpu, FAKE_OK;
-        for (uint32_t slot = 0; slot < gpu->mig_slots; slot++)
-            if (gpu->mig[slot].used && !strcmp(gpu->mig[slot].uuid, uuid))
-                return *device = &gpu->mig[slot], FAKE_OK;
-    }
-    return FAKE_NOT_FOUND;
-}
-
-static int same_address(const char *one, const char *other)
-{
-    unsigned int a[3], b[3];
-    const char *form = "%x:%x:%x";
-
-    return sscanf(one, form, &a[0], &a[1], &a[2]) == 3 &&
-           sscanf(other, form, &b[0], &b[1], &b[2]) == 3 && !memcmp(a, b, sizeof(a));
-}
-
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
-{
-    ENTER(-1);
-    for (uint32_t i = 0; i < state->gpu_count; i++)
-        if (same_address(state->gpus[i].bus_id, bus_id))
-            return *device = &state->gpus[i], FAKE_OK;
-    return FAKE_NOT_FOUND;
-}
-
 /* ---- who a device is ------------------------------------------------------------------- */
-
-nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
-{
-    ENTER_GPU(device);
-    *index = index_of(device);
-    return FAKE_OK;
-}
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
@@ -408,7 +369,7 @@ nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, int *mode)
 
 /* ---- what is near it ------------------------------------------------------------------- */
 
-/* Hand out a mask. NVML's manual does not say what becomes of what finds no room. */
+/* Hand out a mask, or what of it finds room. */
 static nvmlReturn_t put_mask(unsigned long *to, unsigned int room, const uint64_t *mask,
                              unsigned int words, int code)
 {
@@ -416,9 +377,6 @@ static nvmlReturn_t put_mask(unsigned long *to, unsigned int room, const uint64_
         return code;
     if (!to || !room)
         return FAKE_INVALID_ARGUMENT;
-    for (unsigned int i = room; i < words; i++)
-        if (mask[i] && state->strict_masks)
-            return FAKE_INSUFFICIENT_SIZE;
     for (unsigned int i = 0; i < room; i++)
         to[i] = i < words ? mask[i] : 0;
     return FAKE_OK;
@@ -502,15 +460,6 @@ nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *i
     if (!mig_of(device))
         return FAKE_NOT_SUPPORTED;
     *id = mig_of(device)->compute_instance;
-    return FAKE_OK;
-}
-
-nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t instance, nvmlDevice_t *device)
-{
-    ENTER_AT(instance);
-    if (!mig_of(instance))
-        return FAKE_INVALID_ARGUMENT;
-    *device = &state->gpus[index_of(instance)];
     return FAKE_OK;
 }
 

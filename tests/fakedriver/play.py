@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Gpu, MigInstance, Topology
-from tests.fakedriver.state import GPUS, LINKS, MIG_SLOTS, NVML, WORD_BITS, GpuState, State
+from tests.fakedriver.state import GPUS, LINKS, MIG_SLOTS, NVML, Struct
 
 _PATHS = {"X": 0, "PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50, "SOC": 50}
 """``nvmlGpuTopologyLevel_t`` of nvidia-smi's words."""
@@ -35,7 +35,7 @@ _SLOTS = 7
 """The MIG instances that an A100 or H100 has room for."""
 
 
-def play(state: State, topology: Topology) -> None:
+def play(state: Struct, topology: Topology) -> None:
     """Write a machine into the state.
 
     What the topology does not tell is Not Supported there; but each GPU has an address, a
@@ -45,7 +45,6 @@ def play(state: State, topology: Topology) -> None:
         raise ValueError(f"the fake driver has room for {GPUS} GPUs, not {len(topology.gpus)}")
     state.gpu_count = len(topology.gpus)
     state.driver_version = b"580.159.04"
-    state.cuda_version = 13000
     for place, gpu in enumerate(topology.gpus):
         _play_gpu(state.gpus[place], place, gpu)
         state.context_memory[place] = _CONTEXT
@@ -53,7 +52,7 @@ def play(state: State, topology: Topology) -> None:
         _play_links(state, place, words)
 
 
-def _play_gpu(to: GpuState, place: int, gpu: Gpu) -> None:
+def _play_gpu(to: Struct, place: int, gpu: Gpu) -> None:
     to.uuid = (gpu.uuid or f"GPU-00000000-0000-4000-8000-{place:012x}").encode()
     to.name = (gpu.name or "Fake GPU").encode()
     to.bus_id = nvml_address(gpu.pci_bus_id or f"0000:{place + 1:02x}:00.0")
@@ -69,7 +68,7 @@ def _play_gpu(to: GpuState, place: int, gpu: Gpu) -> None:
     to.memory, to.reserved, to.idle = _MEMORY
 
 
-def _play_mig(to: GpuState, instances: tuple[MigInstance, ...]) -> None:
+def _play_mig(to: Struct, instances: tuple[MigInstance, ...]) -> None:
     """Fill the slots, but the first: real ones have holes, too (case D2)."""
     to.mig_slots = min(max(_SLOTS, len(instances) + 1), MIG_SLOTS)
     for slot, instance in zip(to.mig[1:], instances, strict=False):
@@ -87,7 +86,7 @@ def put_mask(to: ctypes.Array[ctypes.c_uint64], ids: Iterable[int] | None) -> in
     """
     bits = sum(1 << number for number in ids or ())
     for place in range(len(to)):
-        to[place] = bits >> WORD_BITS * place & (1 << WORD_BITS) - 1
+        to[place] = bits >> 64 * place & (1 << 64) - 1
     return NVML.NOT_SUPPORTED if ids is None else NVML.SUCCESS
 
 
@@ -97,7 +96,7 @@ def nvml_address(address: str) -> bytes:
     return f"{domain:0>8}:{rest}".upper().encode()
 
 
-def _play_links(state: State, place: int, words: tuple[str, ...]) -> None:
+def _play_links(state: Struct, place: int, words: tuple[str, ...]) -> None:
     """Write one row of nvidia-smi's matrix.
 
     The words do not tell who is at the other end of a link. As many links as a GPU has ports

@@ -1,16 +1,11 @@
 /* The state of the fake driver: one file, which every process that uses the driver maps.
- *
- * tests/fakedriver/state.py writes it and must have the same layout: a library refuses a file
- * of another version or size. What is new goes to the end and raises FAKE_VERSION.
+ * tests/fakedriver/state.py reads the layout from here: one member to a line.
  */
 #ifndef FAKE_STATE_H
 #define FAKE_STATE_H
 
 #include <stdint.h>
 #include <sys/types.h>
-
-#define FAKE_MAGIC 0x4b414647u /* "GFAK" */
-#define FAKE_VERSION 4u
 
 enum {
     FAKE_GPUS = 32,
@@ -132,15 +127,11 @@ struct fake_double {
 };
 
 struct fake_state {
-    uint32_t magic;
-    uint32_t version;
-    uint64_t size;
     uint32_t inits;     /* the starts of NVML that succeeded, of all processes */
     uint32_t shutdowns; /* the shutdowns that succeeded */
     uint32_t stub;      /* 1: behave as the library that is only for linking */
     uint32_t fault_count;
     uint32_t gpu_count;
-    uint32_t strict_masks; /* 1: a mask with too little room is an Insufficient Size */
     char driver_version[80];
     struct fake_fault faults[FAKE_FAULTS];
     struct fake_gpu gpus[FAKE_GPUS];
@@ -150,7 +141,6 @@ struct fake_state {
     uint32_t hidden;         /* 1: no list tells of a process, as in some containers */
     uint32_t untold_memory;  /* 1: how much memory each process has is not available */
     uint32_t linger_ms;      /* the dead stay for so long after somebody has found them dead */
-    int32_t cuda_version;
     int32_t order_differs;   /* 1: CUDA's own order is fastest, else NVML's */
     uint32_t fastest[FAKE_GPUS];
     uint64_t locks;        /* the numbers of contexts' bytes that were given out */

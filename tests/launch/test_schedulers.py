@@ -314,7 +314,7 @@ def test_qstat_is_not_asked(tmp_path: Path, env: str) -> None:
     [
         ("echo 'error: no master' >&2; exit 1", "failed with status 1 (error: no master)"),
         ("exit 3", "failed with status 3 (it prints nothing)"),
-        ("yes", "prints more than 1048576 bytes"),
+        ("kill -9 $$", "failed with status -9 (it prints nothing)"),
         ("cat", "this is not about the job"),
     ],
 )

@@ -636,8 +636,8 @@ def test_a_thread_bound_just_where_the_share_is_stays(driver: FakeDriver, how: s
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
         if {how!r} == "strict":  # what it refuses here comes up after the threads were moved
-            def unsettled(cpus, *, move=pin.threads.move_all, **how):
-                found = move(cpus, **how)
+            def unsettled(*how, move=pin.threads.move_all, **more):
+                found = move(*how, **more)
                 found.settled = False
                 return found
             pin.threads.move_all = unsettled

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import gpuaff
-from gpuaff.pinning.state import Process, State
 from tests import seccomp
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import (
@@ -197,20 +196,6 @@ with gpuaff.set_affinity(0, 1, cpus=[max(before)]):
     holds(sorted(gpuaff.spread(0, 1)) == [max(before)], gpuaff.spread(0, 1).restore() == before)
 """
     all_hold(script.replace("REST", str(len(REST))), env=driver.env())
-
-
-def test_what_is_cut() -> None:
-    """By hand, as it shows only where a rank has three cores or more."""
-    everything, share, part = (frozenset(range(size)) for size in (8, 4, 2))
-    first = State(pid=1, original=everything)
-    assert first.undivided == everything
-    shared = first._replace(share=share)
-    assert shared.undivided == share
-    spread = first._replace(share=part, whole=share)
-    assert spread.undivided == share
-    process = Process(spread._replace(share=share, whole=None))
-    process.recall(spread)
-    assert process.state.undivided == share
 
 
 def test_what_is_cut_is_forgotten_with_the_part(driver: FakeDriver) -> None:

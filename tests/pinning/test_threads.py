@@ -29,7 +29,7 @@ STORM = """
     everything = frozenset(os.sched_getaffinity(0))
     target = frozenset({min(everything)})
     set_affinity(target)
-    moved = move_all(target, ours={everything}.__contains__)
+    moved = move_all(target, lambda _, mask: mask == everything, {})
     print(moved.settled, len(moved.refused))
     sys.stdin.readline()
 """
@@ -66,7 +66,7 @@ CHAINS = """
             threading.Thread(target=link).start()
         time.sleep(0.002)
         set_affinity(target)
-        moved = move_all(target, ours={everything}.__contains__)
+        moved = move_all(target, lambda _, mask: mask == everything, {})
         masks = []
         for tid in os.listdir("/proc/self/task"):
             try:
@@ -102,7 +102,7 @@ def test_a_thread_bound_on_purpose_stays() -> None:
         thread = threading.Thread(target=bound, daemon=True)
         thread.start(); ready.wait()
         set_affinity(frozenset({first}))
-        moved = move_all(frozenset({first}), ours={everything}.__contains__)
+        moved = move_all(frozenset({first}), lambda _, mask: mask == everything, {})
         print(os.sched_getaffinity(thread.native_id) == {second}, moved.settled)
     """
     assert printed(script) == "True True"

@@ -166,8 +166,8 @@ def test_strict_puts_each_thread_where_it_was(driver: FakeDriver, rank: int) -> 
     script = f"""
 gpuaff.set_affinity(0, 2)
 helper.do(bound(before))
-def unsettled(cpus, *, move=pin.threads.move_all, **how):
-    found = move(cpus, **how)
+def unsettled(*how, move=pin.threads.move_all, **more):
+    found = move(*how, **more)
     found.settled = False
     return found
 pin.threads.move_all = unsettled
@@ -181,7 +181,7 @@ def test_strict_refuses_before_threads_move(driver: FakeDriver) -> None:
     script = """
 gpuaff.set_affinity(0, 2)
 helper.do(bound(before))
-seccomp.install(1, [mempolicy._numbers()[1]])
+seccomp.install(1, [mempolicy.numbers()[1]])
 then, moved = masks(), []
 pin.threads.move_all = lambda *arguments, **options: moved.append(1)
 print(raised(lambda: gpuaff.set_affinity(1, 2, memory="bind", strict=True)))
@@ -226,6 +226,7 @@ call = lambda: gpuaff.set_affinity(0, 2)
 leave = lambda: affinity.__exit__(None, None, None)
 real = pin.{spot}
 def interrupted(*arguments, **options):
+    pin.{spot} = real
     found = real(*arguments, **options)
     signal.raise_signal(signal.SIGUSR1)
     return found
@@ -234,7 +235,7 @@ signal.signal(signal.SIGUSR1, lambda *_: {what}())
 then = masks()
 print(raised(lambda: gpuaff.set_affinity(1, 2)), masks() == then, settled() and gpuaff.check().ok)
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(gpuaff.check().expected))
-seen = []
+seen, pin.{spot} = [], interrupted
 second = gpuaff.set_affinity(1, 2)
 print(bool(seen), set(map(frozenset, masks().values())) == {{second}}, second.restore() == before)
 """

@@ -1,61 +1,40 @@
-"""What /proc tells about threads: of real ones, by a second reader where there is one."""
+"""What /proc says about threads and processes: of real ones, by a second reader."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from gpuaff._system import kernel
-from tests.processes import stopped
+from tests.processes import run, stopped
+
+ABSENT = 2**22
+"""The id of no process: Linux gives none above it."""
 
 
-def test_a_pipe_that_nobody_writes_into(tmp_path: Path) -> None:
+def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
     """A variable may name anything."""
     os.mkfifo(tmp_path / "pipe")
     assert kernel.Tree(str(tmp_path)).read("pipe") == ""
 
 
 def test_a_thread_of_ours() -> None:
-    me = kernel.thread_facts(os.getpid(), threading.get_native_id())
+    tid = threading.get_native_id()
+    me = kernel.thread_facts(os.getpid(), tid)
     assert me is not None
     assert (me.ended, me.movable) == (False, True)
-    assert me.name == Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
+    assert me.name == Path(f"/proc/self/task/{tid}/comm").read_text().strip()
     since = float(Path("/proc/uptime").read_text().split()[0]) * os.sysconf("SC_CLK_TCK")
     assert 0 < me.started <= since
-
-
-def test_a_thread_and_its_process() -> None:
-    assert kernel.process_of(threading.get_native_id()) == os.getpid()
-    assert threading.get_native_id() in kernel.threads_of(os.getpid())
-    assert kernel.process_of(2**22) is None
-    assert kernel.threads_of(2**22) == []
-    assert kernel.thread_facts(2**22, 2**22) is None
-    assert kernel.thread_facts(os.getpid(), 2**22) is None
+    assert kernel.process_of(tid) == os.getpid()
+    assert tid in kernel.threads_of(os.getpid())
 
 
 def test_another_process() -> None:
-    with stopped("import sys; print(); sys.stdin.readline()", fresh=True) as process:
-        process.heard()
-        assert kernel.parent_of(process.pid) == os.getpid()
-        seen = os.sched_getaffinity(process.pid)
-        assert kernel.affinity_or_none(process.pid) == frozenset(seen)
-        assert kernel.name_of(process.pid) == Path(f"/proc/{process.pid}/comm").read_text().strip()
-    assert kernel.parent_of(os.getpid()) == next(kernel.ancestors()) == os.getppid()
-
-
-def test_a_process_that_is_not_there() -> None:
-    assert kernel.parent_of(1) is None, "nobody has started the first one"
-    assert kernel.parent_of(2**22) is None
-    assert kernel.affinity_or_none(2**22) is None
-    assert kernel.affinity_or_none(None) is None
-    assert kernel.name_of(2**22) is None
-    assert kernel.name_of(None) is None
-
-
-def test_what_is_mapped_and_what_was_set() -> None:
     script = """
 import os, sys
 os.environ["LATER"] = "1"
@@ -64,12 +43,27 @@ sys.stdin.readline()
 """
     with stopped(script, env={"ASKED": "a=b", "OTHER": ""}, fresh=True) as process:
         process.heard()
-        variables = kernel.variables_of(process.pid)
+        pid = process.pid
+        assert next(kernel.ancestors(pid)) == os.getpid()
+        assert kernel.affinity_or_none(pid) == frozenset(os.sched_getaffinity(pid))
+        assert kernel.name_of(pid) == Path(f"/proc/{pid}/comm").read_text().strip()
+        assert "libc.so.6" in kernel.mapped_files(pid)
+        variables = kernel.variables_of(pid)
         assert (variables["ASKED"], variables["OTHER"]) == ("a=b", "")
         assert "LATER" not in variables, "it is what the process was started with"
-        assert "libc.so.6" in kernel.mapped_files(process.pid)
-    assert kernel.variables_of(2**22) == {}
-    assert kernel.mapped_files(2**22) == frozenset()
+    assert next(kernel.ancestors()) == os.getppid()
+
+
+def test_nothing_is_known_of_a_process_that_is_not_there() -> None:
+    assert list(kernel.ancestors(ABSENT)) == []
+    assert kernel.process_of(ABSENT) is None
+    assert kernel.threads_of(ABSENT) == []
+    assert kernel.thread_facts(ABSENT, ABSENT) is None
+    assert kernel.thread_facts(os.getpid(), ABSENT) is None
+    assert kernel.affinity_or_none(ABSENT) is None
+    assert kernel.name_of(ABSENT) is None
+    assert kernel.variables_of(ABSENT) == {}
+    assert kernel.mapped_files(ABSENT) == frozenset()
 
 
 def kernel_thread(name: str) -> int | None:
@@ -83,10 +77,47 @@ def kernel_thread(name: str) -> int | None:
 
 
 @pytest.mark.skipif(kernel_thread("migration/0") is None, reason="they are not shown")
-def test_threads_of_the_kernel_that_nobody_can_move() -> None:
-    for name, movable in (("migration/0", False), ("kthreadd", True)):
-        tid = kernel_thread(name)
-        assert tid is not None
-        facts = kernel.thread_facts(tid, tid)
-        assert facts is not None
-        assert facts.movable is movable
+@pytest.mark.parametrize(("name", "movable"), [("migration/0", False), ("kthreadd", True)])
+def test_some_threads_of_the_kernel_cannot_be_moved(name: str, movable: bool) -> None:
+    tid = kernel_thread(name)
+    assert tid is not None
+    facts = kernel.thread_facts(tid, tid)
+    assert facts is not None
+    assert facts.movable is movable
+
+
+class TestEnded:
+    def test_a_zombie_has_ended(self) -> None:
+        with subprocess.Popen(["true"]) as process:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            assert kernel.has_ended(process.pid)
+        assert kernel.has_ended(process.pid)
+
+    def test_a_process_goes_on_without_its_main_thread(self) -> None:
+        script = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print(flush=True)
+exit_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]  # exit(2), not exit_group(2)
+ctypes.CDLL(None).syscall(exit_thread, 0)
+"""
+        with stopped(script) as process:
+            process.heard()
+            while (facts := kernel.thread_facts(process.pid, process.pid)) and not facts.ended:
+                pass
+            assert facts is not None
+            assert not kernel.has_ended(process.pid)
+
+    @pytest.mark.parametrize("pid", [1, 0, -1, -4, 2**32 - 1, 2**40])
+    def test_what_runs_or_cannot_be_a_process_has_not(self, pid: int) -> None:
+        assert not kernel.has_ended(pid)
+        assert not kernel.has_ended(os.getpid())
+
+    @pytest.mark.needs("mounts")
+    def test_a_process_that_proc_hides_has_not(self) -> None:
+        """As with hidepid: other users' processes are there, and look as if they were gone."""
+        script = (
+            "from gpuaff._system import kernel\nprint(kernel.has_ended(1), kernel.parent_of(1))"
+        )
+        command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"']
+        assert run(script, prefix=command).stdout.split() == ["False", "None"]

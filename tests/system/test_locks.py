@@ -1,4 +1,4 @@
-"""The kernel's locks, by real processes."""
+"""The kernel's locks, by real processes, and the descriptors that hold them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gpuaff._system import locks
 from tests.claims.lockers import until
-from tests.processes import stopped
+from tests.processes import printed, stopped
 
 
-def test_the_kernel_tells_who_has_a_lock_and_who_waits(tmp_path: Path) -> None:
+def test_the_kernel_lists_who_has_a_lock_and_who_waits(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     taker = f"""
@@ -40,32 +40,32 @@ sys.stdin.readline()
             )
 
 
-@pytest.mark.parametrize(
-    "line", ["", "1:", "1: POSIX *NOINODE* WRITE 12 <none>:0 0 EOF", "1: -> FLOCK ADVISORY WRITE"]
-)
-def test_a_line_about_nothing_is_passed_over(line: str) -> None:
-    assert locks.parse_locks(line) == []
-
-
-def test_a_line_of_a_waiter_in_the_second_row() -> None:
+def test_lines_of_proc_locks() -> None:
     lines = (
+        "1: POSIX *NOINODE* WRITE 12 <none>:0 0 EOF",
         "42: POSIX  ADVISORY  WRITE -1 00:1f:9 0 0",
         "42: -> FLOCK  ADVISORY  READ  77 fe:01:4711 0 EOF",
+        "43: -> FLOCK ADVISORY WRITE",
     )
-    holder, waiter = locks.parse_locks("\n".join(lines))
+    holder, waiter = locks.held_locks("\n".join(lines))
     assert waiter == locks.FileLock(
         kind="FLOCK", is_write=False, pid=77, file=(os.makedev(0xFE, 1), 4711), is_waiting=True
     )
     assert (holder.pid, holder.is_write, holder.is_waiting) == (-1, True, False)
 
 
-@given(st.sets(st.integers(0, 40)), st.integers(0, 40), st.integers(0, 40))
-def test_locked_bytes_are_those_that_others_lock(taken: set[int], start: int, end: int) -> None:
+@given(st.sets(st.integers(0, 40)), st.integers(0, 40), st.integers(0, 40), st.booleans())
+def test_locked_bytes_are_those_that_others_lock(
+    taken: set[int], start: int, end: int, to_the_end: bool
+) -> None:
     one = os.memfd_create("locks")
     other = os.open(f"/proc/self/fd/{one}", os.O_RDWR)
     try:
         for byte in taken:
             assert locks.try_range(one, byte)
+        if to_the_end:  # no endless search
+            assert locks.try_range(one, 30, length=locks.WHOLE)
+            taken = taken | set(range(30, 41))
         expected = sorted(byte for byte in taken if start <= byte < end)
         assert locks.locked_bytes(other, start, end) == expected
         assert locks.locked_bytes(one, start, end) == []
@@ -76,17 +76,8 @@ def test_locked_bytes_are_those_that_others_lock(taken: set[int], start: int, en
         os.close(other)
 
 
-def test_a_lock_to_the_end_of_the_file_is_no_endless_search() -> None:
-    one = os.memfd_create("locks")
-    other = os.open(f"/proc/self/fd/{one}", os.O_RDWR)
-    locks.try_range(one, 3, length=0)
-    assert locks.locked_bytes(other, 0, 8) == [3, 4, 5, 6, 7]
-    os.close(one)
-    os.close(other)
-
-
-def test_the_classic_lock_is_another_one(tmp_path: Path) -> None:
-    """Bytes of the board may not hang on whoever else closes the file."""
+def test_other_code_that_closes_the_file_does_not_end_a_lock(tmp_path: Path) -> None:
+    """As it would end a classic lock, which the kernel keeps apart nevertheless."""
     path = tmp_path / "file"
     path.touch()
     one, other = (os.open(path, os.O_RDWR) for _ in range(2))
@@ -97,3 +88,36 @@ def test_the_classic_lock_is_another_one(tmp_path: Path) -> None:
         fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
     os.close(one)
     os.close(other)
+
+
+def test_a_low_limit_of_open_files_is_no_failure(tmp_path: Path) -> None:
+    """Descriptors are above what job scripts use, where there is room."""
+    script = f"""
+import os, resource
+from gpuaff._system import locks
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+handle = locks.open_directory({str(tmp_path)!r})
+print(handle < 64, locks.try_flock(handle), os.get_inheritable(handle))
+"""
+    assert printed(script) == "True True False"
+
+
+def test_the_program_that_a_process_becomes_keeps_what_it_may_inherit(tmp_path: Path) -> None:
+    script = f"""
+import os, sys
+from gpuaff._system import locks
+handle = locks.open_directory({str(tmp_path)!r})
+assert locks.try_flock(handle)
+if sys.stdin.readline().strip() == "keep":
+    os.set_inheritable(handle, True)
+os.execvp("sh", ["sh", "-c", "echo there; read line"])
+"""
+    mine = locks.open_directory(str(tmp_path))
+    assert mine >= 200
+    for word in "keep", "drop":
+        with stopped(script) as process:
+            process.go_on(word)
+            assert process.heard() == "there"
+            assert locks.try_flock(mine) == (word == "drop")
+            locks.unlock(mine)
+    os.close(mine)

@@ -40,13 +40,6 @@ class TestNoDriver:
         assert is_one_line(caught.value)
         assert (driver.inits, driver.shutdowns) == (0, 0)
 
-    @pytest.mark.case("F5")
-    def test_a_driver_without_the_start_function(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(DGX)
-        driver.omit("nvmlInitWithFlags")
-        with pytest.raises(NoDriverError, match="too old"):
-            read(driver)
-
     @pytest.mark.case("F3", "A4")
     def test_the_stub(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(DGX)
@@ -84,7 +77,7 @@ def error_with(folder: Path, files: dict[str, str], before: str = "") -> NoDrive
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (folder / "libnvidia-ml.so.1").write_text("this is no library")
-    program = PROGRAM.format(highest_cpu=7, links=False, before=before, after="")
+    program = PROGRAM.format(links=False, before=before, after="")
     env = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(folder)}
     with pytest.raises(NoDriverError) as caught:
         answer_of(run(program, env=env).stdout)
@@ -107,29 +100,17 @@ class TestNoModule:
             {"pynvml.py": "def nvmlInit(): ..."},
             {"pynvml.py": "print 'for Python 2'"},
             {"pynvml.py": "import nvml_of_old"},
-            {"pynvml.py": "from os import nvml_of_old"},
             {"pynvml.py": "raise OSError('no libnvidia-ml.so.1,\\nso what')"},
-            {"pynvml.py": "del __file__"},
         ],
-        ids=[
-            "old-package",
-            "lacks-functions",
-            "python-2",
-            "incomplete",
-            "other-versions",
-            "fails-on-import",
-            "no-file",
-        ],
+        ids=["old-package", "lacks-functions", "python-2", "incomplete", "fails-on-import"],
     )
     def test_the_wrong_one(self, tmp_path: Path, files: dict[str, str]) -> None:
         error = error_with(tmp_path, files)
         assert error.reason.startswith("the Python module pynvml ")
+        if "is not nvidia-ml-py's" in error.reason:
+            assert str(tmp_path / "pynvml") in error.reason
         assert "pip uninstall -y pynvml" in error.remedy
         assert "pip install --force-reinstall nvidia-ml-py" in error.remedy
-
-    def test_the_wrong_one_is_shown(self, tmp_path: Path) -> None:
-        error = error_with(tmp_path, {"pynvml/__init__.py": OLD_PACKAGE})
-        assert str(tmp_path / "pynvml" / "__init__.py") in error.reason
 
     @pytest.mark.case("F3", "A4")
     def test_no_library(self, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpuaff import Topology
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import format_cpulist, parse_cpulist
-from gpuaff.topology.sysfs import highest_cpu, online, read_cpus
+from gpuaff.topology.sysfs import online, read_cpus
 from tests import machine_trees
 from tests.machine_trees import Lstopo
 from tests.trees import write, write_cpus
@@ -100,7 +100,6 @@ def test_possible_cpus_are_not_online_ones(real_trees: Path) -> None:
     tree = Tree(str(machine_trees.unpack("32amd64-4s2n4c-cgroup2", real_trees)))
     seen = read_cpus(tree)
     assert format_cpulist(seen.cpus) == "0-31"
-    assert highest_cpu(tree, seen.cpus) == 47, "masks are sized by the highest possible id"
 
 
 @pytest.mark.case("G5")
@@ -146,7 +145,6 @@ def test_every_number_of_threads(tree: Path, threads: int) -> None:
 def test_more_than_1024_cpus(tree: Path) -> None:
     write_cpus(tree, cpus=1280, siblings=lambda cpu: f"{cpu % 640},{cpu % 640 + 640}")
     seen = read_cpus(Tree(str(tree)))
-    assert highest_cpu(Tree(str(tree)), seen.cpus) == 1279
     assert len(seen.cores or ()) == 640
     assert seen.cores is not None
     assert seen.cores[639] == {639, 1279}
@@ -161,7 +159,6 @@ def test_offline_siblings_are_left_out(tree: Path) -> None:
 def test_an_unreadable_tree_knows_nothing(tree: Path) -> None:
     seen = read_cpus(Tree(str(tree)))
     assert seen == Topology()
-    assert highest_cpu(Tree(str(tree)), seen.cpus) == 0
 
 
 @pytest.mark.parametrize("content", ["", "garbage", "0-", "99999999999", "3-1", "\0"])
@@ -177,13 +174,11 @@ def test_lists_ended_by_a_nul(tree: Path) -> None:
     assert online(Tree(str(tree))) == parse_cpulist("0-1")
 
 
-def test_nodes_without_a_memory_list(tree: Path) -> None:
+def test_a_torn_row_of_distances_says_nothing(tree: Path) -> None:
     write_cpus(tree, cpus=2, siblings=str)
-    for number, total in ((0, 1024), (1, 0)):
+    for number in (0, 1):
         folder = f"sys/devices/system/node/node{number}"
         write(tree, f"{folder}/cpulist", f"{number}\n")
-        write(tree, f"{folder}/meminfo", f"Node {number} MemTotal: {total} kB\n")
         write(tree, f"{folder}/distance", "10 20\n" if number == 0 else "20\n")
     nodes = read_cpus(Tree(str(tree))).numa_nodes or ()
-    assert [node.has_memory for node in nodes] == [True, False]
-    assert [node.distances for node in nodes] == [(10, 20), None], "a torn row says nothing"
+    assert [node.distances for node in nodes] == [(10, 20), None]

@@ -1,11 +1,8 @@
 """CUDA's driver library, libcuda: the only module that calls it.
 
-CUDA reads which GPUs a process may see once, when it is initialised; nothing undoes that. So
-:func:`is_initialized` asks without initialising. Source: the CUDA Driver API's reference; what was
-observed with driver 580.159.04 is marked as such.
-
-All functions that call it raise CudaError where the call fails, and NoDriverError where the library
-cannot be loaded or is too old.
+CUDA reads which GPUs a process may see once, when it is initialised; nothing undoes that. Functions
+raise CudaError where a call fails, and NoDriverError where the library cannot be loaded or is too
+old. What was observed with driver 580.159.04 is marked as such.
 """
 
 from __future__ import annotations
@@ -30,30 +27,20 @@ call returns it, ``cuInit`` too."""
 _INT, _HANDLE = ctypes.c_int, ctypes.c_void_p
 _UUID = ctypes.c_ubyte * 16
 
-_ARGUMENTS = {
+_ARGUMENTS = {  # what each function takes; each returns a ``CUresult``, an int
     "cuInit": (ctypes.c_uint,),
     "cuDeviceGetCount": (ctypes.POINTER(_INT),),
     "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
-    "cuDeviceGetUuid": (ctypes.POINTER(_UUID), _INT),
-    "cuDeviceGetUuid_v2": (ctypes.POINTER(_UUID), _INT),
+    **dict.fromkeys(("cuDeviceGetUuid", "cuDeviceGetUuid_v2"), (ctypes.POINTER(_UUID), _INT)),
     "cuDevicePrimaryCtxRetain": (ctypes.POINTER(_HANDLE), _INT),
-    "cuDevicePrimaryCtxRelease": (_INT,),
-    "cuDevicePrimaryCtxRelease_v2": (_INT,),
+    **dict.fromkeys(("cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"), (_INT,)),
     "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
     "cuGetErrorString": (_INT, ctypes.POINTER(ctypes.c_char_p)),
 }
-"""The types of what each function takes; each returns a ``CUresult``, an int."""
 
 
 class CudaError(Exception):
-    """A call of CUDA's failed.
-
-    Attributes:
-        code: the ``CUresult``.
-        name: its name (``CUDA_ERROR_OUT_OF_MEMORY``).
-        words: the driver's own words for it.
-        call: the function that returned it.
-    """
+    """A call of CUDA's failed: its ``CUresult``, that one's name, and the driver's words for it."""
 
     def __init__(self, code: int, name: str, words: str, call: str) -> None:
         super().__init__(code, name, words, call)
@@ -79,19 +66,14 @@ def is_initialized() -> bool | None:
 
 
 def load() -> ctypes.CDLL:
-    """Load the library, which takes a while. CUDA is not initialised by that.
-
-    Raises:
-        OSError: it cannot be loaded.
-    """
+    """Load the library, which takes a while (OSError: it cannot be). CUDA is not initialised."""
     return ctypes.CDLL(_LIBRARY)
 
 
 def start() -> None:
-    """Initialise CUDA (``cuInit``). From now on the GPUs that this process sees are settled.
+    """Initialise CUDA (``cuInit``), which settles the GPUs that this process sees.
 
-    A start that fails settles nothing: the next one reads CUDA_VISIBLE_DEVICES again (observed
-    for the errors 100 and 101).
+    One that fails settles nothing (observed for the errors 100 and 101).
     """
     _call("cuInit", 0)
 
@@ -120,11 +102,7 @@ class Contexts:
         self._held: list[int] = []
 
     def retain(self, ordinal: int) -> int:
-        """Hold the primary context of a GPU; the driver makes it if it is held nowhere else.
-
-        Returns:
-            Its handle (``CUcontext``).
-        """
+        """Hold the primary context of a GPU, a ``CUcontext``, which is made if it is not there."""
         handle, device = _HANDLE(), _device(ordinal)
         with uninterrupted():
             _call("cuDevicePrimaryCtxRetain", handle, device)
@@ -136,18 +114,16 @@ class Contexts:
 
         None is held here any more also where the driver refuses one.
         """
+        errors: list[CudaError] = []
         with uninterrupted():  # a second release would take a context from torch, say
-            errors = [_release(self._held.pop()) for _ in range(len(self._held))]
-        for error in filter(None, errors):
-            raise error
-
-
-def _release(ordinal: int) -> CudaError | None:
-    try:
-        _call(_newest("cuDevicePrimaryCtxRelease"), _device(ordinal))
-    except CudaError as error:
-        return error
-    return None
+            while self._held:
+                device = _device(self._held.pop())
+                try:
+                    _call(_newest("cuDevicePrimaryCtxRelease"), device)
+                except CudaError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def _device(ordinal: int) -> ctypes.c_int:

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 _DEFAULT_PATH = "/bin:/usr/bin"  # where glibc searches when PATH is not set
 _SHELL = "/bin/sh"
 
-_IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
-"""Python ignores them as it starts, and what is ignored stays so over exec."""
-
-_COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
-"""What Python sets LC_CTYPE to where that is C (PEP 538)."""
+# Python ignores these as it starts, and what is ignored stays so over exec.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # what Python makes of LC_CTYPE=C (PEP 538)
 
 
 def find(command: str) -> str:
@@ -78,19 +76,20 @@ def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> N
         CommandError: the kernel refuses. No descriptor is left to be inherited.
     """
     ignored = _restore_signals()
-    _restore_locale()
+    if env.get("LC_CTYPE") in _COERCED_LOCALES:
+        before = kernel.variables_of(os.getpid())
+        env.put("LC_CTYPE", before.get("LC_CTYPE") if before else env.get("LC_CTYPE"))
     kept = [handle for handle in keeping if not os.get_inheritable(handle)]
     try:
         for handle in kept:
             os.set_inheritable(handle, True)
         _exec(path, list(words))
-    except OSError as error:
-        why = f"cannot be run: {error.strerror}"
-        if error.errno == errno.ENOENT and os.path.exists(path):
+    except (OSError, ValueError) as error:  # ValueError: there is a NUL in a word
+        why = f"cannot be run: {getattr(error, 'strerror', None) or error}"
+        code = getattr(error, "errno", None)
+        if code == errno.ENOENT and os.path.exists(path):
             why = f"the interpreter that {path} names is not there"
-        raise CommandError(words[0], error.errno != errno.ENOENT, why) from error
-    except ValueError as error:  # there is a NUL in a word
-        raise CommandError(words[0], True, f"cannot be run: {error}") from error
+        raise CommandError(words[0], code != errno.ENOENT, why) from error
     finally:
         for handle in kept:
             os.set_inheritable(handle, False)
@@ -115,16 +114,7 @@ def _restore_signals() -> list[signal.Signals]:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process
-    known = [getattr(signal, name) for name in _IGNORED_BY_PYTHON]
-    ignored = [number for number in known if signal.getsignal(number) is signal.SIG_IGN]
+    ignored = [one for one in _IGNORED_BY_PYTHON if signal.getsignal(one) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, signal.SIG_DFL)
     return ignored
-
-
-def _restore_locale() -> None:
-    """Set LC_CTYPE to what it was if Python has changed it."""
-    if env.get("LC_CTYPE") in _COERCED_LOCALES:
-        started_with = kernel.variables_of(os.getpid())
-        if started_with:
-            env.put("LC_CTYPE", started_with.get("LC_CTYPE"))

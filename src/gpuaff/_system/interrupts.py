@@ -1,6 +1,6 @@
 """Hold signal handlers back while something is changed, so that Ctrl-C never divides a change.
 
-A claim, a release, a pin and a restore each run in one block, with windows for what takes long::
+One block is around the whole, with windows in it for what takes long::
 
     with uninterrupted():  # Ctrl-C is noted
         lease = take_lease()
@@ -12,12 +12,9 @@ A claim, a release, a pin and a restore each run in one block, with windows for 
             raise
     # what was noted is delivered: its handler is called, and may raise
 
-One block around the whole is what makes it safe: two blocks, one for acquiring and one for
-releasing, leave a step between them where Ctrl-C loses what was acquired.
-
-Only Python handlers are held back: a signal with its default action, SIGKILL, and handlers that C
-code has set act at once. Blocks nest: an inner one also holds in a window of the outer one, and
-delivers at its own end there. In other threads, where Python never runs handlers, both do nothing.
+Two blocks, one to acquire and one to release, would leave a step between them where Ctrl-C loses
+what was acquired. Only Python handlers are held back. Blocks nest: an inner one also holds in a
+window of the outer one. In other threads, where Python never runs handlers, both do nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +29,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGALRM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM),
+    *(signal.SIGUSR1, signal.SIGUSR2),
     signal.SIGINT,  # last: its handler raises, and is put back when all others are
 )
 
@@ -55,7 +48,9 @@ class _Block:
 
     def replace_handlers(self) -> None:
         for number in _SIGNALS:
-            handler = _original(signal.getsignal(number))
+            handler: object = signal.getsignal(number)
+            while isinstance(handler, _Held):  # a library saved that of a block that has ended
+                handler = handler.handler
             if callable(handler):  # SIG_DFL, SIG_IGN and C's handlers are not
                 self._held[number] = _Held(self, handler)
                 signal.signal(number, self._held[number])
@@ -71,10 +66,10 @@ class _Block:
             if again:  # one that was put back already may have raised
                 self.restore_handlers(again=False)
 
-    def open_window(self) -> None:
-        """Deliver what has come, and let what comes from now on act at once."""
-        self.holds = False
-        while self.pending:
+    def switch(self, *, holds: bool) -> None:
+        """Hold back what comes from now on, or deliver what has come and let the rest act."""
+        self.holds = holds
+        while self.pending and not holds:
             self.holds = True
             self.deliver()
             self.holds = False
@@ -106,42 +101,34 @@ class _Held:
         block.holds = False
 
 
-def _original(handler: object) -> object:
-    """The program's own handler, where a library saved a stand-in of a block that has ended."""
-    while isinstance(handler, _Held):
-        handler = handler.handler
-    return handler
+class _Region:
+    """What is held back in it, or acts at once, did as before outside of it."""
 
-
-class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppress is
-    """A block that no signal handler divides; what came meanwhile is delivered at its end."""
-
-    __slots__ = ("_own", "_window")
+    __slots__ = ("_before", "_outer", "_own")
+    _holds: bool
 
     def __enter__(self) -> None:
         global _block
         self._own: _Block | None = None
-        self._window: _Block | None = None
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if _block is not None:
-            self._window = None if _block.holds else _block
-            _block.holds = True
-            return
-        block = _Block()
-        try:
-            block.replace_handlers()
-        except ValueError:  # a subinterpreter has no signals
-            return
-        except BaseException:  # a handler raised before it was replaced
-            block.restore_handlers()
-            raise
-        _block = self._own = block  # nothing raises between these steps any more
+        self._outer = _block if threading.current_thread() is threading.main_thread() else None
+        if self._outer is not None:
+            self._before = self._outer.holds
+            self._outer.switch(holds=self._holds)
+        elif self._holds and threading.current_thread() is threading.main_thread():
+            block = _Block()
+            try:
+                block.replace_handlers()
+            except ValueError:  # a subinterpreter has no signals
+                return
+            except BaseException:  # a handler raised before it was replaced
+                block.restore_handlers()
+                raise
+            _block = self._own = block  # nothing raises between these steps any more
 
     def __exit__(self, *_: object) -> None:
         global _block
-        if self._window is not None:
-            self._window.open_window()
+        if self._outer is not None:
+            self._outer.switch(holds=self._before)
         block = self._own
         if block is None:
             return
@@ -156,21 +143,18 @@ class uninterrupted:  # noqa: N801 - used like a function, as contextlib.suppres
                 block.deliver()  # what came in the last steps
 
 
-class interruptible:  # noqa: N801
+class uninterrupted(_Region):  # noqa: N801 - used like a function, as contextlib.suppress is
+    """A block that no signal handler divides; what came meanwhile is delivered at its end."""
+
+    __slots__ = ()
+    _holds = True
+
+
+class interruptible(_Region):  # noqa: N801
     """A window in such a block, for a wait, a callback or a call into the driver."""
 
-    __slots__ = ("_opened",)
-
-    def __enter__(self) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        block = _block if main and _block is not None and _block.holds else None
-        self._opened = block
-        if block is not None:
-            block.open_window()
-
-    def __exit__(self, *_: object) -> None:
-        if self._opened is not None:
-            self._opened.holds = True
+    __slots__ = ()
+    _holds = False
 
 
 def deliver_pending() -> None:
@@ -186,9 +170,9 @@ def is_in_block() -> bool:
 
 
 def _forget_pending() -> None:
-    """A forked child does not answer for what came to its parent."""
     if _block is not None:
         _block.pending.clear()
 
 
+# A forked child does not answer for what came to its parent.
 os.register_at_fork(after_in_child=_forget_pending)

@@ -1,7 +1,7 @@
 """The kernel: files below /sys and /proc, and the scheduler's calls.
 
-The only module that opens those files or calls ``sched_*``. Nothing here decides anything. What is
-not visible (without /proc, or by ``hidepid``) is None or empty.
+The only module that opens those files or calls ``sched_*``. What is not visible (without /proc, or
+by ``hidepid``) is None or empty.
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ from gpuaff.cpuset import CpuSet
 _PAGE = 4096  # nearly every such file has less, and a large buffer costs more than a call
 _MOST = 1 << 20  # the most bytes that are read of a file; the longest known has some ten thousand
 
+# Do not wait for the writer of a FIFO: a variable may name anything (PBS_GPUFILE).
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""Do not wait for the writer of a FIFO: a variable may name anything (PBS_GPUFILE)."""
 
-_EXITING, _NO_SETAFFINITY = 0x00000004, 0x04000000
-"""``PF_EXITING`` (set before memory and files are freed) and ``PF_NO_SETAFFINITY`` of
-``include/linux/sched.h``."""
-
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""Its number is fixed: ``PROC_PID_INIT_INO`` of ``include/linux/proc_ns.h``."""
-
-_HIGHEST_PID = 1 << 22  # ``PID_MAX_LIMIT`` of ``include/linux/threads.h``
-_MOST_ANCESTORS = 64
+_EXITING, _NO_SETAFFINITY = 0x00000004, 0x04000000  # PF_…, include/linux/sched.h
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_HIGHEST_PID = 1 << 22  # PID_MAX_LIMIT, include/linux/threads.h
+_MOST_ANCESTORS = 64  # a chain that changes meanwhile may not end
 
 
 class Tree(NamedTuple):
@@ -100,23 +95,25 @@ def can_pin() -> bool:
 
 
 def get_affinity(tid: int = 0) -> CpuSet:
-    """The CPUs that a thread may run on (0: the calling thread).
-
-    Raises:
-        OSError: there is no such thread, or the system has no such call.
-    """
+    """The CPUs that a thread may run on (0: the calling thread); OSError when it is gone."""
     if not can_pin():
         raise OSError("this system has no sched_getaffinity")
     return frozenset(os.sched_getaffinity(tid))
 
 
+def affinity_or_none(tid: int | None) -> CpuSet | None:
+    """The same, or None."""
+    try:
+        return None if tid is None else get_affinity(tid)
+    except OSError:
+        return None
+
+
 def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
     """Set the CPUs that a thread may run on (0: the calling thread).
 
-    The kernel silently drops CPUs that the cpuset does not grant, so read the mask back.
-
-    Raises:
-        OSError: EINVAL when the cpuset grants none of them, ESRCH when the thread is gone, EPERM.
+    The kernel silently drops CPUs that the cpuset does not grant, so read the mask back. OSError:
+    EINVAL when the cpuset grants none of them, ESRCH when the thread is gone, EPERM.
     """
     if not can_pin():
         raise OSError("this system has no sched_setaffinity")
@@ -207,7 +204,7 @@ def parent_of(pid: int) -> int | None:
 def ancestors(pid: int | None = None) -> Iterator[int]:
     """The processes above one (None: this one), the nearest first."""
     parent = os.getppid() if pid is None else parent_of(pid)
-    for _ in range(_MOST_ANCESTORS):  # a chain that changes meanwhile may not end
+    for _ in range(_MOST_ANCESTORS):
         if not parent:  # outside of this container, or not visible
             return
         yield parent
@@ -217,14 +214,6 @@ def ancestors(pid: int | None = None) -> Iterator[int]:
 def name_of(pid: int | None) -> str | None:
     """The name of the program that a process runs."""
     return None if pid is None else Tree().read(f"proc/{pid}/comm")
-
-
-def affinity_or_none(pid: int | None) -> CpuSet | None:
-    """The CPUs of another process."""
-    try:
-        return None if pid is None else get_affinity(pid)
-    except OSError:
-        return None
 
 
 def mapped_files(pid: int) -> frozenset[str]:
@@ -267,12 +256,11 @@ def has_ended(pid: int) -> bool:
     """
     if not 0 < pid <= _HIGHEST_PID:
         return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # another user's, so it is there
-        pass
+    with suppress(PermissionError):  # another user's, so it is there
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
     _, fields = _stat(str(pid))
     return fields[:1] in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
 
@@ -281,8 +269,7 @@ def is_exiting(pid: int) -> bool:
     """Whether the kernel is freeing a process's memory and files, and it has not ended yet.
 
     None of its threads runs its program any more; the main one may be a zombie long before the
-    last has ended. Every user may see that. One that /proc does not show (``hidepid``) is not
-    known to be exiting.
+    last has ended. One that /proc does not show (``hidepid``) is not known to be exiting.
     """
     main = thread_facts(pid, pid)  # enough for nearly all processes
     if main is None or not main.exiting:
@@ -296,7 +283,6 @@ def is_exiting(pid: int) -> bool:
 
 def in_first_pid_namespace() -> bool:
     """Whether process ids here are those that the NVIDIA driver counts with: not a container's."""
-    try:
+    with suppress(OSError):
         return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
-    except OSError:
-        return False
+    return False

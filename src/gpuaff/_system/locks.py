@@ -33,29 +33,17 @@ _LOCK = re.compile(
     r"^\d+:\s+(-> )?\s*(\w+)\s+\w+\s+(\w+)\s+(-?\d+) (\w+):(\w+):(\d+) ", re.MULTILINE
 )
 _CHECKS = 20  # of a file with too many names, 5 ms apart: its maker may be about to remove one
-_NO_LOCKS = (
-    "it cannot be locked as is needed: network file systems cannot, and neither can Linux before "
-    "3.15"
-)
-_PROBLEMS = {
+_NO_LOCKS = "it cannot be locked: network file systems cannot, and neither can Linux before 3.15"
+_HINTS = {  # where the kernel's words are not clear
     errno.ELOOP: "a link stands in its place",
     errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
     errno.EISDIR: "a folder stands in its place",
     errno.ENXIO: "something that is no file stands in its place",
-    errno.EACCES: "this user may not use it",
     errno.EPERM: "this user may not use it, or its file system has no hard links",
-    errno.ENOSPC: "no room is left",
-    errno.EDQUOT: "no room is left for this user",
-    errno.EROFS: "it cannot be written",
     errno.ENOENT: "the folder above it is missing",
-    errno.EMFILE: "this process has too many files open",
-    errno.ENFILE: "this machine has too many files open",
     errno.EAGAIN: "its owner keeps others from opening it",
-    errno.EBADF: _NO_LOCKS,
-    errno.EINVAL: _NO_LOCKS,
-    errno.ENOLCK: _NO_LOCKS,
-    errno.ENOSYS: _NO_LOCKS,
-    errno.EOPNOTSUPP: _NO_LOCKS,
+    **dict.fromkeys((errno.EBADF, errno.EINVAL, errno.ENOLCK), _NO_LOCKS),
+    **dict.fromkeys((errno.ENOSYS, errno.EOPNOTSUPP), _NO_LOCKS),
 }
 
 
@@ -65,16 +53,15 @@ class UnusableError(OSError):
 
 def problem_of(error: OSError) -> str:
     """Why a lock file cannot be used, in words."""
-    if isinstance(error, UnusableError):
-        return str(error)
-    return f"{error.strerror} ({_PROBLEMS.get(error.errno or 0, 'it cannot be used')})"
+    hint = _HINTS.get(error.errno or 0)
+    return f"{error.strerror or error}{f' ({hint})' if hint else ''}"
 
 
-# ---- locks; OSError where the file system, or this kernel, has none -----------------------------
+# ---- locks; OSError where the file system, or this kernel, has none ------------------------------
 
 
 def try_flock(handle: int, *, shared: bool = False) -> bool:
-    """Take a ``flock`` if that is possible at once."""
+    """Take a ``flock`` if that is possible at once; forked children share it."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -138,7 +125,7 @@ def exclusive_waiters(handle: int) -> frozenset[int]:
     kind, *_ = _ofd(handle, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 0, WHOLE)
     if kind == fcntl.F_UNLCK:
         return frozenset()
-    file = locked_name(handle)
+    file = identity(handle)
     waiting = (lock for lock in held_locks() if lock.is_waiting and lock.file == file)
     return frozenset(lock.pid for lock in waiting if lock.is_write and lock.kind == "POSIX")
 
@@ -148,7 +135,7 @@ def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple
     return struct.unpack(_FLOCK, fcntl.fcntl(handle, command, requested))
 
 
-# ---- /proc/locks -----------------------------------------------------------------------------
+# ---- /proc/locks ---------------------------------------------------------------------------------
 
 
 class FileLock(NamedTuple):
@@ -157,10 +144,8 @@ class FileLock(NamedTuple):
     Attributes:
         kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
         is_write: whether it is exclusive.
-        pid: the process that has taken it, or waits for it; −1 for OFD locks, 0 for one outside of
-            this PID namespace.
-        file: the device number and inode of what is locked; see :func:`locked_name`.
-        is_waiting: whether the process still waits for it.
+        pid: who has it or waits for it; −1 for OFD locks, 0 outside of this PID namespace.
+        file: the device number and inode of what is locked; see :func:`identity`.
     """
 
     kind: str
@@ -170,16 +155,12 @@ class FileLock(NamedTuple):
     is_waiting: bool
 
 
-def held_locks() -> list[FileLock]:
-    """All locks that this process may see (``proc_locks(5)``).
+def held_locks(text: str | None = None) -> list[FileLock]:
+    """All locks on files that this process may see, from a text of /proc/locks (None: now's).
 
-    To read them stops all processors, 20 ms and more on a large machine.
+    To read that file stops all processors, 20 ms and more on a large machine.
     """
-    return parse_locks(Tree().read("proc/locks") or "")
-
-
-def parse_locks(text: str) -> list[FileLock]:
-    """The lines of /proc/locks, without those that name no file."""
+    lines = _LOCK.findall(Tree().read("proc/locks") or "" if text is None else text)
     return [
         FileLock(
             kind=kind,
@@ -188,37 +169,11 @@ def parse_locks(text: str) -> list[FileLock]:
             file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
             is_waiting=bool(arrow),
         )
-        for arrow, kind, mode, pid, major, minor, inode in _LOCK.findall(text)
+        for arrow, kind, mode, pid, major, minor, inode in lines
     ]
 
 
-def locked_name(file: int | str) -> tuple[int, int] | None:
-    """The device number and inode of a path or an open file, as /proc/locks has them.
-
-    That device is the file system's, as in /proc/self/mountinfo (``proc_pid_mountinfo(5)``).
-    ``stat(2)`` mostly says the same, but on btrfs each subvolume has a device of its own there.
-    """
-    try:
-        handle = os.open(file, os.O_PATH) if isinstance(file, str) else os.dup(file)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(handle)
-        fdinfo = Tree().read(f"proc/self/fdinfo/{handle}") or ""
-        device = device_of(fdinfo, Tree().read("proc/self/mountinfo") or "")
-    finally:
-        close(handle)
-    return (found.st_dev if device is None else device), found.st_ino
-
-
-def device_of(fdinfo: str, mountinfo: str) -> int | None:
-    """The device number of the mount of an open file; None when it is not listed."""
-    mount = re.search(r"^mnt_id:\s*(\d+)$", fdinfo, re.MULTILINE)
-    device = mount and re.search(rf"^{mount[1]} \d+ (\d+):(\d+) ", mountinfo, re.MULTILINE)
-    return os.makedev(int(device[1]), int(device[2])) if device else None
-
-
-# ---- files -----------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def real_name(path: str) -> str:
@@ -261,17 +216,10 @@ def write_at(handle: int, offset: int, data: bytes) -> None:
 def open_folder(
     path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
 ) -> int:
-    """Open the folder of the lock files, which is made with a file in it if it is missing.
+    """Open the folder of the lock files; if it is missing, make it, with one file in it.
 
     Both appear at once, whatever the umask is and even if the maker is killed. An empty folder
     could be replaced by another maker's, so it gets the file before it gets its name.
-
-    Args:
-        path: the folder; a link to one is not followed.
-        mode: the rights that it is made with.
-        name: the file's name.
-        content: what is in it.
-        file_mode: its rights.
     """
     if not os.path.lexists(path):
         unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
@@ -296,19 +244,10 @@ def open_folder(
 
 
 def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
-    """Open a file of a folder to lock it; make it if there is none.
+    """Open a file of a folder to lock it; if it is missing, make it with ``size`` bytes.
 
-    It is opened without O_CREAT, which ``fs.protected_regular`` forbids for other users' files in
-    such a folder.
-
-    Args:
-        folder: the folder's descriptor.
-        name: the file's name in it.
-        size: the bytes that it is made with; such a file is opened for writing, too.
-        mode: the rights that it is made with.
-
-    Raises:
-        UnusableError: it is no lock file.
+    One with a size is opened for writing, too. It is opened without O_CREAT, which
+    ``fs.protected_regular`` forbids for other users' files in such a folder.
     """
     flags = (os.O_RDWR if size else os.O_RDONLY) | _FILE
     try:
@@ -327,11 +266,11 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
 
 def _check(folder: int, name: str, handle: int) -> None:
     """Refuse a planted file: we would lock, and write into, a file of another user."""
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        raise UnusableError("it is no regular file")
     for _ in range(_CHECKS):
-        extra = os.fstat(handle).st_nlink - 1
-        if extra <= 0 or extra == _unfinished_names(folder, name, handle):
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableError("it is no regular file")
+        if found.st_nlink < 2 or found.st_nlink == 1 + _unfinished(folder, name, found.st_ino):
             return
         time.sleep(0.005)
     raise UnusableError(
@@ -340,15 +279,10 @@ def _check(folder: int, name: str, handle: int) -> None:
     )
 
 
-def _unfinished_names(folder: int, name: str, handle: int) -> int:
+def _unfinished(folder: int, name: str, inode: int) -> int:
     """How many names a maker has left that was killed between linking and unlinking."""
-    count, inode = 0, os.fstat(handle).st_ino
-    for other in os.listdir(folder):
-        if other.startswith(f".{name}."):
-            with suppress(FileNotFoundError):
-                found = os.stat(other, dir_fd=folder, follow_symlinks=False)
-                count += found.st_ino == inode
-    return count
+    with os.scandir(folder) as entries:
+        return sum(e.name.startswith(f".{name}.") and e.inode() == inode for e in entries)
 
 
 def _make(folder: int, name: str, *, mode: int, size: int = 0, content: bytes = b"") -> None:

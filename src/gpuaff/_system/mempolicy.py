@@ -1,11 +1,9 @@
 """Where a thread's memory comes from: ``get_mempolicy`` and ``set_mempolicy``.
 
 The C library has no functions for these calls. libnuma has, but is often not installed (case B8);
-so they are made by their numbers. Sources: set_mempolicy(2), get_mempolicy(2),
-``Documentation/admin-guide/mm/numa_memory_policy.rst``, and the kernel's tables of system calls.
-
-All functions raise OSError: ENOSYS when this kernel has no NUMA support, or this machine's numbers
-are unknown; EPERM or whatever else a seccomp filter returns.
+so they are made by their numbers (the kernel's tables of system calls). All functions raise
+OSError: ENOSYS when this kernel has no NUMA support, or this machine's numbers are unknown; EPERM
+or whatever else a seccomp filter returns.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -34,26 +32,16 @@ _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred", "w
 _ALLOWED = 1 << 2
 """MPOL_F_MEMS_ALLOWED: report the nodes that the cpuset grants, instead of the policy."""
 
-_WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
-"""Bits in a word of a mask of nodes."""
+_WORD = 64  # bits in a word of a mask of nodes
+_HIGHEST = 4095  # there is room for this node id; no kernel can be built for more than 1024 nodes
 
-_HIGHEST = 4095
-"""The highest node id that there is room for; no kernel can be built for more than 1024 nodes."""
-
-_NUMBERS = {
-    64: {
-        "x86_64": (239, 238),
-        **dict.fromkeys(("aarch64", "aarch64_be", "riscv64", "loongarch64"), (236, 237)),
-        **dict.fromkeys(("ppc64", "ppc64le"), (260, 261)),
-        "s390x": (269, 270),
-    },
-    32: {
-        **dict.fromkeys(("i386", "i486", "i586", "i686"), (275, 276)),
-        **dict.fromkeys(("armv6l", "armv7l", "armv8l"), (320, 321)),
-    },
+NUMBERS = {
+    "x86_64": (239, 238),
+    **dict.fromkeys(("aarch64", "aarch64_be", "riscv64", "loongarch64"), (236, 237)),
+    **dict.fromkeys(("ppc64", "ppc64le"), (260, 261)),
+    "s390x": (269, 270),
 }
-"""The numbers of get_mempolicy and set_mempolicy, by the width of this process's addresses and the
-machine's name. A 32-bit process on a 64-bit kernel has other ones, so they are unknown."""
+"""The numbers of get_mempolicy and set_mempolicy, by the machine's name; 64-bit processes only."""
 
 
 class Policy(NamedTuple):
@@ -82,11 +70,11 @@ def allowed_nodes() -> frozenset[int]:
 def set_policy(policy: Policy) -> None:
     """Set the calling thread's policy; threads and processes that it starts later inherit it.
 
-    The kernel silently drops nodes that it does not grant, as long as one is left; else, and where
-    it lacks the mode, the error is EINVAL.
+    The kernel silently drops nodes that it does not grant; EINVAL: none is left, or it lacks the
+    mode.
     """
     mask = _mask(policy.nodes) if policy.nodes else None
-    _call(_numbers()[1], policy.mode, mask, 0 if mask is None else _count(mask))
+    _call(numbers()[1], policy.mode, mask, 0 if mask is None else _count(mask))
 
 
 def ensure_policy(policy: Policy) -> None:
@@ -96,41 +84,32 @@ def ensure_policy(policy: Policy) -> None:
             set_policy(policy)
 
 
-def numbers(machine: str, *, bits: int) -> tuple[int, int] | None:
-    """The numbers of get_mempolicy and set_mempolicy; None when they are unknown."""
-    return _NUMBERS[bits].get(machine)
-
-
-def _numbers() -> tuple[int, int]:
+def numbers() -> tuple[int, int]:
+    """The numbers of get_mempolicy and set_mempolicy for this process."""
     machine = os.uname().machine
-    found = numbers(machine, bits=64 if sys.maxsize > 1 << 32 else 32)
-    if found is None:
+    if machine not in NUMBERS or sys.maxsize <= 1 << 32:
         raise OSError(errno.ENOSYS, f"its numbers on this machine ({machine}) are unknown")
-    return found
+    return NUMBERS[machine]
 
 
 def _get(flags: int) -> Policy:
     mode, mask = ctypes.c_int(), _mask({_HIGHEST})
-    _call(_numbers()[0], ctypes.byref(mode), mask, _count(mask), None, flags)
-    return Policy(mode.value, _nodes(mask))
+    _call(numbers()[0], ctypes.byref(mode), mask, _count(mask), None, flags)
+    nodes = (from_bits(bits, base=place * _WORD) for place, bits in enumerate(mask))
+    return Policy(mode.value, frozenset().union(*nodes))
 
 
-def _mask(nodes: Collection[int]) -> ctypes.Array[ctypes.c_ulong]:
-    """A mask as the kernel has it: native words, the lowest ids first; in whole 64 bits."""
-    bits = max(nodes, default=0) + 1
-    mask = (ctypes.c_ulong * (-(-bits // 64) * 64 // _WORD))()
+def _mask(nodes: Collection[int]) -> ctypes.Array[ctypes.c_uint64]:
+    """A mask as the kernel has it: native words, the lowest ids first."""
+    mask = (ctypes.c_uint64 * (max(nodes, default=0) // _WORD + 1))()
     for node in nodes:
         mask[node // _WORD] |= 1 << node % _WORD
     return mask
 
 
-def _nodes(mask: Iterable[int]) -> frozenset[int]:
-    return frozenset().union(*(from_bits(bits, base=i * _WORD) for i, bits in enumerate(mask)))
-
-
-def _count(mask: ctypes.Array[ctypes.c_ulong]) -> int:
+def _count(mask: ctypes.Array[ctypes.c_uint64]) -> int:
     """``maxnode``. The kernel takes off one before it counts bits."""
-    return 8 * ctypes.sizeof(mask) + 1
+    return _WORD * len(mask) + 1
 
 
 def _call(number: int, *arguments: object) -> None:

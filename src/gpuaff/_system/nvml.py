@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from itertools import combinations
 
 from gpuaff._system.interrupts import uninterrupted
@@ -32,17 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_NEEDED = (
-    *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"),
-    "NVMLError",
-)
-"""Without these pynvml is of no use; any other function may be missing."""
-
-_MOST_GPUS = 1024
-"""No machine has more: a library that reports more is broken."""
-
-_WORD_BITS, _MOST_WORDS = 64, 1024  # the longest mask that is queried has 65536 ids
-_HIGHEST_NODE = 1023  # Linux' limit of NUMA node ids (MAX_NUMNODES)
+_MOST_GPUS = 1024  # a library that reports more is broken
+_CPU_WORDS, _NODE_WORDS = 1024, 16  # 65536 CPUs and 1024 NUMA nodes: more than Linux can have
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: the version, and the size of the struct
 _MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; older ones refuse the higher ones
 
@@ -59,55 +49,15 @@ _TO_SWITCH = "switch"  # in place of a PCI address: the links to switches
 
 _NO_INSTANCE = "it is in MIG mode and has no instance, so there is nothing to claim"
 
+# nvmlReturn_t
+_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND = 2, 3, 4, 6
+_LIBRARY_NOT_FOUND, _FUNCTION_NOT_FOUND, _GPU_IS_LOST, _UNKNOWN = 12, 13, 15, 999
 
-class _Code(IntEnum):
-    """The NVML return codes that matter here (``nvmlReturn_t``)."""
-
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    NOT_FOUND = 6
-    INSUFFICIENT_SIZE = 7
-    DRIVER_NOT_LOADED = 9
-    LIBRARY_NOT_FOUND = 12
-    FUNCTION_NOT_FOUND = 13
-    GPU_IS_LOST = 15
-    LIB_RM_VERSION_MISMATCH = 18
-    UNKNOWN = 999
-
-
-_ABSENT = (_Code.NOT_SUPPORTED, _Code.FUNCTION_NOT_FOUND)
+_ABSENT = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 """What GPUs and drivers without a feature answer: no problem."""
 
-_NO_SUCH = (_Code.NOT_SUPPORTED, _Code.INVALID_ARGUMENT)
+_NO_SUCH = (_NOT_SUPPORTED, _INVALID_ARGUMENT)
 """What GPUs answer about links that they do not have, and MIG instances about graphics."""
-
-_REASONS = {
-    _Code.NO_PERMISSION: (
-        "this user may not talk to the NVIDIA driver",
-        "check the access rights of /dev/nvidia*, or the devices that the container was given",
-    ),
-    _Code.DRIVER_NOT_LOADED: (
-        "the kernel module of the NVIDIA driver is not loaded",
-        "load it (modprobe nvidia), or start the container with its GPUs",
-    ),
-    _Code.LIBRARY_NOT_FOUND: (
-        "the NVIDIA driver's library NVML (libnvidia-ml.so.1) cannot be loaded",
-        "install the driver, or start the container with its GPUs; Jetson and macOS have no NVML",
-    ),
-    _Code.FUNCTION_NOT_FOUND: (
-        "the NVIDIA driver's library NVML is too old",
-        "update the driver",
-    ),
-    _Code.GPU_IS_LOST: (
-        "the NVIDIA driver has lost a GPU (it has fallen off the bus)",
-        "look for Xid in dmesg, and reboot",
-    ),
-    _Code.LIB_RM_VERSION_MISMATCH: (
-        "the NVIDIA driver's kernel module and library differ (driver/library version mismatch)",
-        "reboot, or reload the nvidia modules; a container needs the host's driver version",
-    ),
-}
 
 
 @contextmanager
@@ -150,22 +100,13 @@ class Session:
         self._devices = [(*found, gpu) for gpu in self._gpus for found in gpu.devices()]
         self.notes = tuple(note for gpu in self._gpus for note in gpu.notes())
 
-    def read_gpus(
-        self, *, highest_cpu: int, links: bool = False
-    ) -> tuple[tuple[GpuReading, ...], Matrix | None]:
-        """Read where all GPUs are, by NVML's index, and with ``links`` how they are connected.
-
-        ``highest_cpu`` is the highest CPU id that is possible on this machine, which gives the
-        length of the masks (cases G1, G2). The number of CPUs would be too low.
-        """
+    def read_gpus(self, *, links: bool = False) -> tuple[tuple[GpuReading, ...], Matrix | None]:
+        """Read where all GPUs are, by NVML's index, and with ``links`` how they are connected."""
         matrix = _links(self._gpus) if links else None
-        return tuple(gpu.read(highest_cpu) for gpu in self._gpus), matrix
+        return tuple(gpu.read() for gpu in self._gpus), matrix
 
     def devices(self) -> tuple[Device, ...]:
-        """All that can be claimed: GPUs, and MIG instances of those in MIG mode.
-
-        A GPU without a handle or UUID is not among them: a note says so.
-        """
+        """All that can be claimed: GPUs, and MIG instances of those in MIG mode."""
         return tuple(device for device, _, _ in self._devices)
 
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -201,7 +142,7 @@ class _Gpu:
         self.index, self.problems, self.lost, self.code = index, list[str](), False, 0
         self.handle = self.query("its handle", "nvmlDeviceGetHandleByIndex", of=index)
         self.lost = self.handle is None
-        self.denied = self.code == _Code.NO_PERMISSION
+        self.denied = self.code == _NO_PERMISSION
 
     def identify(self) -> None:
         """Read what does not change: what it is called, and its MIG instances."""
@@ -226,7 +167,7 @@ class _Gpu:
         if self.lost:
             return None
         answer, self.code = _call(self._nvml, function, self.handle if of is None else of, *args)
-        self.lost = self.code == _Code.GPU_IS_LOST
+        self.lost = self.code == _GPU_IS_LOST
         if self.code and self.code not in fine:
             self._note(f"{what}: {_in_words(self._nvml, self.code)} ({function})")
         return answer
@@ -236,65 +177,60 @@ class _Gpu:
             self.problems.append(problem)
 
     def _mig_instances(self) -> list[tuple[MigInstance, Any]] | None:
-        """The MIG instances with their handles, by slot; None when MIG is off (case D2)."""
+        """The MIG instances with their handles, by slot; None when MIG is off (case D2).
+
+        Empty slots are left out, and instances whose UUID or ids are unknown.
+        """
         modes = self.query("MIG mode", "nvmlDeviceGetMigMode", fine=_ABSENT)
         if modes is None or modes[0] != _MIG_ENABLED:
             return None
-        slots = self.query("MIG slots", "nvmlDeviceGetMaxMigDeviceCount") or 0
-        return [found for slot in range(slots) if (found := self._mig_instance(slot)) is not None]
-
-    def _mig_instance(self, slot: int) -> tuple[MigInstance, Any] | None:
-        """The instance in a slot; None when there is none, or its UUID or ids are unknown."""
-        function, empty = "nvmlDeviceGetMigDeviceHandleByIndex", (_Code.NOT_FOUND,)
-        handle = self.query("MIG instances", function, slot, fine=empty)
-        if handle is None:
-            return None
-        uuid = _text(self.query("UUID of a MIG instance", "nvmlDeviceGetUUID", of=handle))
-        gi = self.query("id of a MIG instance", "nvmlDeviceGetGpuInstanceId", of=handle)
-        ci = self.query("id of a MIG instance", "nvmlDeviceGetComputeInstanceId", of=handle)
-        if uuid is None or gi is None or ci is None:
-            return None
-        return MigInstance(uuid=uuid, gpu_instance=gi, compute_instance=ci), handle
+        found, by_slot = [], "nvmlDeviceGetMigDeviceHandleByIndex"
+        for slot in range(self.query("MIG slots", "nvmlDeviceGetMaxMigDeviceCount") or 0):
+            handle = self.query("MIG instances", by_slot, slot, fine=(_NOT_FOUND,))
+            if handle is None:
+                continue
+            uuid = _text(self.query("UUID of a MIG instance", "nvmlDeviceGetUUID", of=handle))
+            gi = self.query("id of a MIG instance", "nvmlDeviceGetGpuInstanceId", of=handle)
+            ci = self.query("id of a MIG instance", "nvmlDeviceGetComputeInstanceId", of=handle)
+            if None not in (uuid, gi, ci):
+                one = MigInstance(uuid=uuid or "", gpu_instance=gi, compute_instance=ci)
+                found.append((one, handle))
+        return found
 
     def devices(self) -> Iterator[tuple[Device, Any]]:
         """What can be claimed of it, with the handles."""
         if self.uuid is None:
             return
-        address, name = self.pci_bus_id, self.name
-        whole = Device(index=self.index, uuid=self.uuid, pci_bus_id=address, name=name)
         if self._instances is None:
-            yield whole, self.handle
+            yield Device(self.index, self.uuid, self.pci_bus_id, self.name), self.handle
         for one, handle in self._instances or ():
-            gpu_instance = one.gpu_instance
-            part = whole._replace(uuid=one.uuid, parent=whole.uuid, gpu_instance=gpu_instance)
-            yield part, handle
+            part = (one.uuid, self.pci_bus_id, self.name, self.uuid, one.gpu_instance)
+            yield Device(self.index, *part), handle
 
     def notes(self) -> list[str]:
         """What has failed so far, and whether it cannot be claimed."""
         if self.uuid is None:
-            why = "; ".join(self.problems)
-            return [f"GPU {self.index} is left out, because its UUID is unknown: {why}"]
+            return [str(LeftOut(self.index, "; ".join(self.problems)))]
         nothing = [_NO_INSTANCE] if self._instances == [] else []
         return [f"GPU {self.index}: {problem}" for problem in (*self.problems, *nothing)]
 
     def left_out(self) -> LeftOut | None:
         """Why it cannot be claimed, though CUDA may count it."""
         if not self.denied and (self.lost or self.uuid is None):
-            return LeftOut(index=self.index, why="; ".join(self.problems))
-        if not self.denied and self._instances == []:
-            return LeftOut(index=self.index, why=_NO_INSTANCE, cut=True)
-        return None
+            return LeftOut(self.index, "; ".join(self.problems))
+        is_cut = not self.denied and self._instances == []
+        return LeftOut(self.index, _NO_INSTANCE, cut=True) if is_cut else None
 
-    def read(self, highest_cpu: int) -> GpuReading:
-        """Read its affinity; see :meth:`Session.read_gpus`."""
+    def read(self) -> GpuReading:
+        """Read its affinity."""
         node, scoped = "CPUs of its node", "nvmlDeviceGetCpuAffinityWithinScope"
-        fine = (_Code.FUNCTION_NOT_FOUND,)
-        node_cpus = self._mask(node, scoped, highest_cpu, _SCOPE_NODE, fine=fine)
+        fine = (_FUNCTION_NOT_FOUND,)
+        node_cpus = self._mask(node, scoped, _CPU_WORDS, _SCOPE_NODE, fine=fine)
         if self.code in fine:  # old drivers know no scopes and mean the node
-            node_cpus = self._mask(node, "nvmlDeviceGetCpuAffinity", highest_cpu)
-        socket_cpus = self._mask("CPUs of its socket", scoped, highest_cpu, _SCOPE_SOCKET)
+            node_cpus = self._mask(node, "nvmlDeviceGetCpuAffinity", _CPU_WORDS)
+        socket_cpus = self._mask("CPUs of its socket", scoped, _CPU_WORDS, _SCOPE_SOCKET)
         next_to_it = ("memory next to it", "nvmlDeviceGetMemoryAffinity")
-        memory_nodes = self._mask(*next_to_it, _HIGHEST_NODE, _SCOPE_NODE)
+        memory_nodes = self._mask(*next_to_it, _NODE_WORDS, _SCOPE_NODE)
         own = self.query("its own memory node", "nvmlDeviceGetNumaNodeId", fine=_ABSENT)
         return GpuReading(
             index=self.index,
@@ -312,17 +248,13 @@ class _Gpu:
         )
 
     def _mask(
-        self, what: str, function: str, highest: int, *scope: int, fine: tuple[int, ...] = ()
+        self, what: str, function: str, words: int, *scope: int, fine: tuple[int, ...] = ()
     ) -> frozenset[int] | None:
         """The ids in one of NVML's masks; None when it is unknown or empty (case A1)."""
-        too_short = _Code.INSUFFICIENT_SIZE
-        size = highest // _WORD_BITS + 1
-        words = self.query(what, function, size, *scope, fine=(*fine, too_short))
-        if self.code == too_short:
-            words = self.query(what, function, _MOST_WORDS, *scope, fine=fine)
-        if words is None:
+        mask = self.query(what, function, words, *scope, fine=fine)
+        if mask is None:
             return None
-        ids = from_bits(sum(word << _WORD_BITS * place for place, word in enumerate(words)))
+        ids = from_bits(int.from_bytes(bytes(mask), "little"))  # as are all CPUs with a driver
         if not ids:
             self._note(f"{what}: the mask is empty ({function})")
         return ids or None
@@ -331,20 +263,19 @@ class _Gpu:
         """Read how it, or a MIG instance of it, is used now."""
         if not self.lost:
             self.problems.clear()
-            reading = self._usage(device, handle, utilization=utilization and not device.is_mig)
-            if not self.lost:
-                return reading
-        return DeviceReading(device=device, lost=True, problems=tuple(self.problems[-1:]))
-
-    def _usage(self, device: Device, handle: Any, *, utilization: bool) -> DeviceReading:
+        rates = display = None
+        if not device.is_mig:
+            display = self.query("display", "nvmlDeviceGetDisplayActive")
+            if utilization:
+                rates = self.query("utilization", "nvmlDeviceGetUtilizationRates")
         mode = self.query("compute mode", "nvmlDeviceGetComputeMode")
         # Processes before memory: one that ends in between is listed, and its memory explained.
         compute = self._processes("its processes", "Compute", handle)
         fine = _NO_SUCH if device.is_mig else ()
         graphics = self._processes("its graphics", "Graphics", handle, fine=fine)
         used, free, total = self._memory(handle)
-        rates = utilization and self.query("utilization", "nvmlDeviceGetUtilizationRates")
-        display = None if device.is_mig else self.query("display", "nvmlDeviceGetDisplayActive")
+        if self.lost:
+            return DeviceReading(device=device, lost=True, problems=tuple(self.problems[-1:]))
         return DeviceReading(
             device=device,
             compute=compute,
@@ -366,9 +297,9 @@ class _Gpu:
         The newest function first: pynvml refuses the name without a version where the driver is
         older. A process on several MIG instances is listed for each.
         """
-        function, missing = f"nvmlDeviceGet{kind}RunningProcesses", _Code.FUNCTION_NOT_FOUND
-        found = self.query(what, f"{function}_v3", of=handle, fine=(*fine, missing))
-        if self.code == missing:
+        function = f"nvmlDeviceGet{kind}RunningProcesses"
+        found = self.query(what, f"{function}_v3", of=handle, fine=(*fine, _FUNCTION_NOT_FOUND))
+        if self.code == _FUNCTION_NOT_FOUND:
             found = self.query(what, f"{function}_v2", of=handle, fine=fine)
         if found is None:
             return None
@@ -388,11 +319,11 @@ class _Gpu:
         memory = self.query(what, function, _MEMORY_V2, of=handle)
         if memory is not None:
             return memory.used, memory.free, memory.total
-        older = self.query("memory", function, of=handle)
-        if older is None:
+        memory = self.query("memory", function, of=handle)
+        if memory is None:
             return None, None, None
         self._note(f"{what}: this driver adds what it keeps for itself, so the number is useless")
-        return None, older.free, older.total
+        return None, memory.free, memory.total
 
     def nvlinks(self) -> Counter[str | None] | None:
         """Its active NVLinks by PCI address of the peer, or _TO_SWITCH; None when unknown."""
@@ -401,26 +332,27 @@ class _Gpu:
             active = self.query("NVLinks", "nvmlDeviceGetNvLinkState", link, fine=_NO_SUCH)
             if self.lost or self.code not in (0, *_NO_SUCH):
                 return None
-            if self.code == _Code.INVALID_ARGUMENT:
+            if self.code == _INVALID_ARGUMENT:
                 break
-            if active and not self._follow_nvlink(link, found):
-                return None
+            if not active:
+                continue
+            of_peer, address = "NVLink peers", None
+            kind = self.query(of_peer, "nvmlDeviceGetNvLinkRemoteDeviceType", link, fine=_ABSENT)
+            if kind != _PEER_SWITCH:
+                remote = self.query(of_peer, "nvmlDeviceGetNvLinkRemotePciInfo", link)
+                if remote is None:
+                    return None
+                address = pci_address(_text(remote.busId))
+            if address is not None:
+                found[address] += 1
+            elif kind != _PEER_GPU:  # a virtual machine does not show the switches
+                found[_TO_SWITCH] += 1
         return found
 
-    def _follow_nvlink(self, link: int, found: Counter[str | None]) -> bool:
-        """Count a link by what is at its other end; False when that is unknown."""
-        what, address = "NVLink peers", None
-        kind = self.query(what, "nvmlDeviceGetNvLinkRemoteDeviceType", link, fine=_ABSENT)
-        if kind != _PEER_SWITCH:
-            remote = self.query(what, "nvmlDeviceGetNvLinkRemotePciInfo", link)
-            if remote is None:
-                return False
-            address = pci_address(_text(remote.busId))
-        if address is not None:
-            found[address] += 1
-        elif kind != _PEER_GPU:  # a virtual machine does not show the switches
-            found[_TO_SWITCH] += 1
-        return True
+    def path_to(self, other: _Gpu) -> str:
+        """nvidia-smi's word for the PCIe path to another GPU."""
+        function = "nvmlDeviceGetTopologyCommonAncestor"
+        return _PATHS.get(self.query("path to other GPUs", function, other.handle), _UNKNOWN_LINK)
 
 
 def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
@@ -430,39 +362,32 @@ def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
     have 18 links, which nvidia-smi calls ``NV18``.
     """
     nvlinks = {gpu: gpu.nvlinks() for gpu in gpus if len(gpus) > 1}
-    pairs = {(one, other): _link(one, other, nvlinks) for one, other in combinations(gpus, 2)}
-    if pairs and set(pairs.values()) == {_UNKNOWN_LINK}:
+    words = {(gpu, gpu): "X" for gpu in gpus}
+    for one, other in combinations(gpus, 2):
+        word, mine, others = _UNKNOWN_LINK, nvlinks[one], nvlinks[other]
+        if mine is not None and others is not None:
+            direct = max(mine[other.pci_bus_id], others[one.pci_bus_id])
+            count = direct + min(mine[_TO_SWITCH], others[_TO_SWITCH])
+            word = f"NV{count}" if count else one.path_to(other)
+        words[one, other] = words[other, one] = word
+    if set(words.values()) == {"X", _UNKNOWN_LINK}:
         return None
-    words = {**pairs, **{(other, one): word for (one, other), word in pairs.items()}}
-    return tuple(tuple(words.get((one, other), "X") for other in gpus) for one in gpus)
+    return tuple(tuple(words[one, other] for other in gpus) for one in gpus)
 
 
-def _link(one: _Gpu, other: _Gpu, nvlinks: Mapping[_Gpu, Counter[str | None] | None]) -> str:
-    """How two GPUs are connected: their NVLinks, else nvidia-smi's word for the PCIe path."""
-    mine, others = nvlinks[one], nvlinks[other]
-    if mine is None or others is None:
-        return _UNKNOWN_LINK
-    direct = max(mine[other.pci_bus_id], others[one.pci_bus_id])
-    count = direct + min(mine[_TO_SWITCH], others[_TO_SWITCH])
-    if count:
-        return f"NV{count}"
-    function = "nvmlDeviceGetTopologyCommonAncestor"
-    level = one.query("path to other GPUs", function, other.handle)
-    return _PATHS.get(level, _UNKNOWN_LINK)
+# ---- pynvml --------------------------------------------------------------------------------------
 
-
-# ---- pynvml ----------------------------------------------------------------------------------
+_NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
+"""Without these pynvml is of no use; any other function may be missing."""
 
 
 def _import_pynvml() -> Any:
     """The module pynvml, if it is nvidia-ml-py's.
 
     The distribution named pynvml once had a package of that name, which hides the right module.
-    Its last releases only warn; our callers have not chosen it, so that warning is suppressed.
     """
-    problem = ""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings():  # its last releases warn, but our callers cannot choose
             warnings.simplefilter("ignore", FutureWarning)
             import pynvml
     except Exception as error:  # another module of that name may raise anything
@@ -471,11 +396,9 @@ def _import_pynvml() -> Any:
             raise NoDriverError(reason, "pip install nvidia-ml-py") from error
         problem = f"cannot be imported ({' '.join(str(error).split())})"
     else:
-        folders = getattr(pynvml, "__path__", None)
-        if folders is None and all(hasattr(pynvml, name) for name in _NEEDED):
+        if not hasattr(pynvml, "__path__") and all(hasattr(pynvml, name) for name in _NEEDED):
             return pynvml
-        where = getattr(pynvml, "__file__", None) or next(iter(folders or "?"))
-        problem = f"is not nvidia-ml-py's ({where})"
+        problem = f"is not nvidia-ml-py's: {pynvml}"
     raise NoDriverError(
         f"the Python module pynvml {problem}",
         "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
@@ -489,27 +412,48 @@ def _call(nvml: Any, function: str, *args: Any) -> tuple[Any, int]:
     """
     called = getattr(nvml, function, None)
     if called is None:
-        return None, _Code.FUNCTION_NOT_FOUND
+        return None, _FUNCTION_NOT_FOUND
     try:
         return called(*args), 0
     except nvml.NVMLError as error:
         return None, int(error.value)
     except UnicodeError:  # a string that pynvml cannot decode
-        return None, _Code.UNKNOWN
+        return None, _UNKNOWN
 
 
 def _in_words(nvml: Any, code: int) -> str:
-    """What a code means, in at most 120 characters."""
-    try:
-        meaning = " ".join(str(nvml.NVMLError(code)).split())
-    except UnicodeError:
-        meaning = ""
-    return meaning[:120] or f"NVML error {code}"
+    return " ".join(str(nvml.NVMLError(code)).split())[:120] or f"NVML error {code}"
 
 
 def _text(answer: str | bytes | None) -> str | None:
     """A string of NVML's; old releases of pynvml give bytes."""
     return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+
+
+_NO_LIBRARY = (
+    "the NVIDIA driver's library NVML (libnvidia-ml.so.1) cannot be loaded",
+    "install the driver, or start the container with its GPUs; Jetson and macOS have no NVML",
+)
+_REASONS = {
+    _NO_PERMISSION: (
+        "this user may not talk to the NVIDIA driver",
+        "check the access rights of /dev/nvidia*, or the devices that the container was given",
+    ),
+    9: (  # DRIVER_NOT_LOADED
+        "the kernel module of the NVIDIA driver is not loaded",
+        "load it (modprobe nvidia), or start the container with its GPUs",
+    ),
+    _LIBRARY_NOT_FOUND: _NO_LIBRARY,
+    _FUNCTION_NOT_FOUND: ("the NVIDIA driver's library NVML is too old", "update the driver"),
+    _GPU_IS_LOST: (
+        "the NVIDIA driver has lost a GPU (it has fallen off the bus)",
+        "look for Xid in dmesg, and reboot",
+    ),
+    18: (  # LIB_RM_VERSION_MISMATCH
+        "the NVIDIA driver's kernel module and library differ (driver/library version mismatch)",
+        "reboot, or reload the nvidia modules; a container needs the host's driver version",
+    ),
+}
 
 
 def _no_driver(nvml: Any, code: int) -> NoDriverError:
@@ -521,7 +465,7 @@ def _no_driver(nvml: Any, code: int) -> NoDriverError:
             "take CUDA's stubs folder out of LD_LIBRARY_PATH, and install the NVIDIA driver",
         )
     if code in _REASONS:
-        return NoDriverError(*_REASONS[_Code(code)])
+        return NoDriverError(*_REASONS[code])
     return NoDriverError(
         f"the NVIDIA driver's library NVML does not start: {_in_words(nvml, code)}",
         "see whether nvidia-smi runs; in a container, restart the container",

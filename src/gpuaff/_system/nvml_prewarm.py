@@ -2,8 +2,8 @@
 
 NVML's start, the first handle of each GPU and the first query take 50 to 100 ms together, all of
 it waiting in the driver; importing pynvml and the rest of gpuaff takes about as long. Both at once
-halve the user's wait. Nothing is read here: :mod:`nvml` queries everything again, through pynvml,
-and finds the driver awake. Errors are ignored: they come again, and are reported, there.
+halve the user's wait. Nothing is read here, and errors are ignored: :mod:`nvml` queries everything
+again, through pynvml, and finds the driver awake.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ def prewarmed_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[
 
     It only saves time: where no thread can be started (a limit of processes, a subinterpreter,
     the interpreter's end) nothing is woken. With ``cuda`` CUDA's library is also loaded, which
-    takes a while too; it is not initialised.
-
-    Yields:
-        A function to call when the driver has answered everything: it may then be shut down while
-        the rest is done.
+    takes a while too; it is not initialised. Yields a function to call when the driver has
+    answered everything: it may then be shut down while the rest is done.
     """
     # Not an Event: Ctrl-C inside its set() may leave it locked, and the next set() would hang.
     in_use = threading.Lock()
@@ -42,12 +39,11 @@ def prewarmed_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[
         with suppress(RuntimeError):  # it may be released already
             in_use.release()
 
-    threads = [threading.Thread(target=_keep_awake, args=(in_use,), name="gpuaff-nvml")]
+    threads = [_thread(lambda: _keep_awake(in_use))]
     if cuda:
-        threads.append(threading.Thread(target=_load_cuda, name="gpuaff-cuda"))
+        threads.append(_thread(_load_cuda))
     try:
         for thread in threads if wanted else ():
-            thread.daemon = True
             with suppress(RuntimeError):
                 thread.start()
         yield release
@@ -57,6 +53,10 @@ def prewarmed_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[
             # It was not started, or Ctrl-C came while it was. A driver that hangs can be left.
             with suppress(RuntimeError), interruptible():
                 thread.join()
+
+
+def _thread(work: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=work, name="gpuaff-nvml", daemon=True)
 
 
 def _load_cuda() -> None:

@@ -36,14 +36,11 @@ class MigInstance:
 
 
 class GpuReading(NamedTuple):
-    """Where a GPU is.
+    """Where a GPU is. Sets are never empty: an empty mask is None (case A1).
 
     Attributes:
-        index: NVML's index.
         pci_bus_id: the PCI address as sysfs spells it, ``0000:07:00.0``.
-        node_cpus: the CPUs of its NUMA node. Never empty: an empty mask is None (case A1).
-        socket_cpus: the CPUs of its socket; never empty.
-        memory_nodes: the NUMA nodes whose memory is next to it; never empty.
+        memory_nodes: the NUMA nodes whose memory is next to it.
         memory_node: the NUMA node that is its own memory (GH200).
         mig: its MIG instances; None when MIG is off, not supported or unknown (case D2).
         denied: whether a device cgroup denies it to this process.
@@ -66,15 +63,9 @@ class GpuReading(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What can be claimed: a whole GPU, or one MIG instance of a GPU.
+    """What can be claimed: a whole GPU, or one MIG instance of the GPU ``parent`` (its UUID).
 
-    Attributes:
-        index: NVML's index of the GPU, or of the GPU that the instance is part of.
-        uuid: ``GPU-…`` or ``MIG-…``.
-        pci_bus_id: the GPU's PCI address as sysfs spells it, ``0000:07:00.0``.
-        parent: for a MIG instance, the UUID of its GPU.
-        gpu_instance: for a MIG instance, the GPU instance that it is part of. The compute
-            instances of one GPU instance share its memory.
+    The compute instances of one ``gpu_instance`` share its memory.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -96,10 +87,7 @@ class Device(NamedTuple):
 class LeftOut(NamedTuple):
     """A GPU that NVML counts and that cannot be claimed, though this process may use it.
 
-    Attributes:
-        index: NVML's index.
-        why: what failed, in words.
-        cut: whether it is in MIG mode and has no instance; otherwise it does not respond.
+    It is ``cut`` where it is in MIG mode and has no instance; otherwise it does not respond.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -128,7 +116,6 @@ class DeviceReading(NamedTuple):
         graphics: the graphics processes, likewise. A process may be in both.
         used: bytes in use, without what the driver keeps for itself.
         utilization: how busy it was lately, in percent.
-        compute_mode: which processes may have a context on it.
         display: whether it drives a screen.
         lost: whether it has fallen off the bus, or was lost in another way.
         problems: what failed, in words.
@@ -150,10 +137,7 @@ class DeviceReading(NamedTuple):
 def pci_address(text: str | None) -> str | None:
     """A PCI address as sysfs spells it: NVML's ``00000000:07:00.0`` is ``0000:07:00.0`` there.
 
-    The domain keeps at least four digits, and more where it needs them (``10001:00:00.0``).
-
-    Returns:
-        None when it is no PCI address.
+    The domain keeps at least four digits (``10001:00:00.0``). None when it is no PCI address.
     """
     match = _PCI_ADDRESS.fullmatch((text or "").strip().lower())
     if match is None:

@@ -10,24 +10,6 @@ from gpuaff._system import kernel
 from gpuaff.errors import GpuaffError
 
 
-def caller_and_descendants() -> list[int]:
-    """The ids of this process's parent and its descendants, without this one and its own.
-
-    They ascend; some may have ended meanwhile.
-
-    Raises:
-        GpuaffError: the parent is not visible.
-    """
-    me, caller = os.getpid(), os.getppid()
-    lines = {pid: {pid, *kernel.ancestors(pid)} for pid in kernel.process_ids()}
-    if caller not in lines:
-        raise GpuaffError(
-            "the process that called gpuaff is not visible (it may be outside of this container): "
-            "name one with --pid"
-        )
-    return [pid for pid, line in lines.items() if caller in line and me not in line]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
     """A process, as it describes itself: its starter has chosen the command. None is unknown.
@@ -36,7 +18,6 @@ class ProcessInfo:
         pid: its id; where it is not visible here, that of its own PID namespace.
         command: its program, without the folder, and its arguments; its name where this user may
             not read those.
-        user: its user's name.
         since: when it started, in seconds since 1970; of a claimer or waiter, when it began to
             hold or wait.
         exiting: whether the kernel is about to free all that it holds.
@@ -74,3 +55,18 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         return str(uid)
+
+
+def caller_and_descendants() -> list[int]:
+    """The ids of this process's parent and its descendants, without this one and its own.
+
+    They ascend; some may have ended meanwhile. GpuaffError: the parent is not visible.
+    """
+    me, caller = os.getpid(), os.getppid()
+    lines = {pid: {pid, *kernel.ancestors(pid)} for pid in kernel.process_ids()}
+    if caller not in lines:
+        raise GpuaffError(
+            "the process that called gpuaff is not visible (it may be outside of this container): "
+            "name one with --pid"
+        )
+    return [pid for pid, line in lines.items() if caller in line and me not in line]

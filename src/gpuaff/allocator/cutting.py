@@ -1,11 +1,4 @@
-"""Cutting cores into parts: in blocks, in turn, by L3 domains, and max-min fair.
-
-gpu_affinity refuses machines on which the near cores of GPUs overlap without being equal. There the
-sizes of the shares are *max-min fair*: no share can grow without making one shrink that is no
-larger. Cores are whole, so it is the vector of sizes that is best when sorted ascending and
-compared from the front. Cores are first grouped by who may have them; the sizes come from a small
-flow network between claimants and groups.
-"""
+"""Cutting cores into parts: in blocks, in turn, by L3 domains, and max-min fair."""
 
 from __future__ import annotations
 
@@ -44,12 +37,8 @@ def in_l3_domains(
     """First each part in turn takes the lowest L3 domains that are wholly free and fit into it.
 
     Then each in turn is filled up from as few domains as possible: the lowest with enough free
-    places, or else the one with most. A domain counts as far as its places are in the list.
-
-    Args:
-        places: what to cut.
-        sizes: the size of each part.
-        l3_of: the number of the L3 domain of each place.
+    places, or else the one with most. A domain counts as far as its places are in the list;
+    ``l3_of`` has the number of each place's.
     """
     domains: dict[int, list[int]] = {}
     for place in sorted(places):
@@ -62,16 +51,12 @@ def in_l3_domains(
                 part += domain
                 domain.clear()
     for part, size in zip(parts, sizes, strict=True):
-        _fill_up(part, size, free)
+        while lacking := size - len(part):
+            enough = (domain for domain in free if len(domain) >= lacking)
+            domain = next(enough, max(free, key=len))
+            part += domain[:lacking]
+            del domain[:lacking]
     return list(map(tuple, parts))
-
-
-def _fill_up(part: list[int], size: int, free: Iterable[list[int]]) -> None:
-    while lacking := size - len(part):
-        enough = (domain for domain in free if len(domain) >= lacking)
-        domain = next(enough, None) or max(free, key=len)
-        part += domain[:lacking]
-        del domain[:lacking]
 
 
 def by_l3(topology: Topology, cores: Cores) -> Fill:
@@ -82,24 +67,16 @@ def by_l3(topology: Topology, cores: Cores) -> Fill:
     if not topology.l3:
         return in_blocks
     domain_of = {cpu: number for number, cpus in enumerate(topology.l3) for cpu in cpus}
-    found = map(domain_of.get, map(min, cores.cpus))
-    alone = len(topology.l3)
-    l3_of = [
-        alone + cores.core(place) if domain is None else domain
-        for place, domain in enumerate(found)
-    ]
+    lone = len(topology.l3)
+    pairs = zip(cores.core_of, map(min, cores.cpus), strict=True)
+    l3_of = [domain_of.get(cpu, lone + core) for core, cpu in pairs]
     return partial(in_l3_domains, l3_of=l3_of)
 
 
 class Cutter(NamedTuple):
-    """How lists of places are cut in one plan.
+    """How lists of places are cut in one plan."""
 
-    Attributes:
-        slow_from: the place of the first slow core.
-        fill: how parts are filled.
-    """
-
-    slow_from: int
+    slow_from: int  # the place of the first slow core
     fill: Fill
 
     @property
@@ -133,11 +110,8 @@ class Cutter(NamedTuple):
     ) -> list[tuple[int, ...]]:
         """Cut places, ascending, into parts, each with its fast cores first.
 
-        Args:
-            places: what to cut.
-            parts: the number of parts.
-            size: the size of every part, or less where there is not enough. None: every place is
-                in a part, and the first parts get the odd ones.
+        ``size`` is that of every part, or less where there is not enough. None: every place is in
+        a part, and the first parts get the odd ones.
         """
         found: list[tuple[int, ...]] = [()] * parts
         for kind in self.kinds(places, parts):
@@ -161,26 +135,23 @@ class Cutter(NamedTuple):
         return (*kept, *sorted(set(places).difference(kept)))
 
 
-# Sharing cores among claimants that may have different ones.
+# Sharing cores among claimants that may have different ones, which gpu_affinity refuses. Sizes are
+# *max-min fair*: no share can grow without making one shrink that is no larger. Cores are whole, so
+# it is the vector of sizes that is best when sorted ascending and compared from the front. Cores
+# are grouped by who may have them; the sizes come from a flow between claimants and groups.
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The claimants that may have some cores, and the places of these cores; both ascending."""
 
 
 def fair_shares(wanted: Sequence[frozenset[int]], fill: Fill) -> list[tuple[int, ...]]:
-    """Share cores out.
+    """Share out the cores that each claimant may have; earlier claimants win ties.
 
-    Args:
-        wanted: the cores that each claimant may have; earlier claimants win ties.
-        fill: cuts a group of cores into parts of given sizes.
-
-    Returns:
-        Each claimant's cores, ascending. Every wanted core is in exactly one share; a share
-        is empty only where more claimants than cores compete.
+    Every wanted core is in exactly one share; shares are ascending, and empty only where more
+    claimants than cores compete.
     """
     groups = group_cores(wanted)
     flow = _Flow(groups, len(wanted))
-    flow.fill()
     shares: list[list[int]] = [[] for _ in wanted]
     for number, (claimants, cores) in enumerate(groups):
         sizes = [flow.given[claimant][number] for claimant in claimants]
@@ -192,13 +163,7 @@ def fair_shares(wanted: Sequence[frozenset[int]], fill: Fill) -> list[tuple[int,
 def grow(
     shares: Sequence[frozenset[int]], more: Iterable[frozenset[int]], fill: Fill
 ) -> Sequence[frozenset[int]]:
-    """Share out more cores; what a claimant has already counts, and it keeps that.
-
-    Args:
-        shares: what each has: no other may have any of it.
-        more: the cores that each may have besides.
-        fill: as in :func:`fair_shares`.
-    """
+    """Share out more cores; what a claimant has, and no other may have, counts, and is kept."""
     wanted = [have | claim for have, claim in zip(shares, more, strict=True)]
     return shares if wanted == shares else list(map(frozenset, fair_shares(wanted, fill)))
 
@@ -218,10 +183,11 @@ def group_cores(wanted: Sequence[frozenset[int]]) -> list[Group]:
 
 
 class _Flow:
-    """How many cores of each group each claimant has.
+    """How many cores of each group each claimant has: ``given``, by claimant, then by group.
 
-    Attributes:
-        given: by claimant, then by group.
+    All claimants rise equally, without those that cannot rise. Who cannot rise by one core now
+    never can: the cores within reach are all with claimants that have no more than it has, or one
+    more.
     """
 
     def __init__(self, groups: Sequence[Group], claimants: int) -> None:
@@ -232,14 +198,7 @@ class _Flow:
             [number for number, (members, _) in enumerate(groups) if claimant in members]
             for claimant in range(claimants)
         ]
-
-    def fill(self) -> None:
-        """Give out everything: raise all claimants equally, and leave out who cannot rise.
-
-        Who cannot rise by one core now never can: the cores within reach are all with
-        claimants that have no more than it has, or one more.
-        """
-        rising = list(range(len(self.given)))
+        rising = list(range(claimants))
         while rising:
             step = sum(self._free) // len(rising)
             while step > 1 and not self._raise_all(rising, step):
@@ -260,20 +219,18 @@ class _Flow:
             path = self._path(claimant)
             if not path:
                 return False
-            amount -= self._push(path, amount)
+            passed = [(giver, group) for (giver, _), (_, group) in zip(path[1:], path)]  # noqa: B905
+            last = path[-1][1]
+            step = min(
+                [amount, self._free[last], *(self.given[who][group] for who, group in passed)]
+            )
+            for who, group in path:
+                self.given[who][group] += step
+            for who, group in passed:
+                self.given[who][group] -= step
+            self._free[last] -= step
+            amount -= step
         return True
-
-    def _push(self, path: Sequence[tuple[int, int]], amount: int) -> int:
-        """Pass cores along a path of (claimant, the group from which it takes)."""
-        pairs = list(zip(path[1:], path, strict=False))
-        amount = min(amount, self._free[path[-1][1]])
-        amount = min([amount, *(self.given[giver][group] for (giver, _), (_, group) in pairs)])
-        for claimant, group in path:
-            self.given[claimant][group] += amount
-        for (giver, _), (_, group) in pairs:
-            self.given[giver][group] -= amount
-        self._free[path[-1][1]] -= amount
-        return amount
 
     def _path(self, start: int) -> list[tuple[int, int]]:
         """The shortest way to free cores: who takes from which group, the last one freely."""

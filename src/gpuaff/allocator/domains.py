@@ -22,9 +22,11 @@ Every online CPU is in exactly one domain.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from gpuaff.allocator.cores import allowed_cores
 from gpuaff.allocator.cutting import grow, in_blocks
-from gpuaff.allocator.placement import union
+from gpuaff.allocator.placement import nearest, union
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
 from gpuaff.notices import Notice
@@ -60,68 +62,44 @@ def gpu_domains(topology: Topology) -> Mapping[int, CpuSet]:
 
 def _local_cpus(topology: Topology, beside: CpuSet | None, node: int | None) -> CpuSet:
     """Step 1 of the rule."""
-    nodes = topology.numa_nodes or ()
-    own = next((each for each in nodes if each.id == node), None)
-    return (
-        (beside or _NONE) & topology.cpus
-        or (_NONE if own is None else own.cpus & topology.cpus)
-        or (_NONE if own is None else _nearest(own, nodes, topology.cpus))
-        or topology.cpus
-    )
-
-
-def _nearest(origin: NumaNode, nodes: Iterable[NumaNode], online: CpuSet) -> CpuSet:
-    """The CPUs of the nodes nearest to a node without CPUs; all of those equally near."""
-    pairs = zip(origin.distances or (), nodes, strict=False)
-    at = [(distance, node.cpus & online) for distance, node in pairs if node.cpus & online]
-    least = min((distance for distance, _ in at), default=None)
-    return _NONE.union(*(cpus for distance, cpus in at if distance == least))
+    online, nodes = topology.cpus, topology.numa_nodes or ()
+    own = next((each for each in nodes if each.id == node), NumaNode(id=-1, cpus=_NONE))
+    distances = zip(own.distances or (), (each.cpus & online for each in nodes), strict=False)
+    return (beside or _NONE) & online or own.cpus & online or nearest(distances) or online
 
 
 def _share_machine(topology: Topology, local: Sequence[CpuSet]) -> list[CpuSet]:
     """The domain of each accelerator, by its local CPUs: steps 2 to 4 of the rule."""
-    known = [core & topology.cpus for core in topology.cores or ()]
-    rest = topology.cpus.difference(*known)
-    cores = sorted([*filter(None, known), *(frozenset((cpu,)) for cpu in rest)], key=min)
-    place_of = {cpu: place for place, core in enumerate(cores) for cpu in core}
-    places = [frozenset(map(place_of.__getitem__, cpus)) for cpus in local]
-    nearest = _nearest_to(topology, local)
+    cores = allowed_cores(replace(topology, efficiency_cpus=_NONE), topology.cpus)
+    places = [frozenset(cores.places(cpus)) for cpus in local]
     claims: list[set[int]] = [set() for _ in local]
-    for place in frozenset(range(len(cores))).difference(*places):
-        for claimant in nearest(min(cores[place])):
+    nearest_to = _nearest_to(topology, local)
+    for place in frozenset(cores.core_of).difference(*places):
+        for claimant in nearest_to(min(cores.cpus[place])):
             claims[claimant].add(place)
-    slow = frozenset(place_of[cpu] for cpu in topology.efficiency_cpus & topology.cpus)
+    slow = frozenset(cores.places(topology.efficiency_cpus & topology.cpus))
     shares: Sequence[frozenset[int]] = [_NONE for _ in local]
     # Local cores come first: else a GPU could get far cores only, and its neighbour the whole node.
-    for kind in (frozenset(place_of.values()) - slow, slow):
+    for kind in (frozenset(cores.core_of) - slow, slow):
         for wanted in (places, claims):
             shares = grow(shares, [kind.intersection(claim) for claim in wanted], in_blocks)
-    return [_NONE.union(*(cores[place] for place in share)) for share in shares]
+    return [_NONE.union(*(cores.cpus[place] for place in share)) for share in shares]
 
 
 def _nearest_to(topology: Topology, local: Sequence[CpuSet]) -> Callable[[int], Iterable[int]]:
     """For a CPU that is local to no accelerator, the numbers of the nearest accelerators."""
     nodes = topology.numa_nodes or ()
     at_nodes = [_touching(node.cpus, local) for node in nodes]
-    parts = [(node.cpus, _closest(node.distances or (), at_nodes)) for node in nodes]
+    parts = [
+        (node.cpus, nearest(zip(node.distances or (), at_nodes, strict=False))) for node in nodes
+    ]
     parts += [(pack.cpus, _touching(pack.cpus, local)) for pack in topology.packages or ()]
     everyone = range(len(local))
-
-    def nearest(cpu: int) -> Iterable[int]:
-        return next((found for cpus, found in parts if found and cpu in cpus), everyone)
-
-    return nearest
+    return lambda cpu: next((found for cpus, found in parts if found and cpu in cpus), everyone)
 
 
-def _touching(part: CpuSet, local: Iterable[CpuSet]) -> set[int]:
-    return {number for number, cpus in enumerate(local) if not cpus.isdisjoint(part)}
-
-
-def _closest(distances: Iterable[int], at_nodes: Iterable[set[int]]) -> set[int]:
-    """The accelerators on the nearest nodes that have any; none where distances are unknown."""
-    at = [(distance, found) for distance, found in zip(distances, at_nodes, strict=False) if found]
-    least = min((distance for distance, _ in at), default=None)
-    return set().union(*(found for distance, found in at if distance == least))
+def _touching(part: CpuSet, local: Iterable[CpuSet]) -> frozenset[int]:
+    return frozenset(number for number, cpus in enumerate(local) if not cpus.isdisjoint(part))
 
 
 def confine(
@@ -133,26 +111,21 @@ def confine(
     """Keep each rank inside the domain of its GPU; all of them or none.
 
     A domain counts only where a rank was granted the whole of it: inside a part of it that another
-    program has chosen, jobs can't tell which of them keep to it.
-
-    Args:
-        topology: the machine.
-        gpus: each rank's GPU.
-        allowed: what each rank may use: what it was granted, or less (``cpus=``).
-        granted: what each rank was granted.
+    program has chosen, jobs can't tell which of them keep to it. ``allowed`` is what each rank was
+    granted, or less (``cpus=``).
 
     Returns:
         What each rank may use then, the version of the rule (None where nothing has changed),
         and the warnings.
-
-    Raises:
-        GPUAffinityError: ``cpus=`` leaves a rank nothing of its GPU's domain.
     """
     found = gpu_domains(topology)
-    for gpu, mask in zip(gpus, granted, strict=True):
-        why = unusable_reason(found, gpu, mask)
-        if why is not None:
-            return allowed, None, [_unused(why, granted)]
+    reasons = (unusable_reason(found, *pair) for pair in zip(gpus, granted, strict=True))
+    if why := next(filter(None, reasons), None):
+        text = (
+            f'partition="machine" has no effect: {why}; the CPUs {format_cpulist(union(granted))} '
+            "are cut among the ranks of this job only, and another job may get the same ones"
+        )
+        return allowed, None, [Notice("border-unused", text)]
     inside = [mask & found[gpu] for gpu, mask in zip(gpus, allowed, strict=True)]
     for rank, gpu in enumerate(gpus):
         if not inside[rank]:
@@ -178,13 +151,7 @@ def mig_warnings(topology: Topology, gpus: Iterable[int]) -> list[Notice]:
 
 
 def unusable_reason(found: Mapping[int, CpuSet], gpu: int, granted: CpuSet) -> str | None:
-    """Why a process can't stay inside the domain of a GPU, in words; None when it can.
-
-    Args:
-        found: the domains, by GPU.
-        gpu: the GPU's index.
-        granted: what the process may use.
-    """
+    """Why a process with this mask can't stay inside the domain of a GPU; None when it can."""
     if gpu not in found:
         return f"GPU {gpu} is missing from sysfs, so its domain is unknown"
     if not found[gpu]:
@@ -195,11 +162,3 @@ def unusable_reason(found: Mapping[int, CpuSet], gpu: int, granted: CpuSet) -> s
             f"{format_cpulist(denied)} are not allowed here"
         )
     return None
-
-
-def _unused(why: str, granted: Iterable[CpuSet]) -> Notice:
-    return Notice(
-        "border-unused",
-        f'partition="machine" has no effect: {why}; the CPUs {format_cpulist(union(granted))} are '
-        "cut among the ranks of this job only, and another job may get the same ones",
-    )

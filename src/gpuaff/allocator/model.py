@@ -75,36 +75,15 @@ class Partition(Word):
     GPU, so that jobs which know nothing of each other get different CPUs."""
 
 
-MOST = MAX_CPU_ID
-"""The most ranks or cores that can be requested: no machine has more CPUs."""
-
-
 class Options(NamedTuple):
-    """The options of a plan, validated.
-
-    Invalid ones raise, also where pinning is best effort: a typing error must not end as a
-    silently different plan.
-
-    Attributes:
-        nproc: how many processes, one per rank.
-        mode: how the near cores are cut.
-        scope: what counts as near.
-        multithreading: which CPUs of a core are used.
-        balanced: whether all ranks get equally many cores (unique modes).
-        min_physical_cores: the least number of cores for each rank; see :attr:`least`.
-        max_physical_cores: the largest number; see :attr:`most`.
-        partition: among which ranks or GPUs the CPUs are cut.
-        cpus: the only CPUs that may be shared out; None: all that are allowed.
-        reserve: how many cores of each rank's part stay out of its share.
-        rank_allowed: the CPUs that each rank may use, by rank; None: all may use the same.
-    """
+    """The options of a plan, validated; :func:`gpuaff.plan` documents them."""
 
     nproc: int
     mode: Mode = Mode.UNIQUE_CONTIGUOUS
     scope: Scope = Scope.NODE
     multithreading: Multithreading = Multithreading.ALL_LOGICAL
     balanced: bool = True
-    min_physical_cores: int | None = None
+    min_physical_cores: int | None = None  # None also where the mode ignores it
     max_physical_cores: int | None = None
     partition: Partition = Partition.AUTO
     cpus: CpuSet | None = None
@@ -115,8 +94,8 @@ class Options(NamedTuple):
     def of(cls, nproc: object, **given: object) -> Options:
         """Check what a caller gave; words may be given as strings.
 
-        Raises:
-            InvalidOptionError: one of them is invalid.
+        Invalid options raise, also where pinning is best effort: a typing error must not end as a
+        silently different plan.
         """
         ranks = options.count("nproc", nproc)
         masks = given.pop("rank_allowed", None)
@@ -127,35 +106,18 @@ class Options(NamedTuple):
         if least is not None and most is not None and least > most:
             expected = f"at most max_physical_cores={most}"
             raise InvalidOptionError("min_physical_cores", least, expected)
+        if made.is_single:
+            return made._replace(min_physical_cores=None, max_physical_cores=None)
         return made
 
     @property
-    def least(self) -> int:
-        """The least number of cores that a rank must get, as far as the mode has one."""
-        return 0 if self.is_single else self.min_physical_cores or 0
-
-    @property
-    def most(self) -> int | None:
-        """The largest number of cores that a rank may get, as far as the mode has one."""
-        return None if self.is_single else self.max_physical_cores
-
-    @property
     def is_single(self) -> bool:
-        """Whether each rank gets one core."""
+        """Whether each rank gets one core, whatever the limits are."""
         return self.mode in (Mode.SINGLE, Mode.SINGLE_UNIQUE)
 
 
 def check_rank(rank: object, nproc: int, *, name: str = "local_rank") -> int:
-    """A rank of ``nproc`` processes, as an int.
-
-    Args:
-        rank: what was given.
-        nproc: how many ranks there are.
-        name: what the caller calls the argument.
-
-    Raises:
-        InvalidOptionError: it is no whole number from 0 to ``nproc`` − 1.
-    """
+    """A rank of ``nproc`` processes, as an int; ``name`` is what the caller calls the argument."""
     expected = f"a whole number from 0 to {nproc - 1}, as there are {nproc} processes"
     return options.count(name, rank, least=0, most=nproc - 1, expected=expected)
 
@@ -176,21 +138,20 @@ def _optional(read: Callable[..., object]) -> Callable[..., object]:
     return lambda name, value, **how: None if value is None else read(name, value, **how)
 
 
+_CORES = f"a whole number of cores from 0 to {MAX_CPU_ID}"
+_LIMITS = ("min_physical_cores", "max_physical_cores")
+
 READERS: Mapping[str, Callable[..., object]] = {
     "mode": partial(options.word, words=Mode),
     "scope": partial(options.word, words=Scope),
     "multithreading": partial(options.word, words=Multithreading),
     "balanced": options.flag,
-    "min_physical_cores": _optional(options.count),
-    "max_physical_cores": _optional(options.count),
+    **dict.fromkeys(_LIMITS, _optional(options.count)),
     "partition": partial(options.word, words=Partition),
     "cpus": _optional(options.cpus),
-    "reserve": partial(
-        options.count, least=0, expected=f"a whole number of cores from 0 to {MAX_CPU_ID}"
-    ),
+    "reserve": partial(options.count, least=0, expected=_CORES),
 }
 """The reader of each option."""
-
 
 PLAN_SCHEMA_VERSION = 1
 
@@ -260,10 +221,7 @@ class Plan:
         Raises:
             KeyError: the plan has none for it.
         """
-        if rank < len(self.shares) and self.shares[rank].rank == rank:
-            return self.shares[rank]
-        found = {share.rank: share for share in self.shares}
-        return found[rank]
+        return {share.rank: share for share in self.shares}[rank]
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON has it; ``docs/plan-json.md`` has the schema."""

@@ -6,18 +6,16 @@ work out all ranks' shares by itself and take its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from gpuaff.allocator import diagnostics, split
-from gpuaff.allocator.cores import Cores, allowed_cores
-from gpuaff.allocator.cutting import Cutter, Fill, by_l3, in_blocks, in_turn
+from gpuaff.allocator.cores import allowed_cores
 from gpuaff.allocator.domains import confine
 from gpuaff.allocator.model import Mode, Multithreading, Options, Partition, Plan, Scope, Share
 from gpuaff.allocator.placement import (
     Assignment,
-    Neighbourhood,
-    Placement,
+    Job,
     chosen_cpus,
     granted_cpus,
     place_ranks,
@@ -95,97 +93,42 @@ def plan_with(
 ) -> Plan:
     """:func:`plan` for options that are validated already.
 
-    Args:
-        topology: as there.
-        options: the options.
-        numbers: what errors call the ranks, where these are some of a job's; None: 0, 1, ….
-
-    Raises:
-        GPUAffinityError: as :func:`plan` does.
+    ``numbers`` is what errors call the ranks, where these are some of a job's; None: 0, 1, ….
     """
-    allowed: Sequence[CpuSet] = granted_cpus(topology, options)
-    granted = union(allowed)
-    masks, rule, warnings = allowed, None, list[Notice]()
+    allowed = granted = granted_cpus(topology, options)
     if options.cpus is not None:
-        allowed = chosen_cpus(allowed, options.cpus, topology)
+        allowed = chosen_cpus(granted, options.cpus, topology.cpus)
     if not topology.visible:
-        notice = diagnostics.no_gpu(allowed, options.reserve)
-        return _keep_all(topology, options, [None] * options.nproc, allowed, notice)
+        return _keep_all(topology, options, [None] * options.nproc, allowed)
     gpus = [topology.visible[rank % len(topology.visible)] for rank in range(options.nproc)]
+    rule, warnings = None, list[Notice]()
     if options.partition is Partition.MACHINE:
-        allowed, rule, warnings = confine(topology, gpus, allowed, masks)
-    around = {own: Neighbourhood(topology, own) for own in set(allowed)}
-    names = range(options.nproc) if numbers is None else numbers
-    placements, cores = place_ranks(topology, gpus, allowed, around, options.scope, names)
-    if not cores.cpus:
-        return _keep_all(topology, options, gpus, allowed, diagnostics.cpus_unknown())
-    assignments = _assign(topology, placements, options, cores)
-    _check_least(placements, assignments, options, cores)
-    if options.most is not None:
-        most = options.most
-        assignments = {
-            rank: found._replace(cores=cores.divide(found.cores, most)[0])
-            for rank, found in assignments.items()
-        }
-    warnings += diagnostics.plan_warnings(
-        topology,
-        options,
-        placements,
-        assignments,
-        cores,
-        around,
-        granted=granted,
-        confined=rule is not None,
-    )
-    shares = _shares(topology, placements, assignments, options.multithreading, cores)
-    return _plan(topology, options, shares, warnings, border_rule=rule)
+        allowed, rule, warnings = confine(topology, gpus, allowed, granted)
+    placed = place_ranks(topology, options, gpus, allowed, numbers or range(options.nproc))
+    job = Job(topology, options, *placed, union(granted), rule)
+    if not job.cores.cpus:
+        return _keep_all(topology, options, gpus, allowed)
+    assignments = split.assign(job)
+    _check_least(job, assignments)
+    if options.max_physical_cores is not None:
+        for rank, found in assignments.items():
+            kept, _ = job.cores.divide(found.cores, options.max_physical_cores)
+            assignments[rank] = found._replace(cores=kept)
+    warnings += diagnostics.plan_warnings(job, assignments)
+    return _plan(topology, options, _shares(job, assignments), warnings, rule)
 
 
-def _assign(
-    topology: Topology,
-    placements: Sequence[Placement],
-    options: Options,
-    cores: Cores,
-) -> split.Assignments:
-    """The cores of each rank, before they are trimmed to a maximum."""
-    count = options.reserve
-    picks: Mapping[Mode, Callable[[Sequence[Placement]], split.Assignments]] = {
-        Mode.ALL: split.pick_all,
-        Mode.SINGLE: partial(split.pick_single, cores=cores, unique=False),
-        Mode.SINGLE_UNIQUE: partial(split.pick_single, cores=cores, unique=True),
-    }
-    if options.mode in picks:
-        if not count:
-            return picks[options.mode](placements)
-        return split.reserve_from_near(placements, picks[options.mode], count, cores)
-    cutter = Cutter(cores.slow_from, _fill(topology, options.mode, cores))
-    found = split.cut_unique(placements, options.scope, cutter, cores, balanced=options.balanced)
-    if not count:
-        return found
-    return split.reserve_from_shares(placements, found, count, cores)
-
-
-def _fill(topology: Topology, mode: Mode, cores: Cores) -> Fill:
-    if mode is Mode.UNIQUE_INTERLEAVED:
-        return in_turn
-    return by_l3(topology, cores) if mode is Mode.CORE_COMPLEX else in_blocks
-
-
-def _check_least(
-    placements: Sequence[Placement],
-    assignments: Mapping[int, Assignment],
-    options: Options,
-    cores: Cores,
-) -> None:
+def _check_least(job: Job, assignments: Mapping[int, Assignment]) -> None:
     """An explicit minimum is kept or refused, for all ranks alike."""
-    for placed in placements:
+    options, cores, least = job.options, job.cores, job.options.min_physical_cores or 0
+    for placed in job.placements:
         assigned = assignments[placed.rank]
         found = cores.count(assigned.cores) if assigned.own else 0
-        if found < options.least:
+        if found < least:
             wider = ', or try scope="socket"' if options.scope is Scope.NODE else ""
             besides = f" besides the {options.reserve} to reserve" if options.reserve else ""
             raise GPUAffinityError(
-                f"requested min_physical_cores={options.least}, but rank {placed.name} on "
+                f"requested min_physical_cores={least}, but rank {placed.name} on "
                 f"GPU {placed.gpu} can have {found}{besides}: {cores.count(placed.cores)} cores "
                 f"near its GPU are allowed (of the CPUs {format_cpulist(placed.allowed)}), and "
                 "ranks near the same cores share them; request fewer, start fewer processes, "
@@ -193,54 +136,39 @@ def _check_least(
             )
 
 
-def _shares(
-    topology: Topology,
-    placements: Sequence[Placement],
-    assignments: Mapping[int, Assignment],
-    multithreading: Multithreading,
-    cores: Cores,
-) -> list[Share]:
+def _shares(job: Job, assignments: Mapping[int, Assignment]) -> list[Share]:
     """From the places of cores back to CPUs."""
+    one_each = job.options.multithreading is Multithreading.SINGLE_LOGICAL
 
     @cache  # ranks may have the same ones
-    def at(places: tuple[int, ...]) -> tuple[CpuSet, tuple[int, ...]]:
-        cpus: CpuSet = frozenset().union(*map(cores.cpus.__getitem__, places))
-        if multithreading is Multithreading.SINGLE_LOGICAL:
-            cpus = _lowest(places, cores)
-        return cpus, topology.nodes_of(cpus)
+    def cpus(places: tuple[int, ...]) -> CpuSet:
+        cores = job.cores
+        if one_each:  # the lowest CPU of each core, whose pieces may be at several places
+            lowest = {cores.core_of[place]: cores.cpus[place] for place in sorted(places)[::-1]}
+            return frozenset(map(min, lowest.values()))
+        return union(map(cores.cpus.__getitem__, places))
 
+    nodes_of = cache(job.topology.nodes_of)
     return [
         Share(
             rank=placed.rank,
             gpu=placed.gpu,
-            cpus=at(found.cores)[0],
-            cores=cores.count(found.cores),
-            numa_nodes=at(found.cores)[1],
+            cpus=cpus(found.cores),
+            cores=job.cores.count(found.cores),
+            numa_nodes=nodes_of(cpus(found.cores)),
             source=placed.near.source,
-            reserved=at(found.reserved)[0],
+            reserved=cpus(found.reserved),
         )
-        for placed in placements
+        for placed in job.placements
         for found in [assignments[placed.rank]]
     ]
 
 
-def _lowest(places: Iterable[int], cores: Cores) -> CpuSet:
-    """The lowest CPU of each core, whose pieces may be at several places."""
-    lowest: dict[int, int] = {}
-    for place in places:
-        core, cpu = cores.core(place), min(cores.cpus[place])
-        lowest[core] = min(cpu, lowest.get(core, cpu))
-    return frozenset(lowest.values())
-
-
 def _keep_all(
-    topology: Topology,
-    options: Options,
-    gpus: Sequence[int | None],
-    allowed: Sequence[CpuSet],
-    notice: Notice,
+    topology: Topology, options: Options, gpus: Sequence[int | None], allowed: Sequence[CpuSet]
 ) -> Plan:
     """Every rank keeps what it has, and nothing is reserved: no GPU or no CPU is known."""
+    notice = diagnostics.nothing_to_cut(topology, options, allowed)
     cores = allowed_cores(topology, union(allowed))
     shares = [
         Share(
@@ -254,10 +182,10 @@ def _keep_all(
         for rank, (gpu, own) in enumerate(zip(gpus, allowed, strict=True))
     ]
     least = min(share.cores for share in shares)
-    if least < options.least:
+    if least < (options.min_physical_cores or 0):
         raise GPUAffinityError(
-            f"requested min_physical_cores={options.least}, but a rank would keep {least} cores: "
-            f"{notice.message}"
+            f"requested min_physical_cores={options.min_physical_cores}, but a rank would keep "
+            f"{least} cores: {notice.message}"
         )
     return _plan(topology, options, shares, [notice])
 
@@ -267,7 +195,6 @@ def _plan(
     options: Options,
     shares: Iterable[Share],
     warnings: Iterable[Notice],
-    *,
     border_rule: int | None = None,
 ) -> Plan:
     # What the topology says about the visible devices decides which GPU a rank is on.

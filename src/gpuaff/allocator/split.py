@@ -1,4 +1,4 @@
-"""From groups of GPUs to the cores of each rank, in each mode.
+"""From near cores to the cores of each rank, in each mode.
 
 Unique modes put every core in at most one share. GPUs whose near cores touch, directly or
 through others, form an *island*; islands do not compete. An island is cut evenly (gpu-affinity
@@ -11,18 +11,107 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, islice
+from functools import cache
+from itertools import chain
 from operator import attrgetter
+from typing import NamedTuple
 
 from gpuaff.allocator.cores import Cores, keep_whole
-from gpuaff.allocator.cutting import Cutter, fair_shares, grow
-from gpuaff.allocator.model import Scope
-from gpuaff.allocator.placement import Assignment, GpuGroup, Placement, group_gpus
+from gpuaff.allocator.cutting import Cutter, by_l3, fair_shares, grow, in_blocks, in_turn
+from gpuaff.allocator.model import Mode, Scope
+from gpuaff.allocator.placement import Assignment, Job, Placement
 from gpuaff.errors import GPUAffinityError
 
 Assignments = dict[int, Assignment]
 """The cores of each rank."""
+
+
+def assign(job: Job) -> Assignments:
+    """The cores of each rank, before they are trimmed to a maximum."""
+    if job.options.mode in (Mode.ALL, Mode.SINGLE, Mode.SINGLE_UNIQUE):
+        return _reserve_from_near(job) if job.options.reserve else _pick(job, job.placements)
+    found = _cut_unique(job)
+    return _reserve_from_shares(job, found) if job.options.reserve else found
+
+
+class _Group(NamedTuple):
+    """GPUs whose ranks have the same near cores."""
+
+    cores: tuple[int, ...]  # their places, ascending
+    ranks: tuple[tuple[int, ...], ...]  # those on each GPU, ascending; GPUs by their first rank
+
+    @property
+    def by_gpu(self) -> list[int]:
+        """All its ranks."""
+        return [*chain.from_iterable(self.ranks)]
+
+
+def _group(
+    placements: Iterable[Placement], cores: Callable[[Placement], tuple[int, ...]]
+) -> list[_Group]:
+    """Group the GPUs by some of their ranks' cores; groups by their first rank."""
+    groups: dict[tuple[int, ...], dict[tuple[int, tuple[int, ...]], list[int]]] = {}
+    for placed in placements:
+        gpus = groups.setdefault(cores(placed), {})
+        gpus.setdefault((placed.gpu, placed.cores), []).append(placed.rank)
+    return [_Group(own, tuple(map(tuple, gpus.values()))) for own, gpus in groups.items()]
+
+
+def _cut_unique(job: Job) -> Assignments:
+    """Give every rank cores of its own.
+
+    A rank for which none is left shares all cores near its GPU; it does not count when shares
+    are balanced.
+    """
+    parts = _islands(job)
+    if not job.options.balanced:
+        return dict(chain.from_iterable(part.cut(None) for part in parts))
+    size = min(filter(None, chain.from_iterable(part.sizes for part in parts)), default=0)
+    return {
+        rank: Assignment(job.cores.divide(found.cores, size)[0]) if found.own else found
+        for part in parts
+        for rank, found in part.cut(size)
+    }
+
+
+def _islands(job: Job) -> list[_Even | _Fair]:
+    """Put the groups together whose cores overlap, directly or through others."""
+    found: list[list[_Group]] = []
+    for group in _group(job.placements, attrgetter("cores")):
+        reach = set(group.cores)
+        near = [island for island in found if any(not reach.isdisjoint(g.cores) for g in island)]
+        found = [island for island in found if island not in near]
+        found.append([*chain.from_iterable(near), group])
+    fills = {Mode.UNIQUE_INTERLEAVED: in_turn, Mode.CORE_COMPLEX: by_l3(job.topology, job.cores)}
+    cutter = Cutter(job.cores.slow_from, fills.get(job.options.mode, in_blocks))
+    nodes = [_clean_nodes(job, groups) for groups in found]
+    even = [cutter.even(node.cores, len(node.by_gpu)) for own in nodes for node in own]
+    least = min(even, default=0)
+    # With more ranks than GPUs there is no answer of gpu_affinity that must be kept.
+    crowded = any(len(ranks) > 1 for groups in found for group in groups for ranks in group.ranks)
+    return [
+        _Fair(groups, cutter, job.cores)
+        if len(groups) > 1
+        else _Even(groups[0], own or groups, cutter, least=least if own else 0, crowded=crowded)
+        for groups, own in zip(found, nodes, strict=True)
+    ]
+
+
+def _clean_nodes(job: Job, groups: Sequence[_Group]) -> list[_Group]:
+    """The nodes of a socket, if rule 4 applies; else none.
+
+    It does where all GPUs have the whole socket, nodes lie inside it and apart from each other,
+    and each has a core for every rank.
+    """
+    if job.options.scope is not Scope.SOCKET or len(groups) > 1:
+        return []
+    here = [placed for placed in job.placements if placed.cores == groups[0].cores]
+    nodes = _group(here, attrgetter("node_cores"))
+    node_cores = [core for node in nodes for core in node.cores]
+    apart = len(set(node_cores)) == len(node_cores)
+    inside = set(groups[0].cores).issuperset(node_cores)
+    enough = all(len(node.by_gpu) <= len(node.cores) for node in nodes)
+    return nodes if apart and inside and enough else []
 
 
 def distribute(
@@ -31,87 +120,14 @@ def distribute(
     """Distribute a socket's other cores, ascending and round-robin, to its node cores, ascending.
 
     This is gpu-affinity rule 4: the partition is made over node cores, and each of them brings
-    along the cores that were distributed to it.
-
-    Returns:
-        What full rounds bring each node core, and the cores that make no full round: these belong
-        to no node core, or the lowest would have them all.
+    along the cores that were distributed to it. Cores that make no full round belong to no node
+    core, or the lowest would have them all; they come second.
     """
     takers = sorted(node_cores)
     others = sorted(set(socket).difference(takers))
     full = len(others) - len(others) % len(takers)
     rounds = {taker: tuple(others[turn : full : len(takers)]) for turn, taker in enumerate(takers)}
     return rounds, tuple(others[full:])
-
-
-def cut_unique(
-    placements: Sequence[Placement], scope: Scope, cutter: Cutter, cores: Cores, *, balanced: bool
-) -> Assignments:
-    """Give every rank cores of its own.
-
-    A rank for which none is left shares all cores near its GPU; it does not count when shares
-    are balanced.
-    """
-    parts = _islands(placements, scope, cutter, cores)
-    if not balanced:
-        return dict(chain.from_iterable(part.cut(None) for part in parts))
-    size = min(filter(None, chain.from_iterable(part.sizes() for part in parts)), default=0)
-    return {
-        rank: Assignment(cores.divide(found.cores, size)[0]) if found.own else found
-        for part in parts
-        for rank, found in part.cut(size)
-    }
-
-
-def _islands(
-    placements: Sequence[Placement], scope: Scope, cutter: Cutter, cores: Cores
-) -> list[_Even | _Fair]:
-    found = islands(group_gpus(placements, attrgetter("cores")))
-    nodes = [_clean_nodes(groups, placements) if scope is Scope.SOCKET else () for groups in found]
-    node_sizes = [cutter.even(node.cores, _count(node)) for own in nodes for node in own]
-    least = min(node_sizes, default=0)
-    gpus = [ranks for groups in found for group in groups for ranks in group.ranks]
-    crowded = len(gpus) < len(placements)
-    return [
-        _Fair(groups, cutter, cores)
-        if len(groups) > 1
-        else _Even(
-            groups[0].cores, own or groups, cutter, least=least if own else 0, crowded=crowded
-        )
-        for groups, own in zip(found, nodes, strict=True)
-    ]
-
-
-def islands(groups: Iterable[GpuGroup]) -> list[list[GpuGroup]]:
-    """Put the groups together whose cores overlap, directly or through others."""
-    found: list[tuple[set[int], list[GpuGroup]]] = []
-    for group in groups:
-        touching = [island for island in found if not island[0].isdisjoint(group.cores)]
-        found = [island for island in found if island[0].isdisjoint(group.cores)]
-        reach = set(group.cores).union(*(island[0] for island in touching))
-        found.append((reach, [*chain.from_iterable(island[1] for island in touching), group]))
-    return [members for _, members in found]
-
-
-def _clean_nodes(groups: Sequence[GpuGroup], placements: Iterable[Placement]) -> list[GpuGroup]:
-    """The nodes of a socket, if rule 4 applies; else none.
-
-    It does where all GPUs have the whole socket, nodes lie inside it and apart from each other,
-    and each has a core for every rank.
-    """
-    ranks = set(chain.from_iterable(groups[0].ranks))
-    here = (placed for placed in placements if placed.rank in ranks)
-    nodes = group_gpus(here, attrgetter("node_cores"))
-    node_cores = [core for node in nodes for core in node.cores]
-    apart = len(set(node_cores)) == len(node_cores)
-    inside = set(groups[0].cores).issuperset(node_cores)
-    clean = len(groups) == 1 and apart and inside
-    return nodes if clean and all(_count(node) <= len(node.cores) for node in nodes) else []
-
-
-def _count(group: GpuGroup) -> int:
-    """The number of its ranks."""
-    return sum(map(len, group.ranks))
 
 
 def _assign(
@@ -133,48 +149,32 @@ def _shared(ranks: Iterable[int], places: Sequence[int]) -> Iterator[tuple[int, 
 class _Even:
     """GPUs that have the same cores, cut node by node.
 
-    Args:
-        cores: their cores.
-        nodes: the groups whose cores are cut; by socket scope the GPUs of each node, and the
-            other cores are distributed to theirs.
-        cutter: how they are cut.
-        least: the smallest equal part of any node of any socket.
-        crowded: whether there are more ranks than GPUs.
+    By socket scope, the other cores are distributed to those of the ``nodes``, whose smallest
+    equal part, on any socket, is ``least``. ``crowded``: there are more ranks than GPUs.
     """
 
     def __init__(
-        self,
-        cores: Sequence[int],
-        nodes: Sequence[GpuGroup],
-        cutter: Cutter,
-        *,
-        least: int,
-        crowded: bool,
+        self, group: _Group, nodes: Sequence[_Group], cutter: Cutter, *, least: int, crowded: bool
     ) -> None:
-        self._cores = cores
+        self._group = group
         self._nodes = nodes
         self._cutter = cutter
         self._least = least
-        # With more ranks than GPUs there is no answer of gpu_affinity that must be kept.
-        self._equal = cutter.even(cores, sum(map(_count, nodes))) if crowded else 0
         node_cores = [core for node in nodes for core in node.cores]
-        self._rounds, self._spare = distribute(cores, node_cores)
+        self._rounds, self._spare = distribute(group.cores, node_cores)
         self._each = 1 + len(self._rounds[node_cores[0]])  # a node core, and those it brings
+        # By partition: the largest equal sizes; where cores are spare, those of the shares.
+        self._sizes = (
+            [len(found.cores) for _, found in self.cut(None)]
+            if self._spare
+            else [self._each * size for node in nodes for size in self._node_sizes(node)]
+        )
+        self._equal = cutter.even(group.cores, len(group.by_gpu)) if crowded else 0
+        self.sizes = self._sizes if self._equal <= min(self._sizes) else [self._equal]
 
-    def sizes(self) -> list[int]:
-        """The sizes in the partition, or the largest equal size where that is larger."""
-        sizes = self._partition_sizes()
-        return sizes if self._equal <= min(sizes) else [self._equal]
-
-    def _partition_sizes(self) -> list[int]:
-        """The largest equal size in each node; the sizes of the shares where cores are spare."""
-        if self._spare:
-            return [len(found.cores) for _, found in self.cut(None)]
-        return [self._each * size for node in self._nodes for size in self._node_sizes(node)]
-
-    def _node_sizes(self, node: GpuGroup) -> list[int]:
+    def _node_sizes(self, node: _Group) -> list[int]:
         """The largest equal size of the parts; where cores are too few, for each GPU's ranks."""
-        cutter, count = self._cutter.in_blocks, _count(node)
+        cutter, count = self._cutter.in_blocks, len(node.by_gpu)
         if count <= len(node.cores):
             return [cutter.even(node.cores, count)]
         parts = cutter.cut(node.cores, len(node.ranks), len(node.cores))
@@ -186,10 +186,16 @@ class _Even:
         Node cores are cut as by node. Where that comes to less than the size, as other sockets
         have more cores to distribute, there are more of them.
         """
-        if size is not None and min(self._partition_sizes()) < size <= self._equal:
-            return self._cut_equal(size)
+        if size is not None and min(self._sizes) < size <= self._equal:
+            return self._grown(
+                (rank, Assignment(part))
+                for node in self._nodes
+                for rank, part in zip(
+                    node.by_gpu, self._cutter.cut(node.cores, len(node.by_gpu), size), strict=True
+                )
+            )
         if self._spare:
-            return self._grown(dict(self._cut(None, by_rank=True)))
+            return self._grown(self._cut(None, by_rank=True))
         return self._cut(None if size is None else max(self._least, -(-size // self._each)))
 
     def _cut(self, size: int | None, *, by_rank: bool = False) -> Iterator[tuple[int, Assignment]]:
@@ -200,16 +206,14 @@ class _Even:
         """
         for node in self._nodes:
             own = self._cut_node(node, size, self._cutter, by_rank=by_rank)
-            if self._each == 1:
-                yield from own
-                continue
             blocks = self._cut_node(node, size, self._cutter.in_blocks, by_rank=by_rank)
             for (rank, found), (_, block) in zip(own, blocks, strict=True):
                 rounds = zip(*map(self._rounds.__getitem__, block.cores), strict=True)
-                yield rank, Assignment((*found.cores, *chain.from_iterable(rounds)))
+                more = chain.from_iterable(rounds)
+                yield rank, found._replace(cores=(*found.cores, *more))
 
     def _cut_node(
-        self, node: GpuGroup, size: int | None, cutter: Cutter, *, by_rank: bool
+        self, node: _Group, size: int | None, cutter: Cutter, *, by_rank: bool
     ) -> Iterator[tuple[int, Assignment]]:
         """Equal parts are cut rank by rank.
 
@@ -217,36 +221,32 @@ class _Even:
         there is enough: five cores for the five ranks on four GPUs, of which one has two.
         """
         suffice = cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
-        enough = _count(node) <= len(node.cores)
+        enough = len(node.by_gpu) <= len(node.cores)
         if by_rank or (enough and not (size is None and suffice)):
-            by_gpu = [*chain(*node.ranks)]
-            ordered = by_gpu if cutter.contiguous and suffice else sorted(by_gpu)
+            ordered = node.by_gpu if cutter.contiguous and suffice else sorted(node.by_gpu)
             yield from _assign(node.cores, ordered, cutter, size)
             return
-        parts = cutter.cut(node.cores, len(node.ranks), None if size is None else len(node.cores))
-        gpus = list(zip(node.ranks, parts, strict=True))
-        for ranks, part in gpus:
+        most = None if size is None else len(node.cores)
+        parts = cutter.cut(node.cores, len(node.ranks), most)
+        without: list[int] = []
+        for ranks, part in zip(node.ranks, parts, strict=True):
             if part:
                 yield from _assign(part, ranks, cutter, size)
-        yield from _shared(chain(*(ranks for ranks, part in gpus if not part)), node.cores)
+            else:
+                without += ranks
+        yield from _shared(without, node.cores)
 
-    def _cut_equal(self, size: int) -> Iterable[tuple[int, Assignment]]:
-        """At least this size for each: equal parts of its node, and more of what is left."""
-        found: dict[int, Assignment] = {}
-        for node in self._nodes:
-            ranks = [*chain(*node.ranks)]
-            parts = self._cutter.cut(node.cores, len(ranks), size)
-            found.update(zip(ranks, map(Assignment, parts), strict=True))
-        return self._grown(found)
-
-    def _grown(self, found: Mapping[int, Assignment]) -> Iterable[tuple[int, Assignment]]:
+    def _grown(
+        self, assigned: Iterable[tuple[int, Assignment]]
+    ) -> Iterator[tuple[int, Assignment]]:
         """The cores that are in no share yet go to the smallest shares.
 
         What a rank has already no other rank wants: it keeps that, and it counts.
         """
+        found = dict(assigned)
         ranks = [*chain(*sorted(chain(*(node.ranks for node in self._nodes))))]
         shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
-        spare = frozenset(self._cores).difference(*shares)
+        spare = frozenset(self._group.cores).difference(*shares)
         slow = frozenset(core for core in spare if core >= self._cutter.slow_from)
         for kind in (spare - slow, slow):
             shares = grow(shares, [kind] * len(ranks), self._cutter.in_blocks.fill)
@@ -258,16 +258,20 @@ class _Even:
 class _Fair:
     """GPUs whose cores overlap without being the same."""
 
-    def __init__(self, groups: Iterable[GpuGroup], cutter: Cutter, cores: Cores) -> None:
+    def __init__(self, groups: Iterable[_Group], cutter: Cutter, cores: Cores) -> None:
         gpus = sorted((ranks, group.cores) for group in groups for ranks in group.ranks)
         self._near = {rank: near for ranks, near in gpus for rank in ranks}
         self._cutter = cutter
-        self._cores = cores
-        self._shares = self._share()
-
-    def sizes(self) -> list[int]:
-        """The sizes of the shares."""
-        return [self._cores.count(share) for share in self._shares]
+        wanted = keep_whole([*map(frozenset, self._near.values())], cores)
+        fast = frozenset(range(cutter.slow_from))
+        # Fast and slow cores apart if every rank can have a fast one (case G5).
+        self._shares = fair_shares([near & fast for near in wanted], cutter.fill)
+        slow = fair_shares([near - fast for near in wanted], cutter.fill)
+        if all(self._shares):
+            self._shares = [own + more for own, more in zip(self._shares, slow, strict=True)]
+        else:
+            self._shares = fair_shares(wanted, cutter.fill)
+        self.sizes = [cores.count(share) for share in self._shares]
 
     def cut(self, size: int | None) -> Iterator[tuple[int, Assignment]]:
         """Each rank's cores; first those that it keeps when it is trimmed to this size."""
@@ -277,148 +281,99 @@ class _Fair:
             else:
                 yield from _shared([rank], near)
 
-    def _share(self) -> list[tuple[int, ...]]:
-        """Fast and slow cores apart if every rank can have a fast one (case G5)."""
-        wanted = list(map(frozenset, self._near.values()))
-        if self._cores.core_of is not None:
-            wanted = keep_whole(wanted, self._cores)
-        fast = frozenset(range(self._cutter.slow_from))
-        shares = fair_shares([near & fast for near in wanted], self._cutter.fill)
-        if not all(shares):
-            return fair_shares(wanted, self._cutter.fill)
-        slow = fair_shares([near - fast for near in wanted], self._cutter.fill)
-        return [own + more for own, more in zip(shares, slow, strict=True)]
-
 
 # The modes that cut nothing: ALL, SINGLE and SINGLE_UNIQUE (gpu-affinity rule 3).
 
 
-def pick_all(placements: Sequence[Placement]) -> Assignments:
-    """Every rank gets all near cores; those near to some GPU by node first."""
-    node_cores = node_cores_of(placements)
-    lists = {placed.cores: placed.cores for placed in placements}
-    found = {own: Assignment(nodes_first(own, node_cores)) for own in lists}
-    return {placed.rank: found[placed.cores] for placed in placements}
+def _pick(job: Job, placements: Sequence[Placement]) -> Assignments:
+    if job.options.mode is not Mode.ALL:
+        return _pick_single(job, placements)
+    order = cache(_nodes_first(job))
+    return {placed.rank: Assignment(order(placed.cores)) for placed in placements}
 
 
-def pick_single(placements: Sequence[Placement], cores: Cores, *, unique: bool) -> Assignments:
+def _pick_single(job: Job, placements: Sequence[Placement]) -> Assignments:
     """Every rank gets the first core near its GPU; unique: the first one not yet taken.
 
     A rank that finds none shares one. Ranks that share begin at another core each, as in the
-    other unique modes.
+    other unique modes. Of a core in pieces, the first that is wholly free comes before others.
     """
-    node_cores = node_cores_of(placements)
+    anyones, core_of = _node_cores(job), job.cores.core_of
     taken: set[int] = set()
     turns: Counter[tuple[int, ...]] = Counter()
     found: Assignments = {}
     for placed in placements:
-        order = partial(_nearest_first, placed, node_cores)
-        free = _first_free(order, taken, cores)
-        if free is None:
-            turn = turns[placed.cores] % len(placed.cores)
-            turns[placed.cores] += 1
-            free = next(islice(order(), turn, None))
-            found[placed.rank] = Assignment(_whole(free, placed.cores, cores), own=False)
-        else:
-            own = tuple(p for p in _whole(free, placed.cores, cores) if p not in taken)
-            found[placed.rank] = Assignment(own)
-            taken.update(own if unique else ())
+        order = _nearest_first(placed, anyones)
+        touched = {core_of[place] for place in taken}
+        whole = (place for place in order if core_of[place] not in touched)
+        free = next(chain(whole, (place for place in order if place not in taken)), None)
+        first = order[turns[placed.cores] % len(order)] if free is None else free
+        turns[placed.cores] += free is None
+        same = [place for place in placed.cores if core_of[place] == core_of[first]]
+        cores = tuple(place for place in same if free is None or place not in taken)
+        found[placed.rank] = Assignment(cores, own=free is not None)
+        taken.update(cores if job.options.mode is Mode.SINGLE_UNIQUE else ())
     return found
 
 
-def _first_free(order: Callable[[], Iterator[int]], taken: set[int], cores: Cores) -> int | None:
-    """The first core of which nothing is taken; else the first piece of one that is not."""
-    hit = set(map(cores.core, taken))
-    whole = next((place for place in order() if cores.core(place) not in hit), None)
-    return whole if whole is not None else next((p for p in order() if p not in taken), None)
-
-
-def _whole(first: int, places: Iterable[int], cores: Cores) -> tuple[int, ...]:
-    """Those of the places that are of the same core as the first."""
-    if cores.core_of is None:
-        return (first,)
-    return tuple(sorted(place for place in places if cores.core(place) == cores.core(first)))
-
-
-def _nearest_first(placed: Placement, node_cores: frozenset[int]) -> Iterator[int]:
+def _nearest_first(placed: Placement, anyones: frozenset[int]) -> list[int]:
     """A GPU's cores: of its own node, then of no GPU's node, then of the others'."""
-    inside, own = frozenset(placed.cores), frozenset(placed.node_cores)
-    yield from (core for core in placed.node_cores if core in inside)
-    yield from (core for core in placed.cores if core not in node_cores)
-    yield from (core for core in placed.cores if core in node_cores and core not in own)
+    own = frozenset(placed.node_cores)
+    return sorted(placed.cores, key=lambda core: 0 if core in own else 1 + (core in anyones))
 
 
-def nodes_first(cores: tuple[int, ...], node_cores: frozenset[int]) -> tuple[int, ...]:
-    """The same cores, those near to some GPU by node first."""
-    return tuple(sorted(cores, key=lambda core: core not in node_cores))
+def _nodes_first(job: Job) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    """What puts those of some cores first that are near to some GPU by node."""
+    anyones = _node_cores(job)
+    return lambda cores: tuple(sorted(cores, key=lambda core: core not in anyones))
 
 
-def node_cores_of(placements: Iterable[Placement]) -> frozenset[int]:
-    """The cores that are near to some GPU by NUMA node."""
-    return frozenset().union(*{placed.node_cores for placed in placements})
+def _node_cores(job: Job) -> frozenset[int]:
+    return frozenset().union(*{placed.node_cores for placed in job.placements})
 
 
-# Cores that stay out of every share, for helper processes (case B10).
+# Cores that stay out of every share, for helper processes (case B10). Too few are an error, also
+# where pinning is best effort: helpers that were counted on must have their cores.
 
 
-# An error, also where pinning is best effort: helpers that were counted on must have their cores.
-def reserve_from_shares(
-    placements: Sequence[Placement],
-    assignments: Mapping[int, Assignment],
-    count: int,
-    cores: Cores,
-) -> Assignments:
-    """Reserve the last cores of each rank's own part: those that it misses least.
-
-    Raises:
-        GPUAffinityError: a rank has no core of its own besides these.
-    """
-    for placed in placements:
+def _reserve_from_shares(job: Job, assignments: Assignments) -> Assignments:
+    """Reserve the last cores of each rank's own part: those that it misses least."""
+    for placed in job.placements:
         assigned = assignments[placed.rank]
-        found = cores.count(assigned.cores) if assigned.own else 0
-        if found <= count:
-            near = cores.count(placed.cores)
-            raise _none_left(placed, count, f"{found} of the {near} cores near its GPU")
-    return {rank: _without_last(found, count, cores) for rank, found in assignments.items()}
+        found = job.cores.count(assigned.cores) if assigned.own else 0
+        if found <= job.options.reserve:
+            raise _none_left(job, placed, f"{found}")
+    return {rank: _without_last(job, found.cores) for rank, found in assignments.items()}
 
 
-def reserve_from_near(
-    placements: Sequence[Placement],
-    pick: Callable[[Sequence[Placement]], Assignments],
-    count: int,
-    cores: Cores,
-) -> Assignments:
-    """Reserve the last cores of each distinct near list, and let ranks pick from the rest.
-
-    Raises:
-        GPUAffinityError: a rank finds no core among the rest, or none of its own where each is to
-            have one.
-    """
-    node_cores = node_cores_of(placements)
-    lists = {
-        placed.cores: Assignment(nodes_first(placed.cores, node_cores)) for placed in placements
-    }
-    cut = {near: _without_last(found, count, cores) for near, found in lists.items()}
-    taken = frozenset(place for found in cut.values() for place in found.reserved)
+def _reserve_from_near(job: Job) -> Assignments:
+    """Reserve the last cores of each distinct near list, and let ranks pick from the rest."""
+    order = _nodes_first(job)
+    lists = {placed.cores for placed in job.placements}
+    reserved = {near: _without_last(job, order(near)).reserved for near in lists}
+    taken = frozenset(chain.from_iterable(reserved.values()))
     left = {near: tuple(place for place in near if place not in taken) for near in lists}
-    found = {}
+    found: Assignments = {}
     if all(left.values()):
-        found = pick([placed._replace(cores=left[placed.cores]) for placed in placements])
-    for placed in placements:
+        found = _pick(job, [one._replace(cores=left[one.cores]) for one in job.placements])
+    for placed in job.placements:
         if not left[placed.cores] or (found and not found[placed.rank].own):
-            part = f"none of the {cores.count(placed.cores)} cores near its GPU"
-            raise _none_left(placed, count, part)
-    reserved = {placed.rank: cut[placed.cores].reserved for placed in placements}
-    return {rank: own._replace(reserved=reserved[rank]) for rank, own in found.items()}
+            raise _none_left(job, placed, "none")
+        if found:
+            kept = found[placed.rank]
+            found[placed.rank] = kept._replace(reserved=reserved[placed.cores])
+    return found
 
 
-def _without_last(assigned: Assignment, count: int, cores: Cores) -> Assignment:
-    kept, last = cores.divide(assigned.cores, max(cores.count(assigned.cores) - count, 0))
-    return assigned._replace(cores=kept, reserved=last)
+def _without_last(job: Job, places: Sequence[int]) -> Assignment:
+    kept = max(job.cores.count(places) - job.options.reserve, 0)
+    cores, last = job.cores.divide(places, kept)
+    return Assignment(cores, reserved=last)
 
 
-def _none_left(placed: Placement, count: int, part: str) -> GPUAffinityError:
+def _none_left(job: Job, placed: Placement, found: str) -> GPUAffinityError:
     return GPUAffinityError(
-        f"requested reserve={count}, but rank {placed.name} on GPU {placed.gpu} would have "
-        f"no core left ({part}); reserve fewer, start fewer processes or allow more CPUs"
+        f"requested reserve={job.options.reserve}, but rank {placed.name} on GPU {placed.gpu} "
+        f"would have no core left ({found} of the {job.cores.count(placed.cores)} cores near its "
+        "GPU); reserve fewer, start fewer processes or allow more CPUs"
     )

@@ -94,15 +94,8 @@ def claim_gpus(
         LockDirectoryError: the files that coordinate claims cannot be used.
         ClaimError: ``GPUAFF_CLAIM`` names a claim that is over.
     """
-    claim = None
-    which = {
-        "gpus": gpus,
-        "candidates": candidates,
-        "min_free_memory": min_free_memory,
-        "max_utilization": max_utilization,
-        "wait": wait,
-        "visible": visible,
-    }
+    arguments = dict(locals())
+    claim, n = None, arguments.pop("n")
     try:
         with uninterrupted():
             descriptors.make_room()
@@ -110,15 +103,7 @@ def claim_gpus(
             with prewarmed_driver(wanted=True, cuda=by_context) as end_prewarm:
                 from gpuaff.claims.acquire import acquire
 
-                claim = acquire(
-                    n,
-                    which,
-                    placeholder=placeholder,
-                    pin=pin,
-                    own_is_free=own_is_free,
-                    on_wait=on_wait,
-                    end_prewarm=end_prewarm,
-                )
+                claim = acquire(n, arguments, end_prewarm=end_prewarm)
         return claim  # noqa: TRY300 - Ctrl-C may come here, too
     except BaseException:  # Ctrl-C at the end of the block: the caller would not have the claim
         if claim is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -13,22 +13,22 @@ from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.candidates import Candidates, Request
 from gpuaff.claims.devices.occupancy import EXITS, STEP, Settling
 from gpuaff.claims.devices.probe import Probe, describe
-from gpuaff.claims.devices.selection import choose, observe_connections
-from gpuaff.claims.locking import leases, queue, registry, safe_gpu
+from gpuaff.claims.devices.selection import choose
+from gpuaff.claims.locking import queue, registry, safe_gpu
 from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place
 from gpuaff.claims.locking.registry import Entry, Slot, stopped
-from gpuaff.claims.model import Demand, Device, Usage, Waiting
+from gpuaff.claims.model import Device, Usage, Waiting
 from gpuaff.claims.sources import SubLease, usages_inside
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuaff._system.nvml import Session
     from gpuaff.launch.inherited import ParentClaim
     from gpuaff.notices import Notice
+    from gpuaff.topology.model import Topology
 
 # A process without a lease that comes in this time is found by the look after occupying.
 _FRESH = 0.3
@@ -46,40 +46,32 @@ class Obtained(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """What an attempt has seen: all that it has got, where too few devices are free.
+    """What an attempt has seen: all that it has got, where too few devices are free."""
 
-    Attributes:
-        usages: how the candidates are used; empty where the driver was not asked, as too many are
-            ``in_the_way``.
-        ahead: the earlier waiters.
-        in_the_way: those of them that must leave before there are enough devices to choose from.
-        kept: the candidates that ``ahead`` may choose, with the first such waiter of each.
-    """
-
-    usages: tuple[Usage, ...]
-    ahead: tuple[Entry, ...]
-    in_the_way: tuple[Entry, ...]
-    kept: Mapping[Device, Entry]
-    entries: tuple[Entry, ...]
+    usages: tuple[Usage, ...]  # of the candidates; empty: the driver was not asked
+    ahead: tuple[Entry, ...]  # the earlier waiters
+    in_the_way: tuple[Entry, ...]  # those that must leave before there are enough to choose from
+    kept: Mapping[Device, Entry]  # the candidates that ``ahead`` may choose: the first for each
+    entries: tuple[Entry, ...]  # the registry's
 
     @property
     def state(self) -> object:
         """What counts for ``on_wait``: it is called when this changes."""
         holders = {(one.slot, one.pid, one.gpus) for one in self.entries if not one.waits}
-        if self.in_the_way:
-            return len(self.ahead), holders
         uses = [(one.device.uuid, one.busy, one.pids) for one in self.usages]
         return len(self.ahead), holders, uses
 
-    @property
-    def free(self) -> tuple[Device, ...]:
-        free = (usage.device for usage in self.usages if usage.busy is None)
+    def free(self, *, soon: bool = False) -> tuple[Device, ...]:
+        """The devices that are free, or with ``soon`` about to be, and kept for no waiter."""
+        free = (one.device for one in self.usages if one.busy is None or (soon and one.leaving))
         return tuple(device for device in free if device not in self.kept)
 
-    @property
-    def free_soon(self) -> tuple[Device, ...]:
-        soon = (one.device for one in self.usages if one.busy is None or one.leaving)
-        return tuple(device for device in soon if device not in self.kept)
+    def with_hidden_lease(self, device: Device) -> _Snapshot:
+        """The same, with a lease that is not in the registry: it may be about to end."""
+        why = "leased by a process that is not visible here"
+        hidden = Usage.leased(device, why, exiting=False)._replace(leaving=True)
+        usages = (hidden if one.device == device else one for one in self.usages)
+        return self._replace(usages=tuple(usages))
 
 
 class Attempts:
@@ -90,49 +82,36 @@ class Attempts:
 
     def __init__(
         self,
-        session: Session,
+        probe: Probe,
         request: Request,
         candidates: Candidates,
         parent: ParentClaim | None,
-        *,
-        own_is_free: bool = True,
+        topology: Topology | None,
         until_occupied: ExitStack,
     ) -> None:
-        """Nothing is leased yet; ``until_occupied`` gets safe_gpu's lock when devices are."""
-        self._devices, self._count = candidates.devices, candidates.wanted
-        self._narrowed, self._wait, self._parent = candidates.narrowed, request.wait, parent
-        demand = Demand(
-            min_free_memory=request.min_free_memory, max_utilization=request.max_utilization
-        )
-        self.probe = Probe(session, self._devices, demand=demand, own_is_free=own_is_free)
+        """Without a topology the first free ones are taken.
+
+        ``until_occupied`` gets safe_gpu's lock when devices are leased.
+        """
+        self.probe, self._request, self._parent = probe, request, parent
+        self._devices, self._count, self._narrowed = candidates
+        self._topology, self._until_occupied = topology, until_occupied
         self.warnings: tuple[Notice, ...] = ()
-        self._until_occupied = until_occupied
-        self._topology = None
-        is_open = request.gpus is None and self._count < len(self._devices)
-        if is_open and not any(one.is_mig for one in self._devices):
-            self._topology = observe_connections(session)
-        self._wants = self._fit = frozenset(map(self._key, self._devices))
-        self._record = registry.about_me()
+        self._wants = self._usable = frozenset(map(self._key, self._devices))
         self._place: Place | None = None
         self._slot: Slot | None = None
         self._lease: Lease | SubLease | None = None
         self._started = time.monotonic()
         self._reported: object = None
 
-    def obtain(self, on_wait: Callable[[Waiting], object] | None = None) -> Obtained:
-        """Lease the devices, waiting in the queue if that was requested.
-
-        Raises:
-            NotEnoughGpusError: too many of the devices can never be used by this process.
-            GpusBusyError: they are not free, and no wait was requested.
-            ClaimTimeoutError: they did not become free in time.
-        """
-        settling, wait = Settling(), self._wait
-        while isinstance(got := self._attempt(), _Snapshot):
-            self._refuse_if_hopeless(got)
+    def obtain(self) -> Obtained:
+        """Lease the devices, waiting in the queue if that was requested."""
+        settling, wait = Settling(), self._request.wait
+        while isinstance(result := self._attempt(), _Snapshot):
+            self._refuse_if_hopeless(result)
             now = time.monotonic()
-            leaving = len(got.free_soon) >= self._count
-            exiting = any(usage.exiting for usage in got.usages)
+            leaving = len(result.free(soon=True)) >= self._count
+            exiting = any(usage.exiting for usage in result.usages)
             settles = settling.goes_on(now, leaving=leaving, exiting=exiting)
             if settles and (self._place is None or settling.is_short(now)):
                 with interruptible():
@@ -142,25 +121,27 @@ class Attempts:
             limit = math.inf if wait is None else max(wait, EXITS if settles else 0)
             left = self._started + limit - now
             if self._place is None or left <= 0:
-                raise self._not_free(got, wait)
-            self._report(got, on_wait)
-            if got.in_the_way:
-                self._place.wait_behind(got.in_the_way, left)
+                raise self._not_free(result, wait)
+            self._report(result)
+            if result.in_the_way:
+                self._place.wait_behind(result.in_the_way, left)
             else:
-                holding = frozenset(entry.slot for entry in got.entries if not entry.waits)
-                pids = frozenset(pid for usage in got.usages for pid in usage.pids)
+                holding = frozenset(entry.slot for entry in result.entries if not entry.waits)
+                pids = frozenset(pid for usage in result.usages for pid in usage.pids)
                 self._place.wait_for_gpus(holding, pids, left)
-        return got
+        return result
 
     def preview(self) -> tuple[Device, ...]:
         """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked."""
         self._look()
         entries = registry.entries()
-        found = self._snapshot(entries, self._usages(entries))
-        self._refuse_if_hopeless(found)
-        free = found.free if len(found.free) >= self._count else found.free_soon
+        snapshot = self._snapshot(entries, self._usages(entries))
+        self._refuse_if_hopeless(snapshot)
+        free = snapshot.free()
         if len(free) < self._count:
-            raise self._not_free(found, 0)
+            free = snapshot.free(soon=True)
+        if len(free) < self._count:
+            raise self._not_free(snapshot, 0)
         return self._choose(free)
 
     def release(self) -> None:
@@ -175,12 +156,13 @@ class Attempts:
 
     def _attempt(self) -> Obtained | _Snapshot:
         if self._place is not None:
-            found = self._snapshot(self._entries(), ())
-            if found.in_the_way:
-                return found
+            snapshot = self._snapshot(self._place.entries(), ())
+            if snapshot.in_the_way:
+                return snapshot
         with ExitStack() as locked:
             if self._parent is None:  # inside a claim, safe_gpu's users never choose
-                limit = None if self._wait is None else max(safe_gpu.LIMIT, self._wait)
+                wait = self._request.wait
+                limit = None if wait is None else max(safe_gpu.LIMIT, wait)
                 self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
                 # Before the guard, so that many claimers start their driver at the same time.
@@ -189,38 +171,22 @@ class Attempts:
                 with guarded():
                     if time.monotonic() - looked > _FRESH:
                         continue
-                    got = self._choose_and_lease()
-                    if isinstance(got, Obtained):
+                    result = self._choose_and_lease()
+                    if isinstance(result, Obtained):
                         self._until_occupied.push(locked.pop_all())
-                    elif self._wait != 0 and self._place is None:
-                        self._place = self._join(got.usages)
-                    return got
+                    elif self._request.wait != 0 and self._place is None:
+                        self._join(result.usages)
+                    return result
 
     def _choose_and_lease(self) -> Obtained | _Snapshot:
-        entries = self._entries()
-        found = self._snapshot(entries, self._usages(entries))
-        free, hidden = found.free, set[Device]()
-        while len(free) >= self._count:
-            got = self._lease_all(self._choose(free))
-            if isinstance(got, Obtained):
-                return got
-            hidden.add(got)
-            free = tuple(device for device in free if device != got)
-        return found._replace(usages=self._with_hidden(found.usages, hidden)) if hidden else found
-
-    def _with_hidden(self, usages: Sequence[Usage], hidden: set[Device]) -> tuple[Usage, ...]:
-        """The same, with leases that are not in the registry."""
-        # A waiter sees when their locks go; those of a parent claim go with the registry's entry.
-        is_needed = self._parent is None and self._place is None
-        holders = leases.holders(hidden) if is_needed else {}
-
-        def leased(device: Device) -> Usage:
-            pids = [holder.pid for holder in holders.get(device.uuid, ())]
-            exiting = bool(pids) and all(pid and kernel.is_exiting(pid) for pid in pids)
-            why = "leased by a process that is not visible here"
-            return Usage.leased(device, why, exiting=exiting)
-
-        return tuple(leased(one.device) if one.device in hidden else one for one in usages)
+        entries = registry.entries() if self._place is None else self._place.entries()
+        snapshot = self._snapshot(entries, self._usages(entries))
+        while len(free := snapshot.free()) >= self._count:
+            result = self._lease_all(self._choose(free))
+            if isinstance(result, Obtained):
+                return result
+            snapshot = snapshot.with_hidden_lease(result)
+        return snapshot
 
     def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
         if self._topology is None:
@@ -239,37 +205,29 @@ class Attempts:
         leased = self._lease.take(chosen)
         if leased is not None:
             return leased
-        gpus = [self._key(one) for one in chosen]
-        slot.write({**self._record, "since": time.time(), "gpus": gpus})
+        gpus = [self._key(device) for device in chosen]
+        slot.write({**registry.about_me(), "gpus": gpus})
         slot.hold_begins()
         return Obtained(chosen, self._lease, slot)
 
-    def _join(self, usages: Sequence[Usage]) -> Place:
+    def _join(self, usages: Sequence[Usage]) -> None:
+        """Join the queue, for the devices that this process can ever use."""
         if self._slot is not None:  # of an attempt that failed: the place has its own
             self._slot.release()
             self._slot = None
-        # A GPU that this process can never use is not kept from others.
-        fit = frozenset(self._key(one.device) for one in usages if not one.lasting)
-        self._fit = fit or self._wants
-        return queue.join(self._record, wanted=self._count, gpus=self._fit)
-
-    def _entries(self) -> tuple[Entry, ...]:
-        return registry.entries() if self._place is None else self._place.entries()
+        usable = frozenset(self._key(usage.device) for usage in usages if not usage.lasting)
+        self._usable = usable or self._wants
+        self._place = queue.join(registry.about_me(), wanted=self._count, gpus=self._usable)
 
     def _snapshot(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Snapshot:
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
-        way: tuple[Entry, ...] = ()
-        passed: Collection[int] = {-1}
-        while passed:  # of those in the way the near ones decide; with none, all may keep GPUs
-            ahead = tuple(entry for entry in ahead if entry.slot not in passed)
-            way = queue.in_the_way(ahead, wants=self._fit, count=self._count)
-            passed = stopped(way[: queue.NEAR] or ahead)
-        devices = self._devices
-        kept = {device: queue.kept_for(ahead, self._key(device)) for device in devices}
+        passed = stopped(ahead)
+        ahead = tuple(entry for entry in ahead if entry.slot not in passed)
+        kept = {device: queue.kept_for(ahead, self._key(device)) for device in self._devices}
         return _Snapshot(
             usages=usages,
             ahead=ahead,
-            in_the_way=way,
+            in_the_way=queue.in_the_way(ahead, wants=self._usable, count=self._count),
             kept={device: entry for device, entry in kept.items() if entry is not None},
             entries=entries,
         )
@@ -283,7 +241,7 @@ class Attempts:
     def _look(self) -> None:
         """Ask the driver, which takes a while, and may hang."""
         if self._parent is None:
-            self.probe.prepare(registry.entries(before=0))
+            self.probe.look()
 
     def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used: by the driver's last answer, and by the registry now."""
@@ -291,34 +249,36 @@ class Attempts:
             return self.probe.evaluated(entries)
         return usages_inside(self._parent, self._devices, entries)
 
-    def _described(self, got: _Snapshot) -> tuple[Usage, ...]:
+    def _described(self, snapshot: _Snapshot) -> tuple[Usage, ...]:
         """The last usages, with the names of processes in their messages."""
-        is_known = self._parent is not None or not got.usages
-        return got.usages if is_known else self.probe.described(got.entries)
+        is_known = self._parent is not None or not snapshot.usages
+        return snapshot.usages if is_known else self.probe.described(snapshot.entries)
 
-    def _refuse_if_hopeless(self, got: _Snapshot) -> None:
-        usable = sum(not usage.lasting for usage in got.usages)
-        if len(got.usages) > usable and usable < self._count:
-            never = [usage.message for usage in self._described(got) if usage.lasting]
+    # What is said of devices that are not free.
+
+    def _refuse_if_hopeless(self, snapshot: _Snapshot) -> None:
+        usable = sum(not usage.lasting for usage in snapshot.usages)
+        if len(snapshot.usages) > usable and usable < self._count:
+            never = [usage.message for usage in self._described(snapshot) if usage.lasting]
             reason = "\n  ".join([f"{usable or 'none'} can be used", *never])
             raise NotEnoughGpusError(self._count, usable, reason)
 
-    def _not_free(self, got: _Snapshot, wait: float | None) -> Exception:
-        remedy, narrowed = "" if wait else _REMEDY, self._narrowed
-        busy = GpusBusyError(self._count, len(got.free), self._reasons(got), narrowed, remedy)
+    def _not_free(self, snapshot: _Snapshot, wait: float | None) -> Exception:
+        free, reasons = len(snapshot.free()), self._reasons(snapshot)
+        busy = GpusBusyError(self._count, free, reasons, self._narrowed, "" if wait else _REMEDY)
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy
 
-    def _report(self, got: _Snapshot, on_wait: Callable[[Waiting], object] | None) -> None:
+    def _report(self, snapshot: _Snapshot) -> None:
         """Log the state of the wait, and call ``on_wait``, when it has changed."""
-        if got.state == self._reported:
+        if snapshot.state == self._reported:
             return
-        self._reported = got.state
+        self._reported = snapshot.state
         waiting = Waiting(
-            position=len(got.ahead),
+            position=len(snapshot.ahead),
             waited=time.monotonic() - self._started,
             wanted=self._count,
-            free=len(got.free),
-            reasons=self._reasons(got),
+            free=len(snapshot.free()),
+            reasons=self._reasons(snapshot),
         )
         from logging import getLogger  # only waiters need it
 
@@ -327,21 +287,21 @@ class Attempts:
             reasons = "; ".join(waiting.reasons)
             gpus = counted(waiting.wanted, "GPU")
             getLogger("gpuaff").info("waiting for %s, %s: %s", gpus, place, reasons)
-            if on_wait is not None:
-                on_wait(waiting)
+            if self._request.on_wait is not None:
+                self._request.on_wait(waiting)
 
-    def _reasons(self, got: _Snapshot) -> tuple[str, ...]:
+    def _reasons(self, snapshot: _Snapshot) -> tuple[str, ...]:
         """A line for each candidate that is not free."""
-        usages = (*got.usages, *self._described(got))  # these know the names
+        usages = (*snapshot.usages, *self._described(snapshot))  # these know the names
         reasons = {usage.device: usage.message for usage in usages if usage.busy is not None}
-        if not got.usages:  # the registry alone knows the holders
-            held = {key: entry for entry in got.entries if not entry.waits for key in entry.gpus}
-            for device in self._devices:
-                if (entry := held.get(self._key(device))) is not None:
+        if not snapshot.usages:  # the registry alone knows the holders
+            for entry in snapshot.entries:
+                keys = () if entry.waits else entry.gpus
+                for device in (one for one in self._devices if self._key(one) in keys):
                     holder = describe(entry.pid, entry, with_age=True)
                     reasons[device] = f"{device}: leased by {holder}"
-        waiters = {entry.slot: describe(entry.pid, entry) for entry in got.kept.values()}
-        for device, entry in got.kept.items():
+        waiters = {entry.slot: describe(entry.pid, entry) for entry in snapshot.kept.values()}
+        for device, entry in snapshot.kept.items():
             waits = f"who waits for {entry.wanted or 'some'} of them"
             reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}, {waits}")
         return tuple(reasons[one] for one in self._devices if one in reasons)

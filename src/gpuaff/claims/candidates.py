@@ -1,10 +1,11 @@
-"""Which devices a claim may choose from, by its arguments and by what limits this process.
+"""What a claim requests, and which devices it may choose from. Pure: their use is looked at later.
 
-Pure: their use is looked at elsewhere.
+The arguments limit the choice, and so do the environment, the scheduler and a parent claim.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,28 +15,28 @@ from typing import NamedTuple
 
 from gpuaff import options
 from gpuaff._system.nvml_records import pci_address
-from gpuaff.claims.model import Device, LeftOut
+from gpuaff.claims.model import Device, LeftOut, Waiting
+from gpuaff.claims.placeholder import Kind, kind_of
 from gpuaff.errors import InvalidOptionError, NotEnoughGpusError
 from gpuaff.formatting import counted
 from gpuaff.launch.inherited import ParentClaim, is_uuid
 from gpuaff.launch.ranks import Ranks
-from gpuaff.options import MOST_GPUS, natural, suggestion, whole
+from gpuaff.options import MOST_GPUS, natural, whole
 from gpuaff.topology.model import Gpu, MigInstance
-from gpuaff.topology.visible import Visible, resolve
+from gpuaff.topology.visible import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from gpuaff.launch.allocation import Granted
+    from gpuaff.notices import Notice
 
 Name: TypeAlias = "int | str"
 """A device: NVML's index, a UUID or the beginning of one, or a PCI address."""
 
 _FOREVER = 1e9
 """Seconds (31 years): a longer wait has no limit."""
-
-_EXPECTED_COUNT = f'a number of GPUs from 1 to {MOST_GPUS}, or "auto": as many as were granted'
 
 
 class VisibleAs(str, Enum):
@@ -49,7 +50,7 @@ class VisibleAs(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The arguments of ``claim_gpus`` that say which GPUs it requests.
+    """The arguments of ``claim_gpus``, checked.
 
     A ``count`` of None is as many as the scheduler has granted; a ``wait`` of None has no limit.
     """
@@ -61,21 +62,22 @@ class Request:
     max_utilization: int | None = None
     wait: float | None = 0.0
     visible: VisibleAs | None = VisibleAs.INDEX
+    placeholder: Kind = None
+    pin: bool = False
+    own_is_free: bool = True
+    on_wait: Callable[[Waiting], object] | None = None
 
 
 def parse_request(n: object, **arguments: object) -> Request:
-    """Check the arguments of ``claim_gpus`` that a :class:`Request` has.
-
-    Raises:
-        InvalidOptionError: one of them is invalid.
-    """
+    """Check the arguments of ``claim_gpus``, or some of them."""
     checked: dict[str, Any] = {
-        name: None if value is None else _READERS[name](name, value)
+        name: None if value is None and name not in _FLAGS else _READERS[name](name, value)
         for name, value in arguments.items()
     }
     count = None
     if not (isinstance(n, str) and n == "auto"):
-        count = options.count("n", n, most=MOST_GPUS, expected=_EXPECTED_COUNT)
+        expected = f'a number of GPUs from 1 to {MOST_GPUS}, or "auto": as many as were granted'
+        count = options.count("n", n, most=MOST_GPUS, expected=expected)
     gpus = checked.get("gpus")
     if gpus and checked.get("candidates"):
         raise InvalidOptionError("candidates", arguments["candidates"], "nothing beside gpus=")
@@ -90,14 +92,6 @@ def _seconds(option: str, value: object) -> float | None:
         expected = "seconds to wait, 0 (not at all) or more, or None (without limit)"
         raise InvalidOptionError(option, value, expected)
     return float(seconds) if seconds < _FOREVER else None
-
-
-def _visible_as(option: str, value: object) -> VisibleAs:
-    words = [word.value for word in VisibleAs]
-    if isinstance(value, str) and value in words:
-        return VisibleAs(value)
-    hint = suggestion(value, words) if isinstance(value, str) else ""
-    raise InvalidOptionError(option, value, f"one of {', '.join(words)}, or None{hint}")
 
 
 def _names(option: str, value: object) -> tuple[Name, ...]:
@@ -117,33 +111,35 @@ def _names(option: str, value: object) -> tuple[Name, ...]:
     return tuple(name for name in names if name is not None)
 
 
+def _callback(option: str, value: object) -> object:
+    if not callable(value):
+        raise InvalidOptionError(option, value, "a function of one argument, or None")
+    return value
+
+
+_FLAGS = "pin", "own_is_free"
 _READERS: Mapping[str, Callable[[str, object], object]] = {
     "gpus": _names,
     "candidates": _names,
     "min_free_memory": partial(options.count, least=0, most=2**63, expected="a number of bytes"),
     "max_utilization": partial(options.count, least=0, most=100, expected="percent, from 0 to 100"),
     "wait": _seconds,
-    "visible": _visible_as,
+    "visible": partial(options.word, words=VisibleAs),
+    "placeholder": lambda _, value: kind_of(value),
+    "on_wait": _callback,
+    **dict.fromkeys(_FLAGS, options.flag),
 }
 
 
 class Limits(NamedTuple):
-    """What limits the choice of this process: environment, scheduler, parent claim.
+    """What limits the choice of this process: environment, scheduler, parent claim."""
 
-    Attributes:
-        visible: CUDA_VISIBLE_DEVICES.
-        device_order: CUDA_DEVICE_ORDER.
-        left_out: the GPUs that cannot be claimed and that CUDA may count.
-        sharers: the ranks that divide the granted GPUs, with this rank among them; None where all
-            are this process's.
-    """
-
-    visible: str | None
-    device_order: str | None
+    visible: str | None  # CUDA_VISIBLE_DEVICES
+    device_order: str | None  # CUDA_DEVICE_ORDER
     granted: Granted
     parent: ParentClaim | None
-    left_out: Sequence[LeftOut]
-    sharers: Ranks | None = None
+    left_out: Sequence[LeftOut]  # what cannot be claimed, though CUDA may count it
+    sharers: Ranks | None = None  # the ranks that divide the granted GPUs; None: only this one
 
 
 class Candidates(NamedTuple):
@@ -159,83 +155,38 @@ class Candidates(NamedTuple):
 
 
 def find_candidates(devices: Sequence[Device], request: Request, limits: Limits) -> Candidates:
-    """Find the devices that a claim may choose from, of all that NVML shows.
+    """Find the devices that a claim may choose from, of all that can be claimed here.
 
-    Raises:
-        InvalidOptionError: a name fits no device, or several, or the same as another name; or
-            ``auto`` where it is not known how many GPUs were granted.
-        NotEnoughGpusError: there are fewer than requested: waiting would not help.
+    NotEnoughGpusError where there are fewer than requested: waiting would not help.
     """
     allowed, why = allowed_devices(devices, limits)
     count = _count(request, allowed, limits, why)
-    chosen, found = _named(devices, allowed, why, request, limits, count)
-    bad = unclaimable(devices)
-    chosen, found = _identified(chosen, found, count, bad)
+    # Without names all whole GPUs, or all instances.
+    chosen, found = tuple(one for one in allowed if not one.is_mig) or allowed, why
+    if names := request.gpus or request.candidates:
+        option = "gpus" if request.gpus else "candidates"
+        chosen = named_devices(option, names, devices, limits.left_out, count)
+        found = f"{option}= names {len(chosen)}"
+        hidden = [device for device in chosen if device not in allowed]
+        if hidden:
+            raise NotEnoughGpusError(count, 0, f"this process may not use {hidden[0]}: {why}")
     if request.count is None and limits.sharers is not None:
         own = slice_for_rank(limits.sharers, count)
         # Where the granted ones are unknown, any of the visible ones will do.
         chosen = chosen[own] if len(chosen) == count else chosen
         count = own.stop - own.start
-    chosen = _without_instances(chosen, count)
+    if count > 1 and any(device.is_mig for device in chosen):  # one instance, or whole GPUs
+        chosen = tuple(device for device in chosen if not device.is_mig)
+        if len(chosen) < count:
+            raise NotEnoughGpusError(count, 1, "CUDA shows a process no more than one MIG instance")
     if len(chosen) < count:
         raise NotEnoughGpusError(count, len(chosen), found)
     narrowed = ""
     if request.candidates and len(chosen) < len(devices):
         narrowed = f"candidates= allows {_counted(chosen)} of the {len(devices)} here"
-    elif not request.gpus and (bad or len(allowed) < len(devices)):
+    elif not request.gpus and len(allowed) < len(devices):
         narrowed = found
     return Candidates(chosen, count, narrowed)
-
-
-def _named(
-    devices: Sequence[Device],
-    allowed: tuple[Device, ...],
-    why: str,
-    request: Request,
-    limits: Limits,
-    count: int,
-) -> tuple[tuple[Device, ...], str]:
-    """The devices that are named, else all whole GPUs, or all instances; and why no others."""
-    names, option = request.gpus or request.candidates, "gpus" if request.gpus else "candidates"
-    if not names:
-        return tuple(device for device in allowed if not device.is_mig) or allowed, why
-    here = {device.index for device in devices}
-    for one in limits.left_out:
-        if one.index not in here and one.index in map(_index, names):
-            raise NotEnoughGpusError(count, 0, str(one))
-    found = named_devices(option, names, devices, limits.left_out)
-    for device in found:
-        if device not in allowed:
-            raise NotEnoughGpusError(count, 0, f"this process may not use {device}: {why}")
-    return found, f"{option}= names {len(found)}"
-
-
-def _identified(
-    devices: tuple[Device, ...], found: str, count: int, bad: Mapping[Device, str]
-) -> tuple[tuple[Device, ...], str]:
-    good = tuple(device for device in devices if device not in bad)
-    if len(good) == len(devices):
-        return devices, found
-    why = [bad[device] for device in devices if device in bad]
-    found = (
-        f"{found}, of which {len(good) or 'none'} can be claimed; see nvidia-smi -L, and how they "
-        "are passed through to a VM"
-    )
-    found = "\n  ".join((found, *dict.fromkeys(why)))
-    if len(good) < count:
-        raise NotEnoughGpusError(count, len(good), found)
-    return good, found
-
-
-def _without_instances(chosen: tuple[Device, ...], count: int) -> tuple[Device, ...]:
-    """One MIG instance, or several whole GPUs."""
-    gpus = tuple(device for device in chosen if not device.is_mig)
-    if count == 1 or len(gpus) == len(chosen):
-        return chosen
-    if len(gpus) < count:
-        why = "CUDA shows a process no more than one MIG instance"
-        raise NotEnoughGpusError(count, 1, why)
-    return gpus
 
 
 def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
@@ -255,21 +206,20 @@ def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[tuple[De
 
 
 def _granted(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
-    everything = f"this machine has {_counted(devices)}"
+    everything, of_all = f"this machine has {_counted(devices)}", f"of the {len(devices)} here"
+    indices, source = limits.granted.indices, limits.granted.source
     if limits.visible is not None or limits.device_order is not None:
-        visible = resolve_visible(devices, limits)
-        shown = in_cuda_order(devices, visible)
+        shown, notes = shown_by_cuda(devices, limits)
         if limits.visible is None and shown:
             return shown, everything
-        notes = [note.message for note in visible.notes if note.code != "visible-lost"]
-        if not shown and notes:
-            return shown, "; ".join(notes)
+        reasons = [note.message for note in notes if note.code != "visible-lost"]
+        if not shown and reasons:
+            return shown, "; ".join(reasons)
         variable = f"CUDA_VISIBLE_DEVICES={str(limits.visible)[:80]!r}"
-        return shown, f"{variable} shows {_counted(shown)} of the {len(devices)} here"
-    indices, source = limits.granted.indices, limits.granted.source
+        return shown, f"{variable} shows {_counted(shown)} {of_all}"
     if indices is not None:
         granted = tuple(device for device in devices if device.index in indices)
-        return granted, f"{source} grants {_counted(granted)} of the {len(devices)} here"
+        return granted, f"{source} grants {_counted(granted)} {of_all}"
     return tuple(devices), everything
 
 
@@ -291,26 +241,18 @@ def _count(request: Request, allowed: Sequence[Device], limits: Limits, why: str
 
 
 def slice_for_rank(ranks: Ranks, count: int) -> slice:
-    """A rank's share of so many granted GPUs, where the grant is for all ranks of the node.
+    """A rank's share of so many GPUs that were granted to all ranks of the node.
 
-    Schedulers mostly grant GPUs to all processes of a job on a node. They are divided in blocks, in
-    CUDA's order and by rank: of 8 GPUs for 4 ranks rank 1 gets the third and the fourth, of 3 for
-    2 ranks rank 0 gets two. With as many GPUs as ranks, each rank gets the one that
-    ``torch.cuda.set_device(local_rank)`` would use.
-
-    Raises:
-        NotEnoughGpusError: there are fewer GPUs than ranks.
+    They are divided in blocks, in CUDA's order and by rank, so that a rank's GPUs are neighbours.
     """
     if count < ranks.local_size:
         raise NotEnoughGpusError(
             ranks.local_size,
             count,
             f"{count} {'was' if count == 1 else 'were'} granted to the {ranks.local_size} ranks of "
-            "this node, and each needs its own\n  start fewer ranks; or claim once for all of them "
-            "(gpuaff run -n auto -- torchrun ...), and nothing in the ranks; or say how many each "
-            "rank was granted for itself: claim_gpus(n)",
+            "this node\n  start fewer ranks; or claim once for all of them (gpuaff run -n auto -- "
+            "torchrun ...); or, if it was granted for itself, say how many in each: claim_gpus(n)",
         )
-    # In blocks, not by turns, so that a rank's GPUs are neighbours.
     each, more = divmod(count, ranks.local_size)
     first = ranks.local_rank * each + min(ranks.local_rank, more)
     return slice(first, first + each + (ranks.local_rank < more))
@@ -318,87 +260,68 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
 
 def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
     """The devices whose UUIDs identify none, as in a badly configured VM, and why."""
-    by_uuid: dict[str, list[Device]] = {}
+    counts, found = Counter(device.uuid for device in devices), {}
     for device in devices:
-        by_uuid.setdefault(device.uuid, []).append(device)
-    found: dict[Device, str] = {}
-    for uuid, same in by_uuid.items():
-        which = " and ".join(
-            f"an instance of GPU {one.index}" if one.is_mig else str(one) for one in same
-        )
-        if len(same) > 1:
-            why = f"{which} have the same UUID, {ascii(uuid)[:80]}, by which claims know a GPU"
-        elif not is_uuid(uuid):
-            why = f"{which} reports an invalid UUID, {ascii(uuid)[:80]}"
-        else:
-            continue
-        found.update(dict.fromkeys(same, why))
+        uuid = ascii(device.uuid)[:80]
+        if counts[device.uuid] > 1:
+            found[device] = f"its UUID, {uuid}, is another one's as well"
+        elif not is_uuid(device.uuid):
+            found[device] = f"its UUID, {uuid}, is invalid"
     return found
 
 
-def resolve_visible(devices: Sequence[Device], limits: Limits) -> Visible:
-    """The devices that CUDA shows by the variables."""
-    by_index: dict[int, list[Device]] = {}
+def shown_by_cuda(
+    devices: Sequence[Device], limits: Limits
+) -> tuple[tuple[Device, ...], tuple[Notice, ...]]:
+    """The devices that CUDA shows by the variables, in its order, and the notes about that."""
+    parts: dict[int, list[Device]] = {}
     for device in devices:
-        by_index.setdefault(device.index, []).append(device)
-    gpus = [_gpu(by_index[index]) for index in sorted(by_index)]
-    gpus += [
-        Gpu(index=one.index, mig=() if one.cut else None)
-        for one in limits.left_out
-        if one.index not in by_index
-    ]
-    lost = frozenset(one.index for one in limits.left_out if not one.cut)
-    return resolve(gpus, limits.visible, device_order=limits.device_order, lost=lost)
+        parts.setdefault(device.index, []).append(device)
+    gpus = [_gpu(parts[index]) for index in sorted(parts)]
+    others = [one for one in limits.left_out if one.index not in parts]
+    gpus += [Gpu(index=one.index, mig=() if one.cut else None) for one in others]
+    lost = frozenset(one.index for one in others if not one.cut)
+    found = resolve(gpus, limits.visible, device_order=limits.device_order, lost=lost)
+    wholes = {device.index: device for device in devices if not device.is_mig}
+    by_uuid = {device.uuid: device for device in devices}
+    pairs = zip(found.indices, found.instances, strict=True)
+    shown = (wholes.get(index) if uuid is None else by_uuid[uuid] for index, uuid in pairs)
+    return tuple(device for device in shown if device is not None), found.notes
 
 
-def _gpu(devices: Sequence[Device]) -> Gpu:
+def _gpu(parts: Sequence[Device]) -> Gpu:
     """A GPU, with its MIG instances if these are what can be claimed of it."""
-    first = devices[0]
+    first = parts[0]
+    mig = [MigInstance(uuid=one.uuid, gpu_instance=-1, compute_instance=-1) for one in parts]
     return Gpu(
         index=first.index,
         uuid=first.parent or first.uuid,
         pci_bus_id=first.pci_bus_id,
         name=first.name,
-        mig=tuple(
-            MigInstance(uuid=one.uuid, gpu_instance=-1, compute_instance=-1) for one in devices
-        )
-        if first.is_mig
-        else None,
+        mig=tuple(mig) if first.is_mig else None,
     )
-
-
-def in_cuda_order(devices: Sequence[Device], visible: Visible) -> tuple[Device, ...]:
-    """The visible devices, in CUDA's order, without those that are left out."""
-    by_uuid = {device.uuid: device for device in devices}
-    by_index = {device.index: device for device in devices if not device.is_mig}
-    pairs = zip(visible.indices, visible.instances, strict=True)
-    shown = (by_index.get(index) if uuid is None else by_uuid[uuid] for index, uuid in pairs)
-    return tuple(device for device in shown if device is not None)
 
 
 def named_devices(
     option: str,
     names: Sequence[Name],
     devices: Sequence[Device],
-    left_out: Collection[LeftOut] = (),
+    left_out: Sequence[LeftOut] = (),
+    count: int = 1,
 ) -> tuple[Device, ...]:
-    """The devices of these names, in their order.
-
-    Raises:
-        InvalidOptionError: a name fits none, or several, or the same as another name.
-    """
+    """The devices of these names, in their order; ``count`` are requested."""
     found: list[Device] = []
     for name in names:
         fitting = _fitting(name, devices)
+        for one in left_out:
+            if not fitting and one.index == _index(name):
+                raise NotEnoughGpusError(count, 0, str(one))
         if len(fitting) != 1:
             problem = "fits several of them" if fitting else "is none of them"
             there = [f"{device.index} ({device.uuid})" for device in devices[:16]] or ["none"]
-            raise InvalidOptionError(
-                option,
-                name,
-                "the index, UUID or PCI address of a GPU here; this "
-                + "\n  ".join(["; ".join([problem, *map(str, left_out)]), *there]),
-            )
+            known = "\n  ".join(["; ".join([problem, *map(str, left_out)]), *there])
+            expected = f"the index, UUID or PCI address of a GPU here; this {known}"
+            raise InvalidOptionError(option, name, expected)
         if fitting[0] in found:
             expected = f"each GPU once ({fitting[0]} is there twice)"
             raise InvalidOptionError(option, list(names), expected)
@@ -411,14 +334,14 @@ def _index(name: Name) -> int | None:
 
 
 def _fitting(name: Name, devices: Sequence[Device]) -> list[Device]:
-    number = _index(name)
+    number, wholes = _index(name), [device for device in devices if not device.is_mig]
     if number is not None:
-        return [device for device in devices if device.index == number and not device.is_mig]
-    text = str(name).strip()
-    if text.upper().startswith(("GPU-", "MIG-")):
-        return [device for device in devices if device.uuid.lower().startswith(text.lower())]
+        return [device for device in wholes if device.index == number]
+    text = str(name).strip().lower()
+    if text.startswith(("gpu-", "mig-")):
+        return [device for device in devices if device.uuid.lower().startswith(text)]
     address = pci_address(text)
-    return [d for d in devices if address and d.pci_bus_id == address and not d.is_mig]
+    return [device for device in wholes if address and device.pci_bus_id == address]
 
 
 def _counted(devices: Collection[Device]) -> str:

@@ -1,7 +1,4 @@
-"""``Claim``: GPUs that belong to this process until it ends or releases them.
-
-Also the only state of claims: the one claim that a process can have.
-"""
+"""``Claim``: GPUs that belong to this process; and the one claim that a process can have."""
 
 from __future__ import annotations
 
@@ -67,15 +64,13 @@ class Claim:
 
     def __init__(
         self,
-        *,
         gpus: tuple[ClaimedGpu, ...],
-        obtained: Obtained,
         placeholders: tuple[object, ...],
-        grant: Grant | None,
         warnings: tuple[Notice, ...],
+        obtained: Obtained,
+        grant: Grant | None,
         undo: Undo,
     ) -> None:
-        """Only :func:`gpuaff.claim_gpus` makes one."""
         self.gpus, self.placeholders, self.warnings = gpus, placeholders, warnings
         self._obtained, self._grant, self._undo = obtained, grant, undo
         self._is_over = False
@@ -178,11 +173,7 @@ def current_claim() -> Claim | None:
 
 @contextmanager
 def only_one_claim() -> Iterator[None]:
-    """Make a claim in this block, which only one thread enters.
-
-    Raises:
-        AlreadyClaimedError: this process has a claim, or is making one.
-    """
+    """Make a claim in this block; AlreadyClaimedError if there is one, or one is being made."""
     lock = state.claim_lock
     if not lock.acquire(blocking=False):
         raise AlreadyClaimedError(

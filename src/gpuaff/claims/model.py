@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -17,28 +17,17 @@ __all__ = [
 class Busy(str, Enum):
     """Why a device is not free."""
 
-    LEASED = "leased"
-    """Another claim holds its lease."""
-    PROCESSES = "processes"
-    """Other processes compute on it."""
-    MEMORY = "memory"
-    """Memory is in use that no visible process explains."""
-    EXCLUSIVE = "exclusive"
-    """It is in exclusive mode, and already used."""
-    PROHIBITED = "prohibited"
-    """Its compute mode allows no process."""
-    UNREADABLE = "unreadable"
-    """The driver does not report whether it is free, or meets the requirements."""
-    LOST = "lost"
-    """It has fallen off the bus."""
-    SMALL = "small"
-    """It has less memory in total than was requested."""
-    MEMORY_LOW = "memory_low"
-    """It has less free memory than was requested."""
-    WORKING = "working"
-    """Its utilization exceeds ``max_utilization``."""
-    KEPT = "kept"
-    """It is idle, and an earlier waiter may choose it."""
+    LEASED = "leased"  # another claim holds its lease
+    PROCESSES = "processes"  # other processes compute on it
+    MEMORY = "memory"  # memory is in use that no visible process explains
+    EXCLUSIVE = "exclusive"  # it is in exclusive mode, and already used
+    PROHIBITED = "prohibited"  # its compute mode allows no process
+    UNREADABLE = "unreadable"  # it is not known whether it is free, or meets the requirements
+    LOST = "lost"  # it has fallen off the bus
+    SMALL = "small"  # it has less memory in total than was requested
+    MEMORY_LOW = "memory_low"  # it has less free memory than was requested
+    WORKING = "working"  # its utilization exceeds ``max_utilization``
+    KEPT = "kept"  # it is idle, and an earlier waiter may choose it
 
     def __str__(self) -> str:
         return str(self.value)
@@ -68,9 +57,7 @@ class Usage(NamedTuple):
     def leased(cls, device: Device, why: str, *, exiting: bool) -> Usage:
         """Of a device whose lease another process holds."""
         message = f"{device}: {why}{', which is exiting' if exiting else ''}"
-        return cls(
-            device=device, busy=Busy.LEASED, message=message, leaving=exiting, exiting=exiting
-        )
+        return cls(device, Busy.LEASED, message=message, leaving=exiting, exiting=exiting)
 
 
 class Demand(NamedTuple):
@@ -98,6 +85,11 @@ class ClaimedGpu:
     local: int
     name: str | None = None
 
+    @classmethod
+    def of(cls, d: Device, local: int) -> ClaimedGpu:
+        """A claimed device, as CUDA counts it."""
+        return cls(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
@@ -115,4 +107,4 @@ class Waiting:
     waited: float
     wanted: int
     free: int
-    reasons: tuple[str, ...] = field(default=())
+    reasons: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuaff._system import descriptors, locks
+from gpuaff._system import locks
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.queue import who
 from gpuaff.claims.locking.registry import PART_COUNT, PARTS, Entry, Slot, ending
@@ -19,25 +19,20 @@ from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim
 
 
 def verified_parent_claim() -> ParentClaim | None:
-    """The claim in which this process runs, by ``GPUAFF_CLAIM``; None without one.
-
-    Raises:
-        ClaimError: the variable is invalid, or names a claim that is over.
-        LockDirectoryError: the registry cannot be used.
-    """
-    found, notice = inherited.claim_in_environment()
+    """The claim in which this process runs, by ``GPUAFF_CLAIM``; ClaimError where it is over."""
+    parent, notice = inherited.claim_in_environment()
     if notice is not None:
         raise ClaimError(notice.message)
-    if found is None:
+    if parent is None:
         return None
     for entry in registry.entries():
         writer = entry.slot, entry.waits, entry.pid, entry.start or 0  # without /proc: not known
         # The GPUs in this order, by which the ranks know which byte stands for which device.
-        expected = found.slot, False, found.pid, found.started
-        if writer == expected and entry.devices == found.uuids:
-            return found
+        expected = parent.slot, False, parent.pid, parent.started
+        if writer == expected and entry.devices == parent.uuids:
+            return parent
     raise ClaimError(
-        f"{CLAIM_VARIABLE} says that this process runs inside a claim of process {found.pid}, "
+        f"{CLAIM_VARIABLE} says that this process runs inside a claim of process {parent.pid}, "
         "which is over (or was made with another GPUAFF_LOCK_DIR); to claim from the machine "
         f"unset {CLAIM_VARIABLE}, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER"
     )
@@ -50,9 +45,9 @@ class SubLease:
     fds = ()  # those of the slot
 
     def __init__(self, parent: ParentClaim, slot: Slot) -> None:
-        self._slot = slot
-        self._bytes = {uuid: byte for byte, uuid in enumerate(parent.uuids, _first_byte(parent))}
-        self._locked: list[int] = []
+        first = PARTS + parent.slot * PART_COUNT
+        self._slot, self._locked = slot, list[int]()
+        self._bytes = {uuid: byte for byte, uuid in enumerate(parent.uuids, first)}
 
     def take(self, devices: Sequence[Device]) -> Device | None:
         """Lock all devices, or none; returns a device that another rank has locked."""
@@ -79,11 +74,7 @@ class SubLease:
 def usages_inside(
     parent: ParentClaim, devices: Sequence[Device], entries: Sequence[Entry]
 ) -> tuple[Usage, ...]:
-    """How devices of the parent claim are used by claims inside it, at any depth.
-
-    Raises:
-        ClaimError: the parent claim is over.
-    """
+    """How devices of the parent claim are used by claims inside it, at any depth."""
     held = {entry.slot: entry for entry in entries if not entry.waits}
     if parent.slot not in held:
         raise ClaimError(
@@ -94,28 +85,12 @@ def usages_inside(
     while slot is not None and slot in held:  # the parent claim, and those around it
         slot = held.pop(slot).inside
     holders = {uuid: who(entry) for entry in held.values() for uuid in entry.devices}
-    for uuid in _locked(parent):  # its holder may be about to write its record
-        holders.setdefault(uuid, "a process of this claim")
     exiting = ending(held.values())
-    return tuple(
-        Usage(device=device)
-        if (holder := holders.get(device.uuid)) is None
-        else Usage.leased(
-            device, f"claimed inside this claim by {holder}", exiting=device.uuid in exiting
-        )
-        for device in devices
-    )
 
+    def usage(device: Device) -> Usage:
+        if device.uuid not in holders:
+            return Usage(device=device)
+        why = f"claimed inside this claim by {holders[device.uuid]}"
+        return Usage.leased(device, why, exiting=device.uuid in exiting)
 
-def _locked(parent: ParentClaim) -> list[str]:
-    first = _first_byte(parent)
-    handle = registry.opened()
-    try:
-        used = locks.locked_bytes(handle, first, first + PART_COUNT)
-    finally:
-        descriptors.close(handle)
-    return [parent.uuids[byte - first] for byte in used if byte - first < len(parent.uuids)]
-
-
-def _first_byte(parent: ParentClaim) -> int:
-    return PARTS + parent.slot * PART_COUNT
+    return tuple(map(usage, devices))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff._system.nvml import open_session
@@ -31,18 +32,12 @@ FOREIGN_PIDS = Notice(
     "gpuaff status on the host",
 )
 
+# docs/status-json.md describes the values of these records.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseStatus(ProcessInfo):
-    """The lease of a GPU: the process that claimed it.
-
-    Attributes:
-        gone: whether that has ended, and other processes still hold the lease. None when it is not
-            visible here.
-        sharers: the other processes that hold the lease, as far as they are visible: its children.
-            They keep it when the claimer has ended.
-        inside: the processes that have claimed the GPU inside the claim.
-    """
+    """The lease of a GPU: the process that claimed it, and those that share the claim."""
 
     gone: bool | None
     sharers: tuple[ProcessInfo, ...] = ()
@@ -50,19 +45,16 @@ class LeaseStatus(ProcessInfo):
 
 
 class Kind(str, Enum):
-    """What a process does on a GPU."""
+    """What a process does on a GPU: it has a context, draws, or has the device file open."""
 
     COMPUTE = "compute"
-    """It has a CUDA context."""
     GRAPHICS = "graphics"
-    """It uses the GPU for graphics."""
     OPEN = "open"
-    """It has the GPU's device file open, and the driver does not list it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use(ProcessInfo):
-    """A process on a GPU; ``memory`` is in bytes, None when unknown."""
+    """A process on a GPU, and the bytes that it has there."""
 
     kind: Kind
     memory: int | None = None
@@ -70,13 +62,7 @@ class Use(ProcessInfo):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter(ProcessInfo):
-    """A process that waits for GPUs.
-
-    Attributes:
-        wanted: how many GPUs it requests; None when unknown.
-        gpus: of which, by UUID; empty is any.
-        well: whether it is neither stopped nor stuck; otherwise other waiters pass it.
-    """
+    """A process that waits for GPUs."""
 
     wanted: int | None
     gpus: tuple[str, ...]
@@ -85,17 +71,7 @@ class Waiter(ProcessInfo):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStatus:
-    """A GPU, or MIG instance.
-
-    Attributes:
-        reading: which one, and what the driver reports of it.
-        busy: why it is not free; None when it is.
-        message: the reason in words, without the GPU's name; empty when it is free.
-        lease: its lease; None without.
-        kept_for: the first waiter that may choose it, so that no new claim gets it; None when none
-            waits, or it is not idle.
-        uses: the processes on it, whether or not they make it busy.
-    """
+    """A GPU, or MIG instance; ``uses`` has all processes, whether or not they make it busy."""
 
     reading: DeviceReading
     busy: Busy | None
@@ -131,15 +107,25 @@ class Status:
     warnings: tuple[Notice, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The status as JSON has it; ``docs/status-json.md`` has the schema."""
+        """The status as JSON has it."""
+        places = enumerate(self.waiting, 1)
         return {
             "gpus": [gpu.to_dict() for gpu in self.gpus],
-            "waiting": [
-                {"position": place, **asdict(waiter)}
-                for place, waiter in enumerate(self.waiting, 1)
-            ],
+            "waiting": [{"position": place, **asdict(waiter)} for place, waiter in places],
             "warnings": [warning.to_dict() for warning in self.warnings],
         }
+
+
+class Writer(NamedTuple):
+    """An entry of the registry, and its process; ``lives``: it is visible here, and has not ended.
+
+    A waiter that is stopped or stuck is not ``well``.
+    """
+
+    entry: Entry
+    process: ProcessInfo
+    lives: bool
+    well: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +135,7 @@ class Snapshot:
     Attributes:
         readings: what the driver reports of each device.
         usages: whether each is free; in the same order.
-        entries: the registry.
-        writers: the process of each entry, by slot.
-        living: the slots whose process lives, and is visible here.
-        stuck: the slots of waiters that are stopped or stuck.
+        writers: the registry.
         holders: the processes that hold each device's lease, by UUID: the one that took it (None:
             not visible here), then those that share it.
         opened: the processes that have each GPU's device file open, by its index.
@@ -162,14 +145,15 @@ class Snapshot:
 
     readings: tuple[DeviceReading, ...] = ()
     usages: tuple[Usage, ...] = ()
-    entries: tuple[Entry, ...] = ()
-    writers: Mapping[int, ProcessInfo]
-    living: Collection[int] = ()
-    stuck: Collection[int] = ()
+    writers: tuple[Writer, ...] = ()
     holders: Mapping[str, Sequence[int | None]]
     opened: Mapping[int, Collection[int]]
     processes: Mapping[int, ProcessInfo]
     notices: tuple[Notice, ...] = ()
+
+    def process(self, pid: int | None) -> ProcessInfo:
+        """A process, as far as it is known."""
+        return self.processes.get(pid or 0, ProcessInfo(pid=pid))
 
 
 def take_snapshot() -> Snapshot:
@@ -185,31 +169,19 @@ def take_snapshot() -> Snapshot:
     }
     sharing, opened = _open_files([one for one in devices if one.uuid in takers], devices)
     holders = {uuid: (pid, *sharing.get(uuid, ())) for uuid, pid in takers.items()}
+    pids = {pid for found in (*holders.values(), *opened.values()) for pid in found}
     if process_info(readings).me is None:
         notices.append(FOREIGN_PIDS)
-    alive, waiting = living(entries), [entry for entry in entries if entry.waits]
-    pids = {pid for found in (*holders.values(), *opened.values()) for pid in found}
-    pids |= set() if FOREIGN_PIDS in notices else listed(readings)
-    now = kernel.uptime()
+    else:
+        pids |= listed(readings)
+    found = {pid: look_up(pid) for pid in pids if pid is not None}
     return Snapshot(
         readings=readings,
         usages=usages,
-        entries=entries,
-        writers={
-            entry.slot: writer_of(
-                entry,
-                look_up(entry.pid) if entry.slot in alive and entry.pid else None,
-                None if entry.uid is None else user_name(entry.uid),
-            )
-            for entry in entries
-        },
-        living=alive,
-        stuck=stopped(waiting) | {one.slot for one in waiting if not queue.is_well(one, now)},
+        writers=_writers(entries),
         holders=holders,
         opened=opened,
-        processes={
-            pid: found for pid in pids if pid is not None and (found := look_up(pid)) is not None
-        },
+        processes={pid: process for pid, process in found.items() if process is not None},
         notices=tuple(notices),
     )
 
@@ -222,6 +194,20 @@ def _entries(notices: list[Notice]) -> tuple[Entry, ...]:
         return ()
 
 
+def _writers(entries: Sequence[Entry]) -> tuple[Writer, ...]:
+    alive, now = living(entries), kernel.uptime()
+    stuck = stopped(entry for entry in entries if entry.waits)
+
+    def writer(entry: Entry) -> Writer:
+        lives = entry.slot in alive
+        found = look_up(entry.pid) if lives and entry.pid else None
+        user = None if entry.uid is None else user_name(entry.uid)
+        well = entry.slot not in stuck and queue.is_well(entry, now)
+        return Writer(entry, writer_of(entry, found, user), lives, well)
+
+    return tuple(map(writer, entries))
+
+
 def _devices(
     entries: Sequence[Entry], notices: list[Notice]
 ) -> tuple[tuple[Usage, ...], tuple[DeviceReading, ...]]:
@@ -231,14 +217,13 @@ def _devices(
             probe = Probe(session, devices, own_is_free=False, utilization=True)
             probe.look()
             notices += [Notice("nvml", note) for note in session.notes]
-            bad = {
-                one: f"{why}, so it cannot be claimed" for one, why in unclaimable(devices).items()
-            }
-            notices += [Notice("unclaimable", why) for why in dict.fromkeys(bad.values())]
+            bad = unclaimable(devices)
+            unfit = {one: f"{one}: {why}, so it cannot be claimed" for one, why in bad.items()}
+            notices += [Notice("unclaimable", message) for message in unfit.values()]
             probe.evaluated(entries)
             usages = tuple(
-                usage._replace(busy=Busy.UNREADABLE, message=bad[usage.device])
-                if usage.busy is None and usage.device in bad
+                usage._replace(busy=Busy.UNREADABLE, message=unfit[usage.device])
+                if usage.busy is None and usage.device in unfit
                 else usage
                 for usage in probe.described(entries)
             )
@@ -269,35 +254,30 @@ def _open_files(
 
 def status_of(snapshot: Snapshot) -> Status:
     """Evaluate a snapshot. Pure."""
-    waiting = [entry for entry in snapshot.entries if entry.waits]
-    waiting.sort(key=lambda entry: (entry.ticket, entry.slot))
-    well = [entry for entry in waiting if entry.slot not in snapshot.stuck]
+    waiting = [writer for writer in snapshot.writers if writer.entry.waits]
+    waiting.sort(key=lambda writer: (writer.entry.ticket, writer.entry.slot))
     pairs = zip(snapshot.readings, snapshot.usages, strict=True)
     return Status(
-        gpus=tuple(_gpu(snapshot, reading, usage, well) for reading, usage in pairs),
+        gpus=tuple(_gpu(snapshot, reading, usage, waiting) for reading, usage in pairs),
         waiting=tuple(
-            Waiter(
-                **asdict(snapshot.writers[entry.slot]),
-                wanted=entry.wanted,
-                gpus=entry.devices,
-                well=entry in well,
-            )
-            for entry in waiting
+            Waiter(**asdict(process), wanted=entry.wanted, gpus=entry.devices, well=well)
+            for entry, process, _, well in waiting
         ),
         warnings=snapshot.notices,
     )
 
 
 def _gpu(
-    snapshot: Snapshot, reading: DeviceReading, usage: Usage, waiting: Sequence[Entry]
+    snapshot: Snapshot, reading: DeviceReading, usage: Usage, waiting: Sequence[Writer]
 ) -> GpuStatus:
-    lease = _lease(snapshot, reading.device.uuid)
+    uuid, kept_for = reading.device.uuid, None
+    lease = _lease(snapshot, uuid)
     busy, message = usage.busy, usage.message.removeprefix(f"{reading.device}: ")
     if busy is None and lease is not None:  # its lock is in another PID namespace
         busy, message = Busy.LEASED, "leased by a process that is not visible here"
-    waiter = queue.kept_for(waiting, reading.device.uuid) if busy is None else None
-    kept_for = None if waiter is None else snapshot.writers[waiter.slot]
-    if kept_for is not None:
+    first = queue.kept_for([writer.entry for writer in waiting if writer.well], uuid)
+    if busy is None and first is not None:
+        kept_for = next(writer.process for writer in waiting if writer.entry == first)
         command = kept_for.command or "an unknown program"
         message = f"kept for {process_in_words(command, kept_for.pid, user=kept_for.user)}"
         busy = Busy.KEPT
@@ -312,29 +292,28 @@ def _gpu(
 
 
 def _lease(snapshot: Snapshot, uuid: str) -> LeaseStatus | None:
-    holders = snapshot.holders.get(uuid, ())
-    held = [entry for entry in snapshot.entries if not entry.waits]
-    entry = next((entry for entry in held if uuid in entry.gpus), None)
-    if not holders and entry is None:
+    pid, *sharers = snapshot.holders.get(uuid, (None,))
+    held = [writer for writer in snapshot.writers if not writer.entry.waits]
+    writer = next((one for one in held if uuid in one.entry.gpus), None)
+    if writer is None and uuid not in snapshot.holders:
         return None
-    pid = next(iter(holders), None)
-    if entry is None:
-        claimer = replace(_process(snapshot, pid), since=None)  # the lease's age is not known
+    inside: list[ProcessInfo] = []
+    if writer is None:
+        claimer = replace(snapshot.process(pid), since=None)  # the lease's age is not known
         gone = None if pid is None else pid not in snapshot.processes
-        inside = []
     else:
-        claimer = snapshot.writers[entry.slot]
+        entry, claimer = writer.entry, writer.process
         # The kernel shows the number of a process that was here, and nothing of other containers.
         was_here = pid is not None and pid == entry.pid
-        gone = False if entry.slot in snapshot.living else True if was_here else None
-        inside = [one for one in held if f"{entry.slot}/{uuid}" in one.gpus]
+        gone = False if writer.lives else True if was_here else None
+        inside = [one.process for one in held if f"{entry.slot}/{uuid}" in one.entry.gpus]
     # Where the claimer has ended, its number may be another process's by now.
-    sharers = sorted(pid for pid in holders[1:] if pid and (gone or pid != claimer.pid))
+    others = sorted(one for one in sharers if one and (gone or one != claimer.pid))
     return LeaseStatus(
         **asdict(claimer),
         gone=gone,
-        sharers=tuple(_process(snapshot, pid) for pid in sharers),
-        inside=tuple(snapshot.writers[entry.slot] for entry in inside),
+        sharers=tuple(map(snapshot.process, others)),
+        inside=tuple(inside),
     )
 
 
@@ -345,14 +324,10 @@ def _uses(snapshot: Snapshot, reading: DeviceReading) -> Iterator[Use]:
     is_foreign = FOREIGN_PIDS in snapshot.notices
     for kind, processes in ((Kind.COMPUTE, compute), (Kind.GRAPHICS, graphics)):
         for pid, memory in sorted(processes.items()):
-            process = ProcessInfo(pid=pid) if is_foreign else _process(snapshot, pid)
+            process = ProcessInfo(pid=pid) if is_foreign else snapshot.process(pid)
             yield Use(**asdict(process), kind=kind, memory=memory)
     if not reading.device.is_mig:  # the device file is the whole GPU's
         # CUDA opens those of all visible GPUs; a listed process is on the GPU that lists it.
         opened = set(snapshot.opened.get(reading.device.index, ())) - listed(snapshot.readings)
         for pid in sorted(opened):
-            yield Use(**asdict(_process(snapshot, pid)), kind=Kind.OPEN)
-
-
-def _process(snapshot: Snapshot, pid: int | None) -> ProcessInfo:
-    return snapshot.processes.get(pid or 0, ProcessInfo(pid=pid))
+            yield Use(**asdict(snapshot.process(pid)), kind=Kind.OPEN)

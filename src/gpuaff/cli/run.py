@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_claim and not here.is_told:
         is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
         if is_bad or (here.rank is not None and here.size != 1):
-            from gpuaff.pinning.state import say
+            from gpuaff.pinning.report import say
 
             say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)

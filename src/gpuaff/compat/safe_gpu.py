@@ -23,7 +23,7 @@ from gpuaff.claims.claim import Claim
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
-from gpuaff.claims.placeholder.frameworks import load
+from gpuaff.claims.placeholder import load
 from gpuaff.errors import (
     AlreadyClaimedError,
     GpuaffError,

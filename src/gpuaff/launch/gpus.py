@@ -20,21 +20,14 @@ from gpuaff.launch.ranks import Ranks, active_row
 class OwnGpus(NamedTuple):
     """The GPUs that this rank sees are its own; the other ranks see others.
 
-    Indices count the machine's GPUs in the order of their PCI addresses.
-
-    Attributes:
-        named: the GPUs of all ranks; None when unknown.
-        own: those of this rank, as the launcher counts; None when unknown.
-        on_node: how many the job has on this node; None when unknown.
-        shared: whether other ranks may be on this rank's GPUs, too.
-        claimed: whether this rank claimed them for itself, so that no other is on them.
+    Indices count the machine's GPUs in the order of their PCI addresses; None is unknown.
     """
 
-    named: tuple[int, ...] | None = None
-    own: tuple[int, ...] | None = None
-    on_node: int | None = None
-    shared: bool = False
-    claimed: bool = False
+    named: tuple[int, ...] | None = None  # the GPUs of all ranks
+    own: tuple[int, ...] | None = None  # those of this rank, as the launcher counts
+    on_node: int | None = None  # how many the job has on this node
+    shared: bool = False  # whether other ranks may be on this rank's GPUs, too
+    claimed: bool = False  # whether this rank claimed them for itself, so that no other is on them
 
 
 def own_gpus(
@@ -48,29 +41,21 @@ def own_gpus(
     if ranks.local_size == 1 or not visible:
         return None
     is_worker = not is_rank and inherited.is_child()
-    if _has_claimed(get, ranks, is_worker=is_worker):
-        return OwnGpus(claimed=True)
-    # A worker has its task's variables, whatever its number is.
+    claim, _ = inherited.claim_in_environment(get)
+    # A worker that a rank started has the rank's variables, too, and shares what it claimed.
+    if claim and (claim.pid == os.getpid() or (not is_worker and _is_of_rank(get, claim, ranks))):
+        facts = kernel.thread_facts(claim.pid, claim.pid)  # ids are used again
+        if facts is None or facts.started == claim.started:
+            return OwnGpus(claimed=True)
     return None if is_worker else _by_launcher(get, ranks, visible)
 
 
-def _has_claimed(get: Get, ranks: Ranks, *, is_worker: bool) -> bool:
-    """Whether this rank claimed for itself; a claim around the launcher is for all ranks.
+def _is_of_rank(get: Get, claim: ParentClaim, ranks: Ranks) -> bool:
+    """Whether a rank claimed for itself; a claim around the launcher is for all ranks.
 
     ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
-    (``sh -c``), which was started with the rank's own variables, as the launcher was not. A worker
-    that a rank started has them, too, and shares what the rank claimed.
+    (``sh -c``), which was started with the rank's own variables, as the launcher was not.
     """
-    claim, _ = inherited.claim_in_environment(get)
-    if claim is None:
-        return False
-    if claim.pid != os.getpid() and (is_worker or not _is_of_rank(get, claim, ranks)):
-        return False
-    facts = kernel.thread_facts(claim.pid, claim.pid)  # ids are used again
-    return facts is None or facts.started == claim.started
-
-
-def _is_of_rank(get: Get, claim: ParentClaim, ranks: Ranks) -> bool:
     own = own_variables(get, ranks)
     return bool(own) and carries(claim.pid, own)
 

@@ -33,15 +33,11 @@ EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
 
 
 class ParentClaim(NamedTuple):
-    """A claim, by its slot, process, and GPUs or MIG instances; ``str()`` is the variable's value.
-
-    Attributes:
-        started: when its process started, in clock ticks since boot.
-    """
+    """A claim, by its slot, process, and GPUs or MIG instances; ``str()`` gives the variable."""
 
     slot: int
     pid: int
-    started: int
+    started: int  # in clock ticks since boot
     uuids: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -115,7 +111,7 @@ def classify_pinned(get: Get, own: CpuSet) -> Pinned | None:
         return None
     if rank is None or size is None or not own <= cpus:
         return None
-    return Pinned(local_rank=rank, local_size=size, cpus=cpus, reserved=reserved)
+    return Pinned(rank, size, cpus, reserved)
 
 
 def share_inherited(share: Pinned, local_rank: int, local_size: int) -> Notice:

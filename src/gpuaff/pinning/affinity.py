@@ -97,7 +97,7 @@ def set_affinity(
     """
     with uninterrupted(), ExitStack() as undo:
         with prewarmed_driver(wanted=wants_driver()) as end_prewarm:
-            from gpuaff.pinning.pin import pin  # while the driver wakes
+            from gpuaff.pinning.request import pin  # while the driver wakes
 
             made = pin(
                 local_rank,

@@ -14,6 +14,7 @@ from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed, plain
 from gpuaff.notices import Notice
 from gpuaff.pinning import openmp, threads
+from gpuaff.pinning.state import State as Process
 from gpuaff.pinning.state import expected, remembered
 from gpuaff.topology.sysfs import cpuset_of
 
@@ -46,13 +47,9 @@ _FINE = frozenset({State.OK, State.BOUND, State.FIXED})
 
 @dataclass(frozen=True, slots=True)
 class ThreadCheck:
-    """One thread.
+    """One thread, with the CPUs that it may use now.
 
     Attributes:
-        tid: its id, as the kernel counts.
-        name: its name (``cuda-EvtHandlr``, ``pt_autograd_0``).
-        cpus: the CPUs that it may use now.
-        state: what that means.
         reason: what was found and the probable cause; empty where nothing is wrong.
         remedy: how to get it back; empty where nothing is wrong.
     """
@@ -71,9 +68,9 @@ class ThreadCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """The thread in JSON."""
-        shown = {"cpus": format_cpulist(self.cpus), "state": str(self.state), "ok": self.ok}
+        shown = {"tid": self.tid, "name": self.name, "cpus": format_cpulist(self.cpus)}
         words = {"reason": self.reason, "remedy": self.remedy}
-        return {"tid": self.tid, "name": self.name, **shown, **words}
+        return {**shown, "state": str(self.state), "ok": self.ok, **words}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +78,11 @@ class Check:
     """One process.
 
     Attributes:
-        pid: its id.
-        name: its main thread's name.
         expected: what gpuaff has set for it, or for the process that it was forked from; None when
             nothing was set, or it is another process: then its threads are compared with each
             other.
         usual: the CPUs that most of its threads have, of several the larger set; where no two
             threads have the same, all of theirs together.
-        threads: each of its threads, by id.
         gpus: the physical indices of the GPUs that it is on; None when that was not examined.
         near: the CPUs near those GPUs, by node; None when unknown.
         far: those of ``usual`` that are not even in the socket of such a GPU.
@@ -112,15 +106,19 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         """The process in JSON; ``docs/check-json.md`` describes it."""
+        expected, usual, near, far = (
+            None if cpus is None else format_cpulist(cpus)
+            for cpus in (self.expected, self.usual, self.near, self.far)
+        )
         return {
             "pid": self.pid,
             "name": self.name,
             "ok": self.ok,
-            "expected": None if self.expected is None else format_cpulist(self.expected),
-            "usual": format_cpulist(self.usual),
+            "expected": expected,
+            "usual": usual,
             "gpus": None if self.gpus is None else list(self.gpus),
-            "near": None if self.near is None else format_cpulist(self.near),
-            "far": format_cpulist(self.far),
+            "near": near,
+            "far": far,
             "threads": [thread.to_dict() for thread in self.threads],
             "warnings": [warning.to_dict() for warning in self.warnings],
         }
@@ -134,13 +132,10 @@ def check() -> Check:
     """Check every thread of this process: does it still have the CPUs that gpuaff has set?
 
     Importing numpy or torch may narrow the main thread to one core, a framework or ``taskset``
-    may move threads, a container may lose CPUs. Nothing is changed here: the result names the
-    remedy, mostly :meth:`gpuaff.Affinity.reapply`. May be called at any time and from any thread;
-    in a forked child (a DataLoader worker) it compares with what the parent had set. The driver is
-    not used: ``gpuaff check --pid`` also shows whether a process is near its GPUs.
-
-    Returns:
-        The findings. Print them, or look at ``ok``.
+    may move threads, a container may lose CPUs. Nothing is changed: the result, to be printed or
+    asked for ``ok``, names the remedy, mostly :meth:`gpuaff.Affinity.reapply`. May be called at
+    any time and from any thread; in a forked child (a DataLoader worker) it compares with what the
+    parent had set. ``gpuaff check --pid`` also shows whether a process is near its GPUs.
     """
     return evaluate(observe_this_process())
 
@@ -157,16 +152,15 @@ class Thread(NamedTuple):
     movable: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Observation:
-    """A process.
+    """A process; what is unknown is None.
 
     Attributes:
         ours: whether it is this process.
-        expected: what gpuaff has set; None when that is nothing, or unknown.
-        original: its CPUs before; None when unknown.
+        expected: what gpuaff has set; None also when that is nothing.
+        original: its CPUs before.
         apart: the masks of threads that were bound elsewhere then, by id.
-        cpuset: the CPUs of its cpuset; None when unknown.
         causes: what may have bound its main thread, the likeliest first, and what prevents that.
     """
 
@@ -184,17 +178,13 @@ class Observation:
 
 def observe_this_process() -> Observation:
     """This process, with what gpuaff remembers of it."""
-    pid, ids, state = os.getpid(), kernel.thread_ids(), remembered()
-    warnings = []
+    pid, ids = os.getpid(), kernel.thread_ids()
+    state = remembered() or Process(pid=pid, original=frozenset())
+    warnings: tuple[Notice, ...] = ()
     if not kernel.can_pin():
-        text = "this system does not show a thread's CPUs (Linux does)"
-        warnings.append(Notice("not-linux", text))
+        warnings = (Notice("not-linux", "this system does not show a thread's CPUs (Linux does)"),)
     elif ids is None:
-        text = (
-            "/proc does not show this process's threads: only the main thread and the calling one "
-            "were checked; mount /proc of this PID namespace"
-        )
-        warnings.append(Notice("threads-unseen", text))
+        warnings = (threads.unseen("checked"),)
     # A program may set variables before it imports, so those of now count.
     variables = {name: value for name in openmp.VARIABLES if (value := env.get(name)) is not None}
     unnamed = (Thread(tid, "", cpus) for tid, cpus in threads.masks().items())
@@ -204,11 +194,11 @@ def observe_this_process() -> Observation:
         ours=True,
         expected=expected(),
         cpuset=None if ids is None else cpuset_of(kernel.Tree()),
-        original=None if state is None else state.original,
-        reserved=frozenset() if state is None else state.reserved,
-        apart={} if state is None else state.apart,
+        original=state.original,
+        reserved=state.reserved,
+        apart={tid: bound.kept for tid, bound in state.bound.items() if bound.kept is not None},
         causes=possible_causes(kernel.mapped_files(pid), variables) if ids else (),
-        warnings=tuple(warnings),
+        warnings=warnings,
     )
 
 
@@ -239,7 +229,7 @@ def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
 def possible_causes(
     files: Collection[str], variables: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """What may have bound a main thread, by the mapped files and variables; and remedies. Pure."""
+    """What may have bound a main thread, by the mapped files and variables; and remedies."""
     found = []
     for runtime, (prefixes, its_variables) in openmp.OPENMP.items():
         file = openmp.loaded(prefixes, files)

@@ -1,17 +1,16 @@
 """The CPUs that come with a claim: a border for every later call inside.
 
 A grant is the union of the domains of the claimed GPUs (:mod:`gpuaff.allocator.domains`), so that
-the claims of different jobs are as disjoint in CPUs as they are in GPUs. All threads of the process
-move there, and the process's border is from then on the grant: a later ``set_affinity`` divides it,
-and its ``restore()`` goes back to it and not beyond.
+the claims of different jobs are as disjoint in CPUs as they are in GPUs. All threads move there. A
+later ``set_affinity`` divides it, and its ``restore()`` goes back to it and not beyond.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
@@ -19,52 +18,42 @@ from gpuaff.allocator.domains import gpu_domains, mig_warnings, unusable_reason
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
-from gpuaff.pinning.pin import unsupported_reason
-from gpuaff.pinning.restore import move_if, put_extras_back, rewind
-from gpuaff.pinning.state import (
-    Process,
-    State,
+from gpuaff.pinning.report import (
     UnavailableError,
-    known_process,
     log,
+    refusal,
     refuse_if_broken,
     say,
+    try_twice,
+    unsupported_reason,
+)
+from gpuaff.pinning.restore import put_extras_back, rewind
+from gpuaff.pinning.state import (
+    Bound,
+    Process,
+    State,
+    known_process,
+    place,
     this_process,
     transaction,
-    try_twice,
 )
 from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Grant:
     """What :func:`take_grant` has done; while it is in force, the border of this process.
 
     Attributes:
         cpus: the CPUs of the grant; where none was taken, the calling thread's.
         warnings: what was not as hoped.
-        before: the state to go back to; a call that is undone meanwhile is taken out of it. None
-            where no grant was taken.
-        bound: as in :class:`State`, when the grant was taken; likewise ``apart``.
-        cut: threads that were bound partly outside the grant: their mask then and now, by id.
+        pinned: whether the process was put there.
     """
 
     cpus: CpuSet
-    warnings: tuple[Notice, ...] = ()
-    before: State | None = None
-    bound: Mapping[int, CpuSet] = field(default_factory=dict)
-    cut: Mapping[int, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the process was put there."""
-        return self.before is not None
-
-    @property
-    def apart(self) -> dict[int, CpuSet]:
-        """The threads that keep CPUs of their own."""
-        return {tid: now for tid, (_, now) in self.cut.items()}
+    warnings: tuple[Notice, ...]
+    pinned: bool
 
     def give_back(self) -> CpuSet:
         """Give the process the mask back that it had before the claim.
@@ -77,9 +66,11 @@ class Grant:
         if process is not None and self.pinned:
             try:
                 with transaction(process, memory=True, undoes=True):
-                    notices = _give_back(process, self)
+                    before, notices = process.state.outside, list[Notice]()
+                    if before is not None and process.state.grant is self:
+                        notices = rewind(process, before) + put_extras_back(process, before)
             except OSError as error:
-                notices = [threads.refusal(error)]
+                notices = [refusal(error)]
             say(notices)
         return threads.current()
 
@@ -91,8 +82,6 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     and all of the claim's must count: in a part of it, other jobs could not know which processes
     keep to it. Otherwise the mask stays, with the warning ``grant-unpinned``. Threads that the
     program had bound outside are cut to the grant, or moved into it.
-
-    The driver reports which GPU has which address, not whether CUDA was started.
 
     ``indices`` are NVML's; several MIG instances of a GPU count once. ``strict`` raises what would
     leave the process elsewhere, or its threads scattered; all is then as it was.
@@ -117,7 +106,7 @@ def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     if strict:
         refuse_if_broken(found.warnings)
     say(found.warnings)
-    return Grant(cpus=threads.current(), warnings=found.warnings)
+    return Grant(threads.current(), found.warnings, pinned=False)
 
 
 def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | None]:
@@ -131,72 +120,41 @@ def grant_of(topology: Topology, gpus: Iterable[int]) -> tuple[CpuSet, Notice | 
 
 
 def _take(process: Process, gpus: Sequence[int]) -> Grant:
-    before, caller = process.state, kernel.get_affinity()
-    effective = threads.request_original_mask(process, caller)
+    before, own, caller = process.state, threading.get_native_id(), kernel.get_affinity()
+    granted = threads.granted(before.original)
     with interruptible():  # the driver may hang
-        topology = observe(links=False, accelerators=True, allowed=effective.cpus)
+        topology = observe(links=False, accelerators=True, allowed=granted.cpus)
     warnings = [note for note in topology.notes if not note.code.startswith("visible-")]
     cpus, why = grant_of(topology, gpus)
     if why is not None:
         raise UnavailableError([*warnings, why])
     warnings += mig_warnings(topology, gpus)
-    ours, own = effective.of(before.requested), threading.get_native_id()
-    # Threads that have just these CPUs cannot be distinguished from the others afterwards.
-    alike = {} if cpus in ours else threads.having(cpus)
-    got, _ = threads.take(process, cpus, caller)
+    is_free = before.is_free(granted.of(before.free_masks))
+    got, notices = place(process, cpus, is_free)
     if got != cpus:
-        why = _unpinned("a cpuset has changed meanwhile", effective.cpus & got)
-        raise UnavailableError([why])
-    outside = threads.bound_caller(process, caller, ours)
-    moved = threads.move_all(cpus, ours=ours.__contains__, spare={own}, moved=process.moved)
-    warnings += moved.notices()
-    cut, bound = _cut(process, cpus, outside | moved.left)
-    bound = {**alike, **bound, **threads.alive(before.bound)}
-    grant = Grant(cpus=cpus, warnings=tuple(warnings), before=before, bound=bound, cut=cut)
-    process.update(
-        original=cpus,
-        grant=grant,
-        share=None,
-        bound=grant.bound,
-        apart=grant.apart,
-        reserved=frozenset(),
-        whole=None,
-    )
-    return grant
-
-
-def _cut(
-    process: Process, cpus: CpuSet, outside: Mapping[int, CpuSet]
-) -> tuple[dict[int, tuple[CpuSet, CpuSet]], dict[int, CpuSet]]:
-    """Leave threads that the program has bound those of their CPUs that are inside the grant.
-
-    Returns:
-        The masks before and now of those that keep some or all, by id; and the masks before of
-        those that keep none, which get all of the grant.
-    """
-    # Such threads move here and nowhere else, as a grant is a border to other jobs.
-    cut, moved = dict[int, tuple[CpuSet, CpuSet]](), dict[int, CpuSet]()
+        raise UnavailableError([_unpinned("a cpuset has changed meanwhile", granted.cpus & got)])
+    # A border to other jobs: bound threads keep what is inside of theirs, or get all of the grant.
+    bound = dict(process.state.bound)
+    outside = {tid: one.kept for tid, one in bound.items() if one.kept is not None}
+    outside |= {} if is_free(own, caller) else {own: caller}
     for tid, mask in outside.items():
         inside = mask & cpus
         with suppress(OSError):  # it has ended, or is the kernel's
-            if inside != mask or tid == threading.get_native_id():
-                threads.move(inside or cpus, tid, mask, process.moved)
-            if inside:
-                cut[tid] = (mask, inside)
-            else:
-                moved[tid] = mask
-    return cut, moved
-
-
-def _give_back(process: Process, grant: Grant) -> list[Notice]:
-    before, state = grant.before, process.state
-    if before is None or state.grant is not grant:
-        return []  # it was given back already
-    masks = threads.masks_now(process, {state.original, *state.requested})
-    for tid, (then, now) in grant.cut.items():
-        if now != then:
-            move_if(process, tid, now.__eq__, then)
-    return rewind(process, masks, before) + put_extras_back(process, before)
+            if inside != mask or tid == own:
+                threads.move(inside or cpus, tid, mask, process.earlier)
+            bound[tid] = Bound(bound[tid].mask, kept=inside or None)
+    grant = Grant(cpus, (*warnings, *notices), pinned=True)
+    process.state = State(
+        pid=before.pid,
+        original=cpus,
+        bound=bound,
+        first_bound=bound,
+        memory=before.memory,
+        variables=before.variables,
+        grant=grant,
+        outside=before,
+    )
+    return grant
 
 
 def _unpinned(why: str, allowed: CpuSet) -> Notice:

@@ -39,9 +39,6 @@ _MODES = {
 MAX_NODE_ID = 1023
 """The highest id of a NUMA node that the kernel can be built for."""
 
-_GPU = "gpu"
-"""The word for the memory of the rank's own GPU."""
-
 
 class MemoryOption(NamedTuple):
     """A memory policy as its user spelled it.
@@ -50,7 +47,7 @@ class MemoryOption(NamedTuple):
         text: the option and its value, for messages: ``memory='bind:8'``.
         word: ``preferred``, ``bind`` or ``interleave``.
         nodes: the NUMA nodes named.
-        own: whether the memory of the rank's own GPU is named.
+        own: whether the memory of the rank's own GPU is named (``gpu``).
     """
 
     text: str
@@ -86,11 +83,7 @@ class MemoryOption(NamedTuple):
 
 
 def parse_memory(name: str, value: object) -> MemoryOption:
-    """Parse a word, or a word and nodes (``bind:0-1``); ``name`` is the option's, for messages.
-
-    Raises:
-        InvalidOptionError: the value is anything else.
-    """
+    """Parse a word, or a word and nodes (``bind:0-1``); ``name`` is the option's, for messages."""
     expected = f"one of {', '.join(_MODES)}, with or without nodes (bind:0-1, interleave:gpu)"
     if not isinstance(value, str):
         raise InvalidOptionError(name, value, expected)
@@ -98,20 +91,15 @@ def parse_memory(name: str, value: object) -> MemoryOption:
     if word not in _MODES:
         raise InvalidOptionError(name, value, expected + suggestion(word, _MODES))
     elements = [element.strip() for element in listed.split(",")] if colon else []
+    ids = [element for element in elements if element != "gpu"]
     try:
-        nodes = _nodes([element for element in elements if element != _GPU])
+        nodes = parse_cpulist(",".join(ids)) if ids else frozenset()
     except ValueError as error:
         raise InvalidOptionError(name, value, f"{expected} ({error})") from None
-    return MemoryOption(text=f"{name}={value!r}", word=word, nodes=nodes, own=_GPU in elements)
-
-
-def _nodes(elements: list[str]) -> frozenset[int]:
-    if not all(elements):
-        raise ValueError("a node is missing")
-    nodes = parse_cpulist(",".join(elements)) if elements else frozenset()
-    if nodes and max(nodes) > MAX_NODE_ID:
-        raise ValueError(f"{max(nodes)} is above the highest node id, {MAX_NODE_ID}")
-    return nodes
+    if not all(elements) or max(nodes, default=0) > MAX_NODE_ID:
+        why = f"a node is missing, or above the highest id, {MAX_NODE_ID}"
+        raise InvalidOptionError(name, value, f"{expected} ({why})")
+    return MemoryOption(f"{name}={value!r}", word, nodes, own="gpu" in elements)
 
 
 # Which NUMA nodes. Pure.
@@ -120,9 +108,8 @@ def _nodes(elements: list[str]) -> frozenset[int]:
 def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> frozenset[int]:
     """The nodes named, else those of the share's CPUs.
 
-    Raises:
-        GPUAffinityError: this machine does not have a node that is named. The option was written
-            for another machine, and a node near by is not what was requested.
+    A node that this machine does not have is an error: the option was written for another machine,
+    and a node near by is not what was requested.
     """
     if not option.named:
         return frozenset(share.numa_nodes)
@@ -186,26 +173,20 @@ def set_mode(word: str, nodes: frozenset[int], nearest: int | None) -> list[Noti
     except OSError as error:
         if not several or error.errno != errno.EINVAL:
             raise
-        return prefer_one(nodes, nearest)
+        one = nearest if nearest in nodes else min(nodes)
+        mempolicy.set_policy(Policy(mempolicy.PREFERRED | mempolicy.STATIC, frozenset({one})))
+        text = (
+            f"this kernel can prefer one NUMA node only: {one} of {format_cpulist(nodes)} is "
+            "preferred (Linux 5.15 and later can prefer several)"
+        )
+        return [Notice("memory-first", text)]
     return []
-
-
-def prefer_one(nodes: frozenset[int], nearest: int | None) -> list[Notice]:
-    """Prefer the node nearest to the GPU, else the first one."""
-    one = nearest if nearest in nodes else min(nodes)
-    mempolicy.set_policy(Policy(mempolicy.PREFERRED | mempolicy.STATIC, frozenset({one})))
-    text = (
-        f"this kernel can prefer one NUMA node only: {one} of {format_cpulist(nodes)} is preferred "
-        "(Linux 5.15 and later can prefer several)"
-    )
-    return [Notice("memory-first", text)]
 
 
 def rewind_policies(now: Policies, to: Policies) -> tuple[Policies, list[Notice]]:
     """Put the calling thread's policy back to what it was; one that the program set stays.
 
-    Returns:
-        What is set afterwards, by thread, and warnings: other threads keep their policy.
+    Returns what is set afterwards, by thread, and warnings: other threads keep their policy.
     """
     own, ids = threading.get_native_id(), kernel.thread_ids()
     notices = _put_back(now.get(own), to.get(own))
@@ -218,17 +199,15 @@ def rewind_policies(now: Policies, to: Policies) -> tuple[Policies, list[Notice]
 
 
 def shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
-    """Put back, as :func:`rewind_policies`, a policy that this thread has inherited.
+    """Put back a policy that this thread has inherited.
 
-    Args:
-        now: the changes in the process that has started this thread, or forked this process.
-        to: those before the call that is undone.
-        maker: the thread that most probably did so.
+    ``now`` are the changes in the process that has started this thread, or forked this process,
+    ``to`` those before the call that is undone; ``maker`` is the thread that probably did so.
     """
     if maker in to and maker not in now:
         return _put_back(None, to[maker])
     with suppress(OSError):
-        policy = mempolicy.get_policy()
+        policy = mempolicy.get_policy() if now else None
         for tid, change in now.items():
             if change[1] == policy:
                 return _put_back(change, to.get(tid))

@@ -24,8 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    Get: TypeAlias = Callable[[str], str | None]
-    """Looks up a variable."""
+    Get: TypeAlias = Callable[[str], str | None]  # looks up a variable
 
 PROC_BIND, PLACES = "OMP_PROC_BIND", "OMP_PLACES"
 KMP, GOMP = "KMP_AFFINITY", "GOMP_CPU_AFFINITY"
@@ -33,11 +32,10 @@ MAIN_FREE = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")
 
 VARIABLES = (PROC_BIND, PLACES, KMP, GOMP, *MAIN_FREE)
 
+# The words that bind: of OMP_PROC_BIND, a list with one for each level of nesting; the types of
+# KMP_AFFINITY, whose others are ``none`` and ``disabled``.
 _BINDING = frozenset({"true", "primary", "master", "close", "spread"})
-"""The words of OMP_PROC_BIND that bind; a list has one for each level of nesting."""
-
 _KMP_BINDING = frozenset({"compact", "scatter", "balanced", "explicit", "physical", "logical"})
-"""The types of KMP_AFFINITY that bind; the others are ``none`` and ``disabled``."""
 
 _LLVM = (KMP, GOMP, PROC_BIND, PLACES)
 
@@ -75,13 +73,8 @@ def _words(text: str | None) -> list[str]:
 
 def is_main_thread_free(get: Get) -> bool:
     """Whether OpenBLAS is configured to leave the main thread alone."""
-    return any(_atoi(get(name) or "") for name in MAIN_FREE)
-
-
-def _atoi(text: str) -> int:
-    """As C's ``atoi``, which OpenBLAS uses: the digits at the beginning."""
-    text = text.strip()
-    return int(text[: len(text) - len(text.lstrip("0123456789"))] or 0)
+    # It reads a number by C's ``atoi``: the digits at the beginning.
+    return any((get(name) or "").strip().lstrip("0")[:1].isdecimal() for name in MAIN_FREE)
 
 
 def binding_notices() -> list[Notice]:
@@ -89,12 +82,9 @@ def binding_notices() -> list[Notice]:
     remedies = dict.fromkeys(binding_variables(env.get), "unset it")
     if KMP in remedies:
         remedies[KMP] = "set it to disabled, which also keeps masks through a fork"
-    blas = [] if is_main_thread_free(env.get) else MAIN_FREE
-    remedies |= {
-        name: f"{MAIN_FREE[0]}=1 leaves the main thread alone"
-        for name in blas
-        if (env.get(name) or "").strip()
-    }
+    for name in () if is_main_thread_free(env.get) else MAIN_FREE:
+        if (env.get(name) or "").strip():
+            remedies[name] = f"{MAIN_FREE[0]}=1 leaves the main thread alone"
     if not remedies:
         return []
     files = kernel.mapped_files(os.getpid())
@@ -109,12 +99,10 @@ _NOT_LOADED = (
     "when the library is loaded it binds threads by itself, and the main thread loses most of the "
     "share; Affinity.reapply(), after the import, restores it"
 )
-
 _LOADED = (
-    "the library is loaded already. If it narrowed this process before gpuaff was first called, "
-    "that mask is taken as a border and is not widened: call gpuaff before importing it; or, where "
-    "no scheduler has set a mask, call os.sched_setaffinity(0, range(os.cpu_count())) before the "
-    "first call"
+    "the library is loaded already. A mask that it narrowed before gpuaff was first called is not "
+    "widened: call gpuaff before importing it; or, where no scheduler has set a mask, "
+    "os.sched_setaffinity(0, range(os.cpu_count())) before the first call"
 )
 
 
@@ -137,11 +125,9 @@ def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
 
 
 def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
-    """As many threads as may run all the time.
-
-    The ranks share a limit that holds for their parent, too; a container of a rank's own has one
-    for this rank alone.
-    """
+    """As many threads as may run all the time."""
+    # The ranks share a limit that holds for their parent, too; a container of a rank's own has one
+    # for this rank alone.
     tree, parent = kernel.machine_tree(), next(kernel.ancestors(), None)
     above = {} if parent is None else quotas(tree, parent)
     limits = [

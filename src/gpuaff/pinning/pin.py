@@ -1,39 +1,28 @@
-"""A call of ``set_affinity``: arguments, observation, plan, and the change of this process."""
+"""An attempt to pin this process: observe, plan for all ranks, put this one's share into force."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff.allocator.model import Options, Partition, Plan, Share, check_rank
+from gpuaff.allocator.model import Options, Partition, Plan, Share
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import counted
 from gpuaff.launch import inherited
 from gpuaff.launch.gpus import own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.masks import Masks, classify_masks, consistency, observe_ancestry
-from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
+from gpuaff.launch.masks import Masks, classify_masks, observe_ancestry
+from gpuaff.launch.ranks import Ranks, narrows_nothing
 from gpuaff.notices import Notice, one_reason
-from gpuaff.options import count
 from gpuaff.pinning import threads
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
+from gpuaff.pinning.report import UnavailableError, log, refusal, refuse_if_broken, say
 from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
-from gpuaff.pinning.state import (
-    Process,
-    UnavailableError,
-    log,
-    refuse_if_broken,
-    say,
-    this_process,
-    transaction,
-    try_twice,
-)
-from gpuaff.settings import flag, pinning_is_off, value_of, with_environment
+from gpuaff.pinning.state import Process, place, this_process, transaction
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpuset_of
@@ -43,119 +32,10 @@ if TYPE_CHECKING:
     from gpuaff.pinning.memory import MemoryOption
 
 
-class UnknownRankError(Exception):
-    """The rank is unknown, and several GPUs are visible: nothing is narrowed."""
-
-    def __init__(self, *warnings: Notice) -> None:
-        super().__init__(*warnings)
-        self.warnings = warnings
-
-
-def pin(
-    local_rank: int | None,
-    nproc_per_node: int | None,
-    end_prewarm: Callable[[], None],
-    *,
-    strict: bool | None,
-    memory: str | None,
-    openmp: bool | None,
-    **arguments: object,
-) -> Affinity:
-    """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
-
-    ``end_prewarm`` is called when the driver is not needed any more.
-    """
-    strict = flag("strict", strict)
-    ranks, remarks = _ranks(local_rank, nproc_per_node)
-    options = Options.of((ranks or ALONE).local_size, **with_environment(arguments))
-    memory_option, openmp = _memory_option(memory), flag("openmp", openmp)
-    why = unsupported_reason()
-    if ranks is None or why is not None:
-        counts = why is not None and (ranks is not None or why.code == "off")
-        return _unpinned(ranks, (why,) if why and counts else remarks, strict=strict)
-    claim, unreadable = inherited.claim_in_environment()
-    if claim is not None and options.partition is Partition.AUTO:
-        # Other jobs' claims have other GPUs, and so other CPUs.
-        options = options._replace(partition=Partition.MACHINE)
-    no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
-    if claim is not None and claim.pid == os.getpid():
-        remarks = _without_no_rank(remarks)  # it is alone on its GPUs
-    if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
-        remarks += consistency(ranks)
-    if unreadable is not None:
-        remarks += (unreadable,)
-    attempt = Attempt(
-        ranks=ranks,
-        remarks=remarks,
-        options=options,
-        memory=memory_option,
-        openmp=openmp,
-        strict=strict,
-        end_prewarm=end_prewarm,
-        in_claim=claim is not None,
-        no_rank=no_rank,
-    )
-    try:
-        found = try_twice(attempt.run)
-    except UnknownRankError as error:
-        return _unpinned(None, _without_no_rank(remarks) + error.warnings, strict=strict)
-    if isinstance(found, Affinity):
-        return found
-    return _unpinned(ranks, found.warnings + remarks, strict=strict, plan=found.plan)
-
-
-_ABOUT_RANKS = frozenset({"no-rank", "ranks-contradict", "ranks-stale"})
-"""They say already that other ranks may be on this node."""
-
-
-def _without_no_rank(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    return tuple(notice for notice in notices if notice.code != "no-rank")
-
-
-def _ranks(
-    local_rank: int | None, nproc_per_node: int | None
-) -> tuple[Ranks | None, tuple[Notice, ...]]:
-    if local_rank is None and nproc_per_node is None:
-        return from_environment()
-    if local_rank is None or nproc_per_node is None:
-        missing = "local_rank" if local_rank is None else "nproc_per_node"
-        raise TypeError(
-            f"set_affinity() needs {missing} too: give both numbers, or neither to take "
-            "the launcher's (gpuaff.ranks())"
-        )
-    size = count("nproc_per_node", nproc_per_node)
-    return Ranks(local_rank=check_rank(local_rank, size), local_size=size), ()
-
-
-def _memory_option(argument: object) -> MemoryOption | None:
-    name, value = value_of("memory", argument)
-    if value is None:
-        return None
-    from gpuaff.pinning.memory import parse_memory  # only where it is requested
-
-    return parse_memory(name, value)
-
-
-def unsupported_reason() -> Notice | None:
-    """Why pinning is unavailable here; None where it is available.
-
-    Raises:
-        InvalidOptionError: the variable GPUAFF is neither a yes nor a no.
-    """
-    if pinning_is_off():
-        return Notice("off", "GPUAFF=off: the mask stays")
-    if not kernel.can_pin():
-        text = "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
-        return Notice("not-linux", text)
-    if kernel.machine_tree().is_live:
-        return None
-    text = "GPUAFF_FSROOT describes another machine, which this process is not on: unset it to pin"
-    return Notice("other-machine", text)
-
-
-def _unpinned(
+def unpinned(
     ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool, plan: Plan | None = None
 ) -> Affinity:
+    """The result where the mask stays."""
     if strict:
         refuse_if_broken(warnings)
     rank = None if ranks is None else ranks.local_rank
@@ -163,6 +43,11 @@ def _unpinned(
     say(warnings, rank=rank)
     _log_where(affinity, None)
     return affinity
+
+
+def without_no_rank(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    """The notices but for that of an unknown rank."""
+    return tuple(notice for notice in notices if notice.code != "no-rank")
 
 
 def _log_where(affinity: Affinity, share: Share | None) -> None:
@@ -181,7 +66,6 @@ class Observation(NamedTuple):
     """What an attempt has found.
 
     Attributes:
-        caller: the calling thread's CPUs.
         topology: the machine, with what the kernel grants of the original mask allowed.
         masks: what is known of the other ranks' masks.
         parent: the CPUs that the parent may use; None when unknown.
@@ -189,8 +73,7 @@ class Observation(NamedTuple):
         foreign: another rank's, likewise.
     """
 
-    caller: CpuSet
-    effective: threads.EffectiveMasks
+    granted: threads.Granted
     topology: Topology
     masks: Masks
     parent: CpuSet | None
@@ -199,11 +82,10 @@ class Observation(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt to pin this process, the arguments of the call checked.
+    """The checked arguments of a call.
 
     Attributes:
-        ranks: this rank, and how many there are.
-        remarks: warnings about them.
+        remarks: warnings about the ranks.
         in_claim: whether a claim is around this process, which may have narrowed its mask.
         no_rank: the warning where the rank is unknown; else None.
     """
@@ -219,11 +101,17 @@ class Attempt(NamedTuple):
     no_rank: Notice | None
 
     def run(self) -> Affinity:
-        """Observe, plan for all ranks, put this one's share into force, and log it."""
+        """Pin this process, and log where to. UnavailableError is raised where it cannot be."""
         process, rank = this_process(), self.ranks.local_rank
         with transaction(process, memory=self.memory is not None):
             before = process.state
             seen = self._observe(process)
+            self.end_prewarm()
+            visible = len(seen.topology.visible)
+            if self.no_rank is not None and visible > 1:  # it may start the ranks itself
+                why = (*_of_topology(seen.topology), narrows_nothing(self.no_rank, visible))
+                remarks = without_no_rank(self.remarks)
+                return unpinned(None, remarks + why, strict=self.strict)
             plan = self._plan(seen)
             warnings = self._strictly(self._warnings(process, seen, plan))
             share = plan.share_of(rank)
@@ -231,8 +119,9 @@ class Attempt(NamedTuple):
             if pinned:
                 warnings += self._strictly(self._set_extras(process, share, seen.topology))
                 self._move(process, seen, plan, warnings)
-            else:
-                warnings += self._unset(process, seen)
+            else:  # take back what earlier calls have set
+                warnings += rewind(process, before.first) if before.share is not None else []
+                warnings += put_extras_back(process, process.state.first)
             policy = process.state.memory.get(threading.get_native_id())
             affinity = Affinity(
                 kernel.get_affinity(),
@@ -253,30 +142,25 @@ class Attempt(NamedTuple):
         return warnings
 
     def _observe(self, process: Process) -> Observation:
-        """Request the original mask again, to see what the kernel grants of it, and look around."""
-        caller = kernel.get_affinity()
-        effective = threads.request_original_mask(process, caller)
+        """See what the kernel grants of the original mask by now, and look around."""
+        granted = threads.granted(process.state.original)
         above = observe_ancestry(self.ranks)
         machine_wide = self.options.partition is Partition.MACHINE
         with interruptible():  # the driver may hang
-            topology = observe(links=False, accelerators=machine_wide, allowed=effective.cpus)
-        self.end_prewarm()
-        visible = len(topology.visible)
-        if self.no_rank is not None and visible > 1:
-            raise UnknownRankError(*_of_topology(topology), narrows_nothing(self.no_rank, visible))
+            topology = observe(links=False, accelerators=machine_wide, allowed=granted.cpus)
         masks = classify_masks(
             self.ranks,
-            own=effective.cpus,
+            own=granted.cpus,
             above=above,
             online=topology.cpus,
             cpuset=lambda: cpuset_of(kernel.machine_tree()),
         )
-        ours = process.state.variables.get(PINNED_VARIABLE)
-        get = env.get if ours is None else {PINNED_VARIABLE: ours[0]}.get
-        share = classify_pinned(get, effective.cpus)
+        first = process.state.variables.get(PINNED_VARIABLE)
+        get = env.get if first is None else {PINNED_VARIABLE: first[0]}.get
+        share = classify_pinned(get, granted.cpus)
         is_own = share and share.is_of(self.ranks.local_rank, self.ranks.local_size)
         shares = (share, None) if is_own else (None, share)
-        return Observation(caller, effective, topology, masks, above.parent, *shares)
+        return Observation(granted, topology, masks, above.parent, *shares)
 
     def _plan(self, seen: Observation) -> Plan:
         topology, visible = seen.topology, len(seen.topology.visible)
@@ -295,7 +179,7 @@ class Attempt(NamedTuple):
         explained: frozenset[str] = frozenset()
         if self.in_claim or process.state.grant is not None:  # it has narrowed the mask
             explained = frozenset({"mask-narrow", "mask-shrunk"})
-        if seen.own is not None and seen.effective.cpus == seen.own.cpus:
+        if seen.own is not None and seen.granted.cpus == seen.own.cpus:
             explained |= inherited.EXPLAINED
         warnings = [notice for notice in one_reason(found) if notice.code not in explained]
         # One rank on the only GPU has all of its CPUs: the ranks that share the GPU share these.
@@ -323,34 +207,15 @@ class Attempt(NamedTuple):
     ) -> None:
         """Move all threads to the share, and add to the warnings."""
         share, state = plan.share_of(self.ranks.local_rank), process.state
-        ours = seen.effective.of(state.requested)
-        # Threads that the program has bound and that afterwards look like those moved here: those
-        # that have just the new mask, and the caller, which moves wherever it is.
-        bound = {} if share.cpus in ours else threads.having(share.cpus)
-        bound |= threads.bound_caller(process, seen.caller, ours)
+        is_free = state.is_free(seen.granted.of(state.free_masks))
         try:
-            got, notices = threads.take(process, share.cpus, seen.caller)
+            got, notices = place(process, share.cpus, is_free)
         except OSError as error:
-            raise UnavailableError([*warnings, threads.refused(share.cpus, error)], plan) from error
-        bound |= threads.alive(state.bound)
-        process.update(share=got, bound=bound, reserved=share.reserved, whole=None)
-        moved = threads.move_all(got, ours=ours.__contains__, moved=process.moved)
-        former = state.former
-        if state.share is not None and moved.left.keys() - state.apart.keys():
-            former |= {state.share}
-        process.update(apart=moved.left, former=former)
-        warnings += notices + moved.notices()
-        own = Pinned(self.ranks.local_rank, self.ranks.local_size, got, share.reserved)
-        process.set_variable(PINNED_VARIABLE, str(own))
-
-    def _unset(self, process: Process, seen: Observation) -> list[Notice]:
-        """Nothing to pin to: take back what earlier calls have set."""
-        before = process.state
-        if seen.caller not in seen.effective.of(before.requested):
-            threads.put_again(threading.get_native_id(), seen.caller, before.requested)
-        if before.share is not None:
-            rewind(process, seen.effective.of([before.share]), before.first)
-        return put_extras_back(process, process.state.first)
+            raise UnavailableError([*warnings, refusal(error, share.cpus)], plan) from error
+        process.update(reserved=share.reserved)
+        warnings += notices
+        pinned = Pinned(self.ranks.local_rank, self.ranks.local_size, got, share.reserved)
+        process.set_variable(PINNED_VARIABLE, str(pinned))
 
 
 def _of_topology(topology: Topology) -> list[Notice]:

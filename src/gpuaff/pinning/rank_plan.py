@@ -35,10 +35,6 @@ def plan_for_rank(
     ``topology`` is the machine as this rank sees it, with its own mask ``allowed``. The option
     ``rank_allowed`` overrides ``masks``. ``gpus`` are this rank's own, None where all ranks see the
     same ones; with them ``all_gpus`` has every GPU of the machine, by sysfs.
-
-    Raises:
-        GPUAffinityError: as :func:`gpuaff.plan` does; or ``rank_allowed`` gives this rank nothing
-            that it may use.
     """
     if not topology.visible:
         return plan_with(topology, options)  # nothing is divided, so no other mask matters
@@ -54,13 +50,9 @@ def plan_for_rank(
             return _for_all(topology, options, ranks)
         return _by_own_gpu(topology, options, ranks, gpus, all_gpus)
     plan = _alone(topology, options, ranks, gpus)
-    text = (
-        f"the CPUs that the other ranks may use are unknown ({masks.source}), so nothing is "
-        f"divided: this rank keeps all CPUs near its GPU that it may use, "
-        f"{format_cpulist(plan.shares[0].cpus)}; start the ranks unbound ({masks.unbound}), or "
-        "give rank_allowed="
-    )
-    return _warned(plan, Notice("masks-unknown", text, rank=ranks.local_rank))
+    why = f"the CPUs that the other ranks may use are unknown ({masks.source}): nothing is divided"
+    remedy = f"start the ranks unbound ({masks.unbound}), or give rank_allowed="
+    return _uncut(plan, "masks-unknown", why, remedy)
 
 
 def plan_inside_share(
@@ -86,9 +78,6 @@ def inputs_of_all(
 
     ``allowed`` holds what any rank may use; this rank's set is cut to its own mask, as the kernel
     would cut it.
-
-    Raises:
-        GPUAffinityError: nothing of this rank's set is left.
     """
     own = sets[rank] & topology.allowed
     if not own:
@@ -166,14 +155,11 @@ def _by_own_gpu(
     plan = _share_at(plan, place, ranks.local_rank, gpu=topology.visible[0])
     if not gpus.shared and ranks.local_size <= len(machine.visible):
         return plan
-    share = plan.shares[0]
-    text = (
+    why = (
         f"{ranks.local_size} ranks have {len(machine.visible)} GPUs, and it is unknown which of "
-        f"them are also on GPU {share.gpu}: this rank keeps all of the GPU's part, CPUs "
-        f"{format_cpulist(share.cpus)}, and shares it with them; show every rank all GPUs of the "
-        "job (srun --gpus-per-node)"
+        "them are on the same GPU and share its CPUs"
     )
-    return _warned(plan, Notice("gpus-unknown", text, rank=share.rank))
+    return _uncut(plan, "gpus-unknown", why, "show every rank all GPUs (srun --gpus-per-node)")
 
 
 def _gpus_of_job(
@@ -255,20 +241,22 @@ def _warned(plan: Plan, notice: Notice) -> Plan:
     return replace(plan, warnings=(*plan.warnings, notice))
 
 
-def _gpus_unknown(plan: Plan, ranks: Ranks, gpus: OwnGpus) -> Plan:
+def _uncut(plan: Plan, code: str, why: str, remedy: str) -> Plan:
+    """The plan with a warning: what it gives this rank, others may get too."""
     share = plan.shares[0]
-    kept = (
-        f"this rank keeps all CPUs near GPU {share.gpu} that it may use, "
-        f"{format_cpulist(share.cpus)}"
-    )
-    text = (
-        f"each rank has GPUs of its own, and those of the other ranks are unknown: {kept}, and "
-        "others may get them too; show every rank all GPUs of the job (srun --gpus-per-node "
-        "instead of --gpus-per-task), or let srun bind the ranks to CPUs"
+    kept = f"this rank keeps all of the CPUs {format_cpulist(share.cpus)} near GPU {share.gpu}"
+    return _warned(plan, Notice(code, f"{why}: {kept}; {remedy}", rank=share.rank))
+
+
+def _gpus_unknown(plan: Plan, ranks: Ranks, gpus: OwnGpus) -> Plan:
+    why = "each rank has GPUs of its own, and those of the other ranks are unknown"
+    remedy = (
+        "show every rank all GPUs of the job (srun --gpus-per-node instead of --gpus-per-task), or "
+        "let srun bind the ranks to CPUs"
     )
     if gpus.claimed:
-        text = (
-            f"each rank claimed its own GPU, so the ranks cannot divide the cores: {kept}; claim "
-            f"once, around the launcher: gpuaff run -n {ranks.local_size} -- torchrun ..."
+        why = "each rank claimed its own GPU, so the ranks cannot divide the cores"
+        remedy = (
+            f"claim once, around the launcher: gpuaff run -n {ranks.local_size} -- torchrun ..."
         )
-    return _warned(plan, Notice("gpus-unknown", text, rank=share.rank))
+    return _uncut(plan, "gpus-unknown", why, remedy)

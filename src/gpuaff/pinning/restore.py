@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
+from gpuaff.pinning.report import refusal, say
 from gpuaff.pinning.state import (
     VARIABLES,
     Process,
@@ -18,7 +19,7 @@ from gpuaff.pinning.state import (
     grant_around,
     inherit,
     known_process,
-    say,
+    place,
     this_process,
     transaction,
     way_back,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gpuaff.allocator.model import Plan
-    from gpuaff.pinning.state import Policies
 
 
 class Affinity(frozenset[int]):
@@ -89,17 +89,14 @@ class Affinity(frozenset[int]):
 
         Every thread that still has what gpuaff has set goes back, also when a later call has set
         it; threads that the program has bound elsewhere since stay. The main thread also goes back
-        from a part of the share: a runtime or a cpuset has cut it. May be called again, and from
-        any thread. In a forked child (a DataLoader worker) it moves the child's threads, if they
-        have what was set here, or what the child has set itself since, as by
-        :func:`gpuaff.spread`.
+        from a part of the share: a runtime has narrowed it. A memory policy goes back in the
+        calling thread only: the thread that called :func:`set_affinity` should restore.
+        OMP_NUM_THREADS is removed if it was set here and is still the same.
 
-        A memory policy goes back in the calling thread only, as the kernel has it: the thread that
-        called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed if it was set here
-        and is still the same.
-
-        While a cpuset denies all of the CPUs that the process had, nothing is given back; call it
-        again when that has changed.
+        May be called again, and from any thread. In a forked child (a DataLoader worker) it moves
+        the child's threads, if they have what was set here, or what the child has set itself since,
+        as by :func:`gpuaff.spread`. While a cpuset denies all of the CPUs that the process had,
+        nothing is given back; call it again when that has changed.
 
         Returns:
             The calling thread's CPUs afterwards; none while the interpreter shuts down.
@@ -107,7 +104,7 @@ class Affinity(frozenset[int]):
         Raises:
             GPUAffinityError: a signal handler called it during another call.
         """
-        if _is_finalizing():
+        if sys.is_finalizing():
             return frozenset()
         if self.pinned and self._states is not None:
             before, after = self._states
@@ -130,7 +127,7 @@ class Affinity(frozenset[int]):
         Raises:
             GPUAffinityError: a signal handler called it during another call.
         """
-        if _is_finalizing():
+        if sys.is_finalizing():
             return frozenset()
         if self.pinned:
             reapply_share(frozenset(self), reserved=self.reserved, rank=self.rank)
@@ -141,7 +138,7 @@ class Affinity(frozenset[int]):
 
     def __exit__(self, *_: object) -> None:
         """Put back what was in force before: an outer block's share, or the first mask."""
-        if self._states is not None and not _is_finalizing():
+        if self._states is not None and not sys.is_finalizing():
             undo_call(frozenset(self) if self.pinned else None, *self._states)
 
     def __repr__(self) -> str:
@@ -151,15 +148,6 @@ class Affinity(frozenset[int]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Elsewhere it is only a set: another process cannot restore this one."""
         return frozenset, (tuple(self),)
-
-
-def _is_finalizing() -> bool:
-    """Whether the interpreter shuts down, when modules may be gone."""
-    try:
-        from sys import is_finalizing
-    except ImportError:
-        return True
-    return is_finalizing()
 
 
 # Undo a call.
@@ -174,36 +162,39 @@ def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     is_child = known is None or known.state.pid != before.pid
     if is_child and before.grant is not grant_around():
         return  # a call from outside the grant that this child is in
-    own = State(pid=os.getpid(), original=before.original, share=share)
+    placed = frozenset() if share is None else frozenset({share})
+    own = State(pid=os.getpid(), original=before.original, share=share, placed=placed)
     process = known or Process(own)
-    undo = _undo_in_child if is_child else _undo
     memory = bool(after.memory or (is_child and before.memory))
     try:
         with transaction(process, memory=memory, undoes=True):
+            undo = _undo_in_child if is_child else _undo
             notices = undo(process, share, before, after)
+            if memory and threading.get_native_id() not in process.state.memory:
+                from gpuaff.pinning.memory import shed_policy
+
+                to = before.memory if is_child else {}
+                notices += shed_policy(after.memory, to, before.pid)
     except OSError as error:
-        notices = [threads.refusal(error)]
+        notices = [refusal(error)]
     say(notices)
 
 
-def _undo(process: Process, share: CpuSet | None, before: State, after: State) -> list[Notice]:
-    state, grant, notices = process.state, process.state.grant, list[Notice]()
-    now: State | None = state
-    if before.grant is not grant:  # it is from before the grant, or from one given back since
-        then = None if grant is None else grant.before
-        now = then if then is not None and before.grant is then.grant else None
-    if now is not None:
-        # Undone by a restore() already: what other threads have left undone goes back as well.
-        is_undone = share is not None and now.share is None
-        if not is_undone and (share is not None or now.share != before.share):
-            if now is state:
-                notices += _rewind_share(process, share, before)
-            elif grant is not None:  # a border, so no thread moves; its end brings this back
-                grant.before = before
-        if now is state or state.share is None:  # else what is set besides is a later call's
-            notices += put_extras_back(process, state.first if is_undone else before)
-    if threading.get_native_id() not in process.state.memory:
-        notices += _shed_policy(after.memory, {}, before.pid)
+def _undo(process: Process, share: CpuSet | None, before: State, _: State) -> list[Notice]:
+    state, notices = process.state, list[Notice]()
+    # A call may be from before the grant, or of one that was given back since.
+    now = next((one for one in (state, state.outside) if one and one.grant is before.grant), None)
+    if now is None:
+        return []
+    # Undone by a restore() already: what other threads have left undone goes back as well.
+    is_undone = share is not None and now.share is None
+    if not is_undone and (share is not None or now.share != before.share):
+        if now is state:
+            notices += rewind(process, before, share)
+        else:  # a border, so no thread moves; its end brings this back
+            process.update(outside=before)
+    if now is state or state.share is None:  # else what is set besides is a later call's
+        notices += put_extras_back(process, state.first if is_undone else before)
     return notices
 
 
@@ -211,68 +202,62 @@ def _undo_in_child(
     process: Process, share: CpuSet | None, before: State, after: State
 ) -> list[Notice]:
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
-    notices: list[Notice] = []
-    if not share == process.state.share == before.share:
-        to = before._replace(bound={}, apart={})  # by the ids of the parent's threads
-        notices += _rewind_share(process, share, to)
-        process.update(given=before.mask)
+    state, notices = process.state, list[Notice]()
+    if not share == state.share == before.share:
+        # It keeps its own border, and the parent's ids are not those of its threads.
+        to = state.first._replace(share=before.share, reserved=before.reserved, whole=before.whole)
+        notices = rewind(process, to, share, target=before.mask)
+        process.update(placed=state.placed | {before.mask})
     _put_variables_back(after, before)
-    inherit(before.in_force)
-    return notices + _shed_policy(after.memory, before.memory, before.pid)
+    inherit(before)
+    return notices
 
 
-def _rewind_share(process: Process, share: CpuSet | None, before: State) -> list[Notice]:
-    state = process.state
-    masks = {mask for mask in (share, state.share, *state.former) if mask is not None}
-    masks = threads.masks_now(process, masks or {state.original})
-    return rewind(process, masks, before)
-
-
-def rewind(process: Process, masks: Collection[CpuSet], before: State) -> list[Notice]:
-    """Move the threads that have one of these masks to where they were before."""
-    bound = {tid: mask for tid, mask in process.state.bound.items() if tid not in before.bound}
-    for tid, mask in bound.items():
-        move_if(process, tid, masks.__contains__, mask)
-    for tid in before.bound.keys() - process.state.bound.keys():  # it was taken back meanwhile
-        move_if(process, tid, before.bound[tid].__eq__, before.mask)
-    # The main thread also goes from a part of the share: a runtime has cut it.
-    pid, to = process.state.pid, before.mask
-    if pid not in bound:
-        move_if(process, pid, lambda mask: any(mask < whole for whole in masks), to)
-    moved = threads.move_all(to, ours=masks.__contains__, spare=bound, moved=process.moved)
-    if moved.arrived or not moved.refused:
-        process.recall(before)
-    return moved.notices()
-
-
-def move_if(process: Process, tid: int, ours: Callable[[CpuSet], bool], to: CpuSet) -> None:
-    """Move a thread if its mask is one of gpuaff's."""
-    with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
-        mask = kernel.get_affinity(tid)
-        if ours(mask):
-            threads.move(to, tid, mask, process.moved)
+def rewind(
+    process: Process, before: State, share: CpuSet | None = None, *, target: CpuSet | None = None
+) -> list[Notice]:
+    """Move free threads, and those that have ``share``, to where they were, or to ``target``."""
+    state, to = process.state, target or before.mask
+    requested = {mask for mask in (share, *state.placed) if mask is not None}
+    if not requested or state.grant is not before.grant:
+        requested.add(state.original)  # what was set is taken back already, or it is the grant's
+    is_free = state.is_free(threads.granted(state.original).of(requested))
+    spare = set()
+    for tid, bound in {**before.bound, **state.bound}.items():
+        then = before.bound.get(tid)
+        if bound.kept is None:
+            home = bound.mask if then is None else then.kept or to
+        else:  # a grant may have cut it
+            same = then is not None and then.mask == bound.mask
+            home = (then.kept if then is not None and same else None) or bound.mask
+        with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
+            mask = kernel.get_affinity(tid)
+            follows = bound.kept is None and (mask == bound.mask or is_free(tid, mask))
+            if follows or mask == bound.kept:
+                spare.add(tid)
+                if mask != home:
+                    threads.move(home, tid, mask, process.earlier)
+    passes = threads.move_all(to, is_free, process.earlier, spare=spare)
+    if passes.arrived or not passes.refused:
+        # A call from before the grant may have been undone meanwhile.
+        outside = state.outside if state.grant is before.grant else before.outside
+        process.state = before._replace(
+            memory=state.memory, variables=state.variables, outside=outside
+        )
+    return passes.notices()
 
 
 def put_extras_back(process: Process, to: State) -> list[Notice]:
     """Put back what was set besides CPUs then; warnings of what only other threads can put back."""
     now, notices = process.state, list[Notice]()
     memory = now.memory
-    if now.memory or to.memory:
+    if memory or to.memory:
         from gpuaff.pinning.memory import rewind_policies
 
-        memory, notices = rewind_policies(now.memory, to.memory)
+        memory, notices = rewind_policies(memory, to.memory)
     _put_variables_back(now, to)
     process.update(memory=memory, variables=to.variables)
     return notices
-
-
-def _shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
-    """Put back a policy that this thread inherited, where its maker has put it back already."""
-    if not now and not to:
-        return []
-    from gpuaff.pinning.memory import shed_policy
-
-    return shed_policy(now, to, maker)
 
 
 def _put_variables_back(now: State, then: State) -> None:
@@ -304,30 +289,21 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
             with transaction(process):
                 notices += put_threads(process, inside, reserved)
         except OSError as error:
-            notices.append(threads.refused(inside, error))
+            notices.append(refusal(error, inside))
     say(notices, rank=rank)
 
 
 def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
     """Move the threads that are not where they should be; in a transaction."""
-    state, own = process.state, threading.get_native_id()
-    before, caller = threads.masks(), kernel.get_affinity()
-    got, notices = threads.take(process, share, caller)
+    state = process.state
     # Threads that have the main thread's mask were started after it was narrowed.
-    ours = {state.original, state.share, before.get(state.pid, got)}
-
-    def is_stray(mask: CpuSet) -> bool:
-        return mask in ours or not (mask <= got or mask <= reserved)
-
-    apart = {tid: mask for tid, mask in state.apart.items() if before.get(tid) == mask}
-    moving = {tid: mask for tid, mask in before.items() if is_stray(mask) or mask == got}
-    bound = {tid: mask for tid, mask in moving.items() if tid not in apart} | {own: caller}
-    process.update(
-        share=got,
-        bound={tid: mask for tid, mask in bound.items() if mask not in ours}
-        | {tid: mask for tid, mask in state.bound.items() if tid in before},
-        reserved=reserved,
-        whole=state.whole if share == state.share else None,
+    free = {*state.free_masks, kernel.affinity_or_none(state.pid)}
+    _, notices = place(
+        process,
+        share,
+        lambda _, mask: mask in free,
+        lambda mask: not (mask <= share or mask <= reserved),
     )
-    moved = threads.move_all(got, ours=is_stray, spare=apart, moved=process.moved)
-    return notices + moved.notices()
+    whole = state.whole if share == state.share else None
+    process.update(reserved=reserved, whole=whole)
+    return notices

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 
 from gpuaff import options
@@ -12,17 +11,13 @@ from gpuaff.allocator.cores import allowed_cores, workers_parts
 from gpuaff.allocator.model import check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
-from gpuaff.notices import Notice
 from gpuaff.pinning import threads
-from gpuaff.pinning.pin import unsupported_reason
+from gpuaff.pinning.report import log, refusal, say, unsupported_reason
 from gpuaff.pinning.restore import Affinity, put_threads
 from gpuaff.pinning.state import (
-    Process,
     expected,
     grant_around,
-    log,
     remembered,
-    say,
     this_process,
     transaction,
 )
@@ -74,14 +69,17 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
             process = this_process(border=cpus)
             with transaction(process):
                 before = process.state
-                notices = _spread(process, cpus, number, count)
+                # Only workers move. To narrow the main process would narrow whatever it starts.
+                cores = _cores(threads.granted(cpus).cpus)
+                notices = put_threads(process, workers_parts(cores, count)[number], frozenset())
+                process.update(whole=cpus)
                 got = threads.current()
                 say(notices)
                 log("info", f"{who} -> cpus {format_cpulist(got)}")
                 states = (before, process.state)
                 return Affinity(got, states=states, pinned=True, warnings=notices)
         except OSError as error:
-            why = _refused(error)
+            why = refusal(error)
     got = threads.current()
     if number == 0:  # it is the same in all of them
         say([why])
@@ -91,32 +89,16 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
 
 def _cpus_to_divide(share: CpuSet | None) -> CpuSet:
     state, grant = remembered(), grant_around()
-    found = state.undivided if state is not None else expected() or share or _own()
+    found = state.whole or state.mask if state is not None else expected() or share or _own()
     return found if grant is None else found & grant.cpus or grant.cpus
 
 
 def _own() -> CpuSet:
-    """The main thread's CPUs, as far as the process that has started this one may use them.
-
-    A fork server keeps the mask that it was started with, which may have been before the rank was
-    pinned; the parent in /proc may be that server.
-    """
+    """The main thread's CPUs, as far as the process that has started this one may use them."""
+    # A fork server keeps the mask that it was started with, which may have been before the rank
+    # was pinned; the parent in /proc may be that server.
     own = kernel.get_affinity(os.getpid())
     return own & (kernel.affinity_or_none(inherited.maker()) or own) or own
-
-
-def _spread(process: Process, cpus: CpuSet, worker: int, workers: int) -> list[Notice]:
-    caller, granted = kernel.get_affinity(), cpus
-    if caller != cpus:
-        got = threads.request(process, cpus, caller)
-        # put_threads looks first where each thread is: a bound one goes back there at the end.
-        threads.put_again(threading.get_native_id(), caller, {caller})
-        granted = got & cpus or got
-    # Only workers move. To narrow the main process would narrow whatever it starts.
-    part = workers_parts(_cores(granted), workers)[worker]
-    notices = put_threads(process, part, frozenset())
-    process.update(whole=cpus)
-    return notices
 
 
 def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
@@ -124,14 +106,3 @@ def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
     if machine.cpus.isdisjoint(cpus):  # a container shows other files
         machine = Topology()
     return allowed_cores(replace(machine, cpus=machine.cpus | cpus), cpus).cpus
-
-
-def _refused(error: OSError) -> Notice:
-    cpus = format_cpulist(threads.current())
-    if not cpus:
-        return threads.refusal(error)
-    return Notice(
-        "pin-failed",
-        f"the kernel refused to move this worker to its part of the rank's CPUs "
-        f"({error.strerror}): it keeps CPUs {cpus}; a cpuset or a seccomp filter may forbid it",
-    )

@@ -13,7 +13,7 @@ from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
 from gpuaff.topology import pci
 from gpuaff.topology.model import Gpu, Source, Topology
-from gpuaff.topology.sysfs import cpuset_of, highest_cpu, read_cpus
+from gpuaff.topology.sysfs import cpuset_of, read_cpus
 
 
 def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -> Topology:
@@ -21,11 +21,9 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
 
     Args:
         links: also ask NVML how the GPUs are connected.
-        accelerators: also list the accelerators on the PCI bus (milliseconds on machines with
-            hundreds of devices); otherwise they are None, as only ``partition="machine"`` needs
-            them. In a tree of files they are always listed.
-        allowed: the CPUs that the process may use, where that is known better than by the main
-            thread's present mask.
+        accelerators: also list the accelerators on the PCI bus, which takes milliseconds and only
+            ``partition="machine"`` needs. In a tree of files they are always listed.
+        allowed: the CPUs that the process may use, where the main thread's mask is not it.
     """
     tree = kernel.machine_tree()
     machine = read_cpus(tree)
@@ -98,8 +96,7 @@ def _gpus(
     """The GPUs that this process may use, how they are connected, and which of them are lost."""
     try:
         with nvml.open_session() as session:
-            highest = highest_cpu(tree, machine.cpus)
-            readings, matrix = session.read_gpus(highest_cpu=highest, links=links)
+            readings, matrix = session.read_gpus(links=links)
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.

@@ -30,14 +30,12 @@ from gpuaff.topology.model import Accelerator, Gpu, Source, Topology
 from gpuaff.topology.sysfs import cpu_list
 
 DEVICES = "sys/bus/pci/devices"
-"""The folder that has an entry for each PCI device, by its address."""
 
 CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """VGA controller, 3D controller, other display controller, processing accelerator (PCI Code and ID
 Assignment)."""
 
-VENDORS = _NVIDIA, _, _INTEL = ("0x10de", "0x1002", "0x8086")
-"""NVIDIA, AMD, Intel."""
+VENDORS = _NVIDIA, _AMD, _INTEL = ("0x10de", "0x1002", "0x8086")
 
 _GPU_CLASSES = ("0x0300", "0x0302")
 _DRIVER = "proc/driver/nvidia/gpus"
@@ -117,12 +115,7 @@ def _driver_file(tree: Tree, address: str, file: str) -> dict[str, str]:
 
 
 def device_files(tree: Tree, by_address: Mapping[str | None, int]) -> dict[str, int]:
-    """GPU indices by the GPUs' device files (``/dev/nvidia3``), whose numbers may differ.
-
-    Args:
-        tree: its driver has the number of each PCI address.
-        by_address: GPU indices by PCI address.
-    """
+    """GPU indices by the GPUs' device files (``/dev/nvidia3``), whose numbers may differ."""
     minors = {
         address.lower(): _driver_file(tree, address, "information").get("Device Minor", "")
         for address in tree.list(_DRIVER)
@@ -138,13 +131,13 @@ def accelerators(tree: Tree, machine: Topology) -> tuple[Accelerator, ...]:
     """Every accelerator of the machine, by address; empty where no PCI bus is visible."""
     # A machine has hundreds of PCI devices: one file each, until it looks like an accelerator.
     vendors = {name: _vendor(tree, name) for name in tree.list(DEVICES)}
-    found: list[Accelerator] = []
-    for address in _in_order(name for name, vendor in vendors.items() if vendor):
+
+    def device(address: str) -> Accelerator:
         local, node = place(tree, address, machine)
         vendor = vendors[address].removeprefix("0x")
-        device = Accelerator(pci_bus_id=address, vendor=vendor, local_cpus=local, numa_node=node)
-        found.append(device)
-    return tuple(found)
+        return Accelerator(pci_bus_id=address, vendor=vendor, local_cpus=local, numa_node=node)
+
+    return tuple(map(device, _in_order(name for name, vendor in vendors.items() if vendor)))
 
 
 def _vendor(tree: Tree, address: str) -> str:

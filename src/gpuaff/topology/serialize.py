@@ -1,9 +1,9 @@
 """Topologies as JSON: saved, loaded and shipped; ``docs/topology-json.md`` has the schema.
 
 A file may be written by hand or by a later release, so every member is checked; unknown members
-are ignored. The records of :mod:`gpuaff.topology.model` say which members there are: one without
-a default is required. ``machines/`` has files of machines, to plan for one that is not at hand;
-``docs/machines.md`` says where their figures are from.
+are ignored. The records of :mod:`gpuaff.topology.model` say by their types which members there
+are: one without a default is required. ``machines/`` has files of machines, to plan for one that
+is not at hand; ``docs/machines.md`` says where their figures are from.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from collections import defaultdict
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import cache
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from gpuaff._system.nvml_records import pci_address
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
@@ -24,7 +26,7 @@ from gpuaff.errors import TopologyError
 from gpuaff.formatting import one_line
 from gpuaff.notices import Notice
 from gpuaff.options import suggestion
-from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Package, Source, Topology
+from gpuaff.topology.model import Gpu, Source, Topology
 from gpuaff.topology.pci import address_key
 
 SCHEMA_VERSION = 1
@@ -34,235 +36,160 @@ MAX_BYTES = 4 << 20
 """The longest text accepted. A machine of 8192 CPUs needs less than a tenth of it."""
 
 _MOST_GPUS = 256
+_MAY_BE_EMPTY = ("allowed", "efficiency_cpus", "numa_nodes.cpus")
+_NEAR = ("node_cpus", "socket_cpus", "local_cpus")
+_ORDERED = ("packages", "numa_nodes", "gpus", "accelerators")
+
 _PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
-_SOURCES = [str(source) for source in Source]
-_MAY_BE_EMPTY = {"allowed", "efficiency_cpus", "numa_nodes.cpus"}
+_PATTERNS = {
+    "pci_bus_id": (_PCI, "a PCI address such as 0000:07:00.0"),
+    "vendor": ("[0-9a-f]{4}", "a PCI vendor such as 10de"),
+    "source": ("|".join(Source), f"one of {', '.join(Source)}"),
+}
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    float: "a number",
+    type(None): "null",
+}
 
 
-@dataclass(slots=True)
-class _Document:
-    """What the checks of a member need of the whole."""
+class _Reader:
+    """Checks parsed JSON and converts it to records, by the types of their members.
 
-    source: str  # for messages
-    data: Any
-    cpus: CpuSet = frozenset()  # empty when unknown
-    notes: list[Notice] = field(default_factory=list)
-    used: dict[str, set[int | str]] = field(default_factory=dict)  # by members, what they hold
+    A member is called by its path, e.g. ``gpus[2].node_cpus``; the family of a path is that of all
+    members like it, ``gpus.node_cpus``.
 
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A value in parsed JSON and its path, e.g. ``gpus[2].node_cpus``; a missing one is None.
-
-    Each method that returns the value raises :class:`TopologyError` when it is not valid.
+    Attributes:
+        notes: what was left out.
     """
 
-    document: _Document
-    value: Any
-    path: str = ""
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._cpus: CpuSet = frozenset()  # the machine's; empty when unknown
+        self._used: dict[str, set[int | str]] = defaultdict(set)  # what a family's members hold
+        self.notes: list[Notice] = []
 
-    def fail(self, problem: str) -> NoReturn:
-        where = f"{self.path}: " if self.path else ""
-        raise TopologyError(self.document.source, where + one_line(problem, 200, end="..."))
+    def fail(self, path: str, problem: str) -> NoReturn:
+        where = f"{path}: " if path else ""
+        raise TopologyError(self._source, where + one_line(problem, 200, end="..."))
 
-    def __getitem__(self, key: str) -> _Member:
-        path = f"{self.path}.{key}" if self.path else key
-        return _Member(self.document, self.expect(dict, "an object").get(key), path)
-
-    def required(self, key: str) -> _Member:
-        member = self[key]
-        if key not in self.value:
-            member.fail("is missing")
-        return member
-
-    def record(self, make: type[Any]) -> Any:
-        """A record; null stands for a member's default."""
-        found = {}
-        for one in fields(make):
-            if one.default is MISSING:
-                found[one.name] = _READERS[one.name](self.required(one.name))
-            elif one.name in _READERS and self[one.name].value is not None:
-                found[one.name] = _READERS[one.name](self[one.name])
-        return make(**found)
-
-    def records(self, make: type[Any]) -> tuple[Any, ...]:
-        return tuple(item.record(make) for item in self.items())
-
-    def ordered(self, make: type[Any], most: int | None = None, unit: str = "") -> tuple[Any, ...]:
-        """Records that ascend by their first member."""
-        items, key = self.items(), fields(make)[0].name
-        if most is not None and len(items) > most:
-            self.fail(f"{len(items)} {unit} in one machine, expected at most {most}")
-        found: list[Any] = []
-        for item in items:  # one by one, so that a bad list ends early
-            record = item.record(make)
-            before, own = getattr(found[-1] if found else None, key, None), getattr(record, key)
-            if before is not None and _order(own) <= _order(before):
-                item[key].fail(f"{own} stands after {before}: they must ascend, each once")
-            found.append(record)
-        return tuple(found)
-
-    def items(self) -> list[_Member]:
-        values = self.expect(list, "a list")
-        return [_Member(self.document, v, f"{self.path}[{i}]") for i, v in enumerate(values)]
-
-    def rows(self, count: int, unit: str) -> list[_Member]:
-        items = self.items()
-        if len(items) != count:
-            self.fail(f"expected {count} {unit}, found {len(items)}")
-        return items
-
-    def integer(self, lowest: int = 0, highest: int = 2**31 - 1) -> int:
-        number: int = self.expect(int, "a whole number")
-        if not lowest <= number <= highest:
-            self.fail(f"expected a number from {lowest} to {highest}")
-        return number
-
-    def text(self) -> str:
-        text: str = self.expect(str, "a text")
-        if not text:
-            self.fail("is empty; write null for what is not known")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            self.fail("is not valid Unicode")
-        return text
-
-    def name(self, text: str | None = None) -> str:
-        """A text that no other of these members has."""
-        name, used = text or self.text(), self._used()
-        if name.lower() in used:
-            self.fail(f"{name!r} stands twice")
-        used.add(name.lower())
-        return name
-
-    def matching(self, pattern: str, expected: str) -> str:
-        if re.fullmatch(pattern, self.text()) is None:
-            self.fail(f"expected {expected}")
-        return self.text()
-
-    def pci_address(self) -> str:
-        """A PCI address as sysfs spells it; nvidia-smi's domain of eight digits is accepted."""
-        text = self.matching(_PCI, "a PCI address such as 0000:07:00.0")
-        return self.name(pci_address(text))
-
-    def some_cpus(self) -> CpuSet:
-        return self._cpus() or self.fail("names no CPU; write null if they are not known")
-
-    def own_cpus(self) -> CpuSet:
-        """CPUs of the machine, if those are known, that no other of these members has."""
-        cpus, machine, used = self._cpus(), self.document.cpus, self._used()
-        if machine and not cpus <= machine:
-            self.fail(f"names CPUs that are not in cpus: {format_cpulist(cpus - machine)}")
-        if not cpus and self._family() not in _MAY_BE_EMPTY:
-            self.fail("names no CPU")
-        if twice := cpus & used:
-            self.fail(f"names CPUs that stand before it already: {format_cpulist(twice)}")
-        used |= cpus
-        return cpus
-
-    def near_cpus(self) -> CpuSet | None:
-        """The CPUs near a device that the machine has; None when it has none of them (A22)."""
-        near, machine = self.some_cpus(), self.document.cpus
-        if not machine or near <= machine:
-            return near
-        outside = format_cpulist(near - machine)
-        message = f"{self.path} names CPUs that the machine does not have: {outside}"
-        self.document.notes.append(Notice("near-foreign", f"{message}; they are left out"))
-        return near & machine or None
-
-    def _family(self) -> str:
-        """The path of all members like this one: ``gpus.mig.uuid``."""
-        return re.sub(r"\[\d+\]", "", self.path)
-
-    def _used(self) -> set[int | str]:
-        """What such members hold already."""
-        return self.document.used.setdefault(self._family(), set())
-
-    def _cpus(self) -> CpuSet:
-        text = self.expect(str, "CPUs such as '0-3,8'")
-        try:
-            return parse_cpulist(text)
-        except ValueError as error:
-            self.fail(str(error))
-
-    def expect(self, kind: type, words: str) -> Any:
-        value = self.value
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            found = {type(None): "null", dict: "an object", list: "a list"}.get(type(value))
-            if isinstance(value, int) and value.bit_length() > 64:
-                found = "a huge number"
-            self.fail(f"expected {words}, found {found or one_line(repr(value), 40, end='...')}")
+    def expect(self, kind: type, value: Any, path: str) -> Any:
+        if type(value) is not kind:
+            self.fail(path, f"expected {_KINDS[kind]}, found {_KINDS.get(type(value))}")
         return value
 
+    def read(self, kind: Any, value: Any, path: str) -> Any:
+        """A value of a type that members of records have."""
+        family = re.sub(r"\[\d+\]", "", path)
+        if get_origin(kind) is tuple:
+            return self._items(get_args(kind)[0], self.expect(list, value, path), path)
+        if kind == CpuSet:
+            return self._cpu_set(self.expect(str, value, path), path, family)
+        if is_dataclass(kind):
+            return self._record(kind, self.expect(dict, value, path), path)
+        if kind is bool:
+            return self.expect(bool, value, path)
+        if kind is not int:
+            return kind(self._text(self.expect(str, value, path), path, family))
+        lowest = -1 if path.endswith("_instance") else 0
+        if not lowest <= self.expect(int, value, path) < 2**31:
+            self.fail(path, f"expected a number from {lowest} to {2**31 - 1}")
+        return value
 
-def _order(key: Any) -> Any:
+    def _record(self, kind: Any, value: dict[str, Any], path: str) -> Any:
+        """A record; null stands for a member's default."""
+        found = {}
+        for one in fields(kind):
+            own = f"{path}.{one.name}" if path else one.name
+            if value.get(one.name) is not None or one.default is MISSING:
+                if one.name not in value:
+                    self.fail(own, "is missing")
+                found[one.name] = self.read(_types(kind)[one.name], value[one.name], own)
+        return kind(**found)
+
+    def _items(self, kind: Any, values: list[Any], path: str) -> tuple[Any, ...]:
+        if path in ("gpus", "accelerators") and len(values) > _MOST_GPUS:
+            self.fail(path, f"{len(values)} in one machine, expected at most {_MOST_GPUS}")
+        found = [self.read(kind, value, f"{path}[{i}]") for i, value in enumerate(values)]
+        name = fields(kind)[0].name if path in _ORDERED else ""
+        for i, (before, own) in enumerate(pairwise(found), 1):
+            if name and _key(own, name) <= _key(before, name):
+                self.fail(f"{path}[{i}].{name}", "must ascend from item to item, each once")
+        return tuple(sorted(found, key=min) if kind == CpuSet else found)
+
+    def _cpu_set(self, text: str, path: str, family: str) -> CpuSet | None:
+        """CPUs near a device; or CPUs of the machine that no other of these members has."""
+        try:
+            cpus = parse_cpulist(text)
+        except ValueError as error:
+            self.fail(path, str(error))
+        if not cpus and family not in _MAY_BE_EMPTY:
+            self.fail(path, "names no CPU; write null if they are not known")
+        if path == "cpus":
+            self._cpus = cpus
+        outside = cpus - self._cpus if self._cpus else frozenset()
+        if family.endswith(_NEAR):
+            if outside:
+                message = f"{path} names CPUs that the machine does not have"
+                message = f"{message}: {format_cpulist(outside)}; they are left out"
+                self.notes.append(Notice("near-foreign", message))
+            return cpus - outside or None
+        if outside:
+            self.fail(path, f"names CPUs that are not in cpus: {format_cpulist(outside)}")
+        if twice := cpus & self._used[family]:
+            self.fail(path, f"names CPUs that stand before it already: {format_cpulist(twice)}")
+        self._used[family] |= cpus
+        return cpus
+
+    def _text(self, text: str, path: str, family: str) -> str:
+        if not text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            self.fail(path, "is not valid Unicode" if text else "is empty; write null for unknown")
+        name = family.rpartition(".")[2]
+        pattern, expected = _PATTERNS.get(name, (".*", ""))
+        if not re.fullmatch(pattern, text, re.DOTALL):
+            self.fail(path, f"expected {expected}")
+        if name == "pci_bus_id":  # nvidia-smi's domain of eight digits is accepted
+            text = pci_address(text) or text
+        if name in ("uuid", "pci_bus_id"):
+            if text.lower() in self._used[family]:
+                self.fail(path, f"{text!r} stands twice")
+            self._used[family].add(text.lower())
+        return text
+
+    def check_sizes(self, topology: Topology) -> None:
+        """What members must have of each other."""
+        gpus, nodes = len(topology.gpus), topology.numa_nodes or ()
+        tables: list[tuple[str, Any, int, str]] = [
+            (f"numa_nodes[{i}].distances", node.distances, len(nodes), "one for each node")
+            for i, node in enumerate(nodes)
+        ]
+        rows = [(f"links[{i}]", row) for i, row in enumerate(topology.links or ())]
+        tables += [(*row, gpus, "one for each GPU") for row in [("links", topology.links), *rows]]
+        for path, values, count, unit in tables:
+            if values is not None and len(values) != count:
+                self.fail(path, f"expected {count} items, {unit}, found {len(values)}")
+        if topology.cores and (missing := topology.cpus.difference(*topology.cores)):
+            self.fail("cores", f"no core holds these CPUs: {format_cpulist(missing)}")
+        for i, index in enumerate(topology.visible):
+            if index not in topology.gpu_by_index:
+                self.fail(f"visible[{i}]", f"there is no GPU {index}")
+
+
+def _key(record: Any, name: str) -> Any:
+    key = getattr(record, name)
     return address_key(key) if isinstance(key, str) else key
 
 
-def _groups(member: _Member) -> tuple[CpuSet, ...]:
-    return tuple(sorted((item.own_cpus() for item in member.items()), key=min))
-
-
-def _cores(member: _Member) -> tuple[CpuSet, ...]:
-    cores = _groups(member)
-    if missing := member.document.cpus.difference(*cores):
-        member.fail(f"no core holds these CPUs: {format_cpulist(missing)}")
-    return cores
-
-
-def _distances(member: _Member) -> tuple[int, ...]:
-    count = len(member.document.data["numa_nodes"])
-    return tuple(cell.integer() for cell in member.rows(count, "distances, one to each node"))
-
-
-def _gpus(member: _Member) -> tuple[Gpu, ...]:
-    def with_source(gpu: Gpu) -> Gpu:
-        is_known = gpu.node_cpus or gpu.socket_cpus
-        return replace(gpu, source=Source.GIVEN) if is_known and not gpu.source else gpu
-
-    return tuple(map(with_source, member.ordered(Gpu, _MOST_GPUS, "GPUs")))
-
-
-def _links(member: _Member) -> tuple[tuple[str, ...], ...]:
-    count = len(member.document.data["gpus"])
-    rows = member.rows(count, "rows, one for each GPU")
-    lists = (row.rows(count, "cells, one for each GPU") for row in rows)
-    return tuple(tuple(cell.text() for cell in cells) for cells in lists)
-
-
-def _visible(member: _Member) -> tuple[int, ...]:
-    indices = {gpu["index"] for gpu in member.document.data["gpus"]}
-    for item in member.items():
-        if item.integer() not in indices:
-            item.fail(f"there is no GPU {item.value}")
-    return tuple(member.value)
-
-
-_READERS: Mapping[str, Callable[[_Member], Any]] = {
-    **dict.fromkeys(("id", "index", "numa_node", "memory_node"), _Member.integer),
-    **dict.fromkeys(("gpu_instance", "compute_instance"), lambda member: member.integer(-1)),
-    **dict.fromkeys(("code", "message", "name"), _Member.text),
-    **dict.fromkeys(("cpus", "allowed", "efficiency_cpus"), _Member.own_cpus),
-    **dict.fromkeys(("node_cpus", "socket_cpus", "local_cpus"), _Member.near_cpus),
-    "accelerators": lambda member: member.ordered(Accelerator, _MOST_GPUS, "accelerators"),
-    "cores": _cores,
-    "distances": _distances,
-    "gpus": _gpus,
-    "has_memory": lambda member: member.expect(bool, "true or false"),
-    "l3": _groups,
-    "links": _links,
-    "mig": lambda member: member.records(MigInstance),
-    "notes": lambda member: member.records(Notice),
-    "numa_nodes": lambda member: member.ordered(NumaNode),
-    "packages": lambda member: member.ordered(Package),
-    "pci_bus_id": _Member.pci_address,
-    "source": lambda member: Source(
-        member.matching("|".join(_SOURCES), f"one of {', '.join(_SOURCES)}")
-    ),
-    "uuid": _Member.name,
-    "vendor": lambda member: member.matching("[0-9a-f]{4}", "a PCI vendor such as 10de"),
-    "visible": _visible,
-}
-"""How to read each member, in whichever record it stands."""
+@cache
+def _types(record: type[Any]) -> dict[str, Any]:
+    """The type of each member of a record, without ``None``."""
+    kinds = get_type_hints(record)
+    may_be_none = {name for name, kind in kinds.items() if type(None) in get_args(kind)}
+    return {n: get_args(kind)[0] if n in may_be_none else kind for n, kind in kinds.items()}
 
 
 def from_dict(data: Any, source: str = "the topology") -> Topology:
@@ -271,22 +198,29 @@ def from_dict(data: Any, source: str = "the topology") -> Topology:
     CPUs near a GPU that the machine does not have are left out with the note ``near-foreign``
     (case A22); every other contradiction is an error, which names ``source``.
     """
-    document = _Document(source, data)
-    top = _Member(document, data)
-    version = top.required("schema_version")
-    if version.integer(1) > SCHEMA_VERSION:
-        reads = f"this one reads {SCHEMA_VERSION}: upgrade gpuaff"
-        version.fail(f"{version.value} is of a later gpuaff, and {reads}")
-    if top.required("cpus").value is not None:
-        document.cpus = top["cpus"].some_cpus()
-    top.required("gpus").items()
-    found: Topology = top.record(Topology)
+    reader = _Reader(source)
+    reader.expect(dict, data, "")
+    for name in ("schema_version", "cpus", "gpus"):
+        if name not in data:
+            reader.fail(name, "is missing")
+    version = reader.read(int, data["schema_version"], "schema_version")
+    if version != SCHEMA_VERSION:
+        reader.fail("schema_version", f"is {version}, this gpuaff reads {SCHEMA_VERSION}: upgrade")
+    reader.expect(list, data["gpus"], "gpus")
+    found: Topology = reader.read(Topology, data, "")
+    reader.check_sizes(found)
     return replace(
         found,
-        allowed=found.cpus if top["allowed"].value is None else found.allowed,
-        visible=tuple(found.gpu_by_index) if top["visible"].value is None else found.visible,
-        notes=(*found.notes, *document.notes),
+        gpus=tuple(map(_with_source, found.gpus)),
+        allowed=found.cpus if data.get("allowed") is None else found.allowed,
+        visible=tuple(found.gpu_by_index) if data.get("visible") is None else found.visible,
+        notes=(*found.notes, *reader.notes),
     )
+
+
+def _with_source(gpu: Gpu) -> Gpu:
+    is_known = gpu.node_cpus or gpu.socket_cpus
+    return replace(gpu, source=Source.GIVEN) if is_known and not gpu.source else gpu
 
 
 def to_dict(topology: Topology) -> dict[str, Any]:
@@ -334,35 +268,23 @@ def load(path: str | Path) -> Topology:
 
 
 def loads(data: bytes | str, source: str = "the topology") -> Topology:
-    """A topology from JSON text; errors name ``source``."""
+    """A topology from JSON text (RFC 8259), with or without a BOM; errors name ``source``."""
+    if len(data) > MAX_BYTES:
+        raise TopologyError(source, f"longer than {MAX_BYTES >> 20} MiB: not a topology")
     try:
-        parsed = parse_json(data)
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data.removeprefix("\ufeff")
+        parsed = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        raise TopologyError(source, f"not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        problem = f"not JSON: {error.msg} at {where}; was it cut?" if text.strip() else "empty"
+        raise TopologyError(source, problem) from None
+    except RecursionError:
+        raise TopologyError(source, "not a topology: nested too deeply") from None
     except ValueError as error:
         raise TopologyError(source, str(error)) from None
     return from_dict(parsed, source)
-
-
-def parse_json(data: bytes | str) -> Any:
-    """Parse JSON (RFC 8259): UTF-8 with or without a BOM, no NaN, no key twice.
-
-    Raises:
-        ValueError: it is not valid; the message is one line and says where.
-    """
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"longer than {MAX_BYTES >> 20} MiB: not a topology")
-    try:
-        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data.removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text (byte {error.start})") from None
-    if not text.strip():
-        raise ValueError("empty")
-    try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise ValueError(f"not JSON: {error.msg} at {where}; was it cut?") from None
-    except RecursionError:
-        raise ValueError("not a topology: nested too deeply") from None
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -385,15 +307,13 @@ def dumps(topology: Topology) -> str:
 
 def save(topology: Topology, path: str | Path) -> None:
     """Write a topology to a file, whole or not at all."""
-    text = dumps(topology)
     target = Path(os.path.realpath(path))  # a link stays, and the file behind it changes
     if target.exists() and not target.is_file():
-        target.write_text(text, "utf-8")  # a pipe or a terminal cannot be replaced
+        target.write_text(dumps(topology), "utf-8")  # a pipe or a terminal cannot be replaced
         return
     temporary = target.with_name(f".gpuaff-{os.urandom(8).hex()}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        temporary.write_text(dumps(topology), "utf-8")
         temporary.replace(target)
     except OSError as error:  # name the file that was requested, not the temporary one
         error.filename, error.filename2 = str(path), None

@@ -1,15 +1,13 @@
 """The CPU side of a machine from /sys, and a process's cpuset and quota from its cgroups.
 
-Sources: ``Documentation/admin-guide/cputopology.rst`` (siblings, packages), ``Documentation/
-ABI/testing/sysfs-devices-system-cpu`` (caches, ``cpu_capacity``), ``Documentation/ABI/stable/
-sysfs-devices-node`` (nodes), ``Documentation/admin-guide/cgroup-v2.rst``. Old kernels have masks
-where new ones have lists, and lack files. A file is opened once per core, package or cache, not
-once per CPU: large machines have thousands of CPUs.
+Sources, in Linux's Documentation: ``admin-guide/cputopology.rst``, ``admin-guide/cgroup-v2.rst``,
+``ABI/testing/sysfs-devices-system-cpu``, ``ABI/stable/sysfs-devices-node``. A file is opened once
+per core, package or cache, not once per CPU: large machines have thousands of CPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import CpuSet, grouped, parse_cpulist, parse_mask
@@ -27,8 +25,8 @@ _MASKS = ("siblings", "shared_cpu_map", "cpumap", "local_cpus")
 """How the names of files end that hold a mask. All others hold a cpulist."""
 
 _SLOW = 0.8
-"""A core with less than this part of the fastest core's speed is an efficiency core. Cores of
-one kind differ by a few per cent (favoured cores); E cores and LITTLE cores have 0.4 to 0.75."""
+"""A core with less than this part of the fastest core's speed is an efficiency core. Cores of one
+kind differ by a few per cent (favoured cores); E cores and LITTLE cores have 0.4 to 0.75."""
 
 _CPUSET = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus")
 """Version 2; version 1 since Linux 3.17 and before; version 1 mounted as ``cpuset``."""
@@ -47,11 +45,6 @@ def read_cpus(tree: Tree) -> Topology:
         l3=_l3(tree, cpus),
         numa_nodes=_numa_nodes(tree, cpus),
     )
-
-
-def highest_cpu(tree: Tree, cpus: CpuSet) -> int:
-    """The highest CPU id that this kernel can ever bring online; masks are sized by it."""
-    return max(cpus.union(cpu_list(tree, f"{_CPU}/possible") or {0}))
 
 
 def cpu_list(tree: Tree, *files: str) -> CpuSet | None:
@@ -171,12 +164,17 @@ def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
         if len(set(map(len, cores))) == 1:
             return frozenset()
         file = "cpufreq/base_frequency"
-    speeds = [_integer(tree, f"{_CPU}/cpu{min(core)}/{file}") or 0 for core in cores]
-    if not all(speeds):  # a sibling that is offline, no frequency driver: don't guess
+    return slow_cores(
+        {core: _integer(tree, f"{_CPU}/cpu{min(core)}/{file}") or 0 for core in cores}
+    )
+
+
+def slow_cores(speeds: Mapping[CpuSet, int]) -> CpuSet:
+    """The CPUs of the cores that are much slower than the fastest; none where one is unknown."""
+    if not all(speeds.values()):  # a sibling that is offline, no frequency driver: don't guess
         return frozenset()
-    limit = _SLOW * max(speeds)
-    slow = (core for core, speed in zip(cores, speeds, strict=True) if speed < limit)
-    return frozenset().union(*slow)
+    limit = _SLOW * max(speeds.values(), default=0)
+    return frozenset().union(*(core for core, speed in speeds.items() if speed < limit))
 
 
 def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...] | None:
@@ -191,16 +189,11 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...] | None:
         return NumaNode(
             id=number,
             cpus=(cpu_list(tree, f"{folder}/cpulist", f"{folder}/cpumap") or frozenset()) & cpus,
-            has_memory=_has_memory(tree, folder) if with_memory is None else number in with_memory,
+            has_memory=None if with_memory is None else number in with_memory,
             distances=tuple(map(int, words)) if is_whole else None,
         )
 
     return tuple(map(node, ids)) or None
-
-
-def _has_memory(tree: Tree, node: str) -> bool | None:
-    _, found, after = (tree.read(f"{node}/meminfo") or "").partition("MemTotal:")
-    return after.split()[:1] != ["0"] if found else None
 
 
 # ---- cgroups -----------------------------------------------------------------------------------
@@ -209,11 +202,7 @@ def _has_memory(tree: Tree, node: str) -> bool | None:
 def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
     """The CPUs of a process's cpuset; None when unknown.
 
-    On the live machine the kernel's own mask has it already.
-
-    Args:
-        tree: the machine.
-        process: its id; the tree's ``/proc/self`` is the process that gathered the files.
+    ``self`` is, in a tree of files, the process that gathered them.
     """
     group = tree.read(f"proc/{process}/cpuset")
     if group is None:
@@ -232,12 +221,8 @@ def quotas(tree: Tree, process: int | str = "self") -> dict[str, float]:
     """The limits that a process is under, each in CPUs, by the folder of its cgroup.
 
     A quota (``docker --cpus``, Kubernetes' ``limits.cpu``) limits time and leaves the mask alone:
-    a process with a thread for each CPU of its mask is stopped for a part of each period. See
-    ``Documentation/scheduler/sched-bwc.rst``.
-
-    Args:
-        tree: the machine.
-        process: its id; the tree's ``/proc/self`` is the process that gathered the files.
+    a process with a thread for each CPU of its mask is stopped for a part of each period
+    (``Documentation/scheduler/sched-bwc.rst``).
     """
     groups = _groups(tree, process)
     found: dict[str, float] = {}

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     _Device: TypeAlias = tuple[int, str | None]
     """A GPU's index, and the UUID where it is one MIG instance of that GPU."""
 
+_KINDS = ("GPU-", "MIG-")
 _ORDERS = ("PCI_BUS_ID", "FASTEST_FIRST")
 _BLANKS = " \t\n\v\f\r"
 _NUMBER = re.compile(rf"[{_BLANKS}]*([+-]?)0*([0-9]+)")
@@ -56,7 +57,7 @@ class Visible(NamedTuple):
     """The CUDA devices of a process.
 
     Attributes:
-        indices: the physical index of each device, in CUDA's order. A MIG instance counts as the
+        indices: the physical index of each device, in CUDA's order; of a MIG instance that of the
             GPU that it is part of (case D2).
         notes: what may surprise; their codes begin with ``visible-``.
         instances: for each device, the UUID of the MIG instance that it is, or None.
@@ -95,7 +96,7 @@ def resolve(
             "set it to PCI_BUS_ID or unset it",
         )
     visible = _unset(ordered) if text is None else _listed(ordered, text)
-    if not visible.indices or (text is not None and _is_by_uuid(text)):
+    if not visible.indices or (text is not None and text.startswith(_KINDS)):
         return visible
     names = set() if device_order == "PCI_BUS_ID" else {gpu.name for gpu in ordered if gpu.name}
     return visible._replace(notes=(*visible.notes, *_number_notes(names, lost)))
@@ -118,7 +119,7 @@ def _unset(gpus: Sequence[Gpu]) -> Visible:
 
 def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
     """The devices that a list names, up to its end (rules 1, 2 and 5)."""
-    find = _by_uuid if _is_by_uuid(text) else _by_number
+    find = _by_uuid if text.startswith(_KINDS) else _by_number
     devices: list[_Device] = []
     # No list holds more distinct devices than there are GPUs: one more element settles it.
     for element in text.split(",", len(gpus) + 1):
@@ -137,10 +138,6 @@ def _listed(gpus: Sequence[Gpu], text: str) -> Visible:
 def _of(devices: Sequence[_Device], *notes: Notice) -> Visible:
     indices = tuple(index for index, _ in devices)
     return Visible(indices, notes, tuple(instance for _, instance in devices))
-
-
-def _is_by_uuid(text: str) -> bool:
-    return text.startswith(("GPU-", "MIG-"))
 
 
 def _by_number(gpus: Sequence[Gpu], element: str) -> _Device | str:
@@ -234,19 +231,18 @@ def _number_notes(names: Collection[str], lost: Collection[int]) -> Iterator[Not
     """Where CUDA's numbers may differ from NVML's: unlike GPUs (case D6), and lost ones."""
     unlike = sorted({" ".join(name.split()) for name in names})
     if len(unlike) > 1:
-        message = (
+        yield Notice(
+            "visible-order",
             f"the GPUs are unlike ({', '.join(unlike)}) and CUDA_DEVICE_ORDER is not PCI_BUS_ID: "
             "CUDA's numbers may differ from NVML's, by which they are read here; "
-            "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the GPUs by UUID"
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the GPUs by UUID",
         )
-        yield Notice("visible-order", message)
-    # Schedulers and users write numbers as nvidia-smi counts.
-    if lost:
-        message = (
+    if lost:  # schedulers and users write numbers as nvidia-smi counts
+        yield Notice(
+            "visible-lost",
             f"{_gpus(sorted(lost))} lost, and CUDA may count it or not: CUDA's numbers are read "
-            "here as nvidia-smi numbers the GPUs; name the GPUs by UUID in CUDA_VISIBLE_DEVICES"
+            "here as nvidia-smi numbers the GPUs; name the GPUs by UUID in CUDA_VISIBLE_DEVICES",
         )
-        yield Notice("visible-lost", message)
 
 
 def _gpus(indices: Sequence[int]) -> str:

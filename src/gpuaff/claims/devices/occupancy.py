@@ -11,6 +11,7 @@ is reported as leaving. Memory of a process that is no longer listed is unexplai
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -32,31 +33,29 @@ class ListedProcesses(NamedTuple):
 
     Attributes:
         own: those that leave a GPU free.
-        ended: those that have ended, and are still listed.
-        exiting: those that are exiting, and have not ended yet.
+        exiting: those that have not ended yet.
         me: this process, in the driver's numbers; None when unknown.
         first_namespace: whether the driver lists all processes, as in the first PID namespace.
             Elsewhere its lists may be empty, or their numbers mean other processes (case E15).
-        names: processes in words, as far as they were looked up.
+        names: in words, as far as they were looked up.
     """
 
-    own: Collection[int] = frozenset()
-    ended: Collection[int] = frozenset()
-    exiting: Collection[int] = frozenset()
+    own: AbstractSet[int] = frozenset()
+    ended: AbstractSet[int] = frozenset()
+    exiting: AbstractSet[int] = frozenset()
     me: int | None = None
     first_namespace: bool = True
     names: Mapping[int, str] = MappingProxyType({})
 
     @property
-    def leaving(self) -> frozenset[int]:
+    def leaving(self) -> AbstractSet[int]:
         """Those that will free what they hold on a GPU in a moment."""
-        return frozenset(self.ended) | frozenset(self.exiting)
+        return self.ended | self.exiting
 
     def in_words(self, pids: Iterable[int]) -> str:
         """Some of them in words, those that still run first."""
-        leaving = self.leaving
         number = "pid {}" if self.first_namespace else "what the driver calls pid {}"
-        order = sorted(pids, key=lambda pid: (pid in leaving, pid))
+        order = sorted(pids, key=lambda pid: (pid in self.leaving, pid))
         return enumeration([self.names.get(pid) or number.format(pid) for pid in order])
 
 
@@ -68,20 +67,15 @@ def evaluate(
     ending: Collection[str] = (),
     demand: Demand | None = None,
 ) -> tuple[Usage, ...]:
-    """Evaluate whether each device is free.
+    """Evaluate whether each device of the machine is free.
 
-    Args:
-        readings: what the driver reports of all devices of the machine.
-        processes: the processes that it lists.
-        leased: the holders of leases by UUID, in one line each; empty: unknown. Our own leases are
-            missing. A MIG GPU is in it only when the lease of the whole GPU is held.
-        ending: the leases whose holders are exiting, by UUID.
-        demand: the requirements of each device.
+    ``leased`` has the holders of leases by UUID, in one line each (empty: unknown), without our
+    own; a MIG GPU only when it is leased whole. ``ending`` are those whose holders are exiting.
     """
     demand = demand or Demand()
     return tuple(
         _never(reading, demand)
-        or _lease(reading, leased, ending, frozenset(processes.own))
+        or _lease(reading, leased, ending, processes)
         or _in_use(reading, processes)
         or _memory(reading, readings, processes)
         or _not_now(reading, demand)
@@ -96,10 +90,7 @@ def listed(readings: Iterable[DeviceReading]) -> frozenset[int]:
 
 
 def memory_of_listed(readings: Sequence[DeviceReading], device: Device) -> tuple[int, set[int]]:
-    """The bytes of a device that listed processes have, and those whose amount is unknown.
-
-    Parts of one GPU instance share its memory, so processes on any of them have some of it.
-    """
+    """The bytes of a device that listed processes have, and those whose amount is unknown."""
     known, unknown = 0, set[int]()
     for reading in readings:
         if not same_memory(reading.device, device):
@@ -132,41 +123,42 @@ def _never(reading: DeviceReading, demand: Demand) -> Usage | None:
     elif wanted is not None and total is not None and total < wanted:
         busy, why = Busy.SMALL, f"has {size(total)} in total; {size(wanted)} free were requested"
     elif demand.max_utilization is not None and reading.device.is_mig:
-        busy = Busy.UNREADABLE
         why = "the driver does not report the utilization of MIG instances (max_utilization)"
+        busy = Busy.UNREADABLE
     else:
         return None
     return _busy(reading, busy, why, lasting=True)
 
 
 def _lease(
-    reading: DeviceReading, leased: Mapping[str, str], ending: Collection[str], own: frozenset[int]
+    reading: DeviceReading,
+    leased: Mapping[str, str],
+    ending: Collection[str],
+    processes: ListedProcesses,
 ) -> Usage | None:
     device = reading.device
-    whole = device.parent is not None and device.parent in leased
-    uuid = str(device.parent) if whole else device.uuid
+    of_whole, uuid = "", device.uuid
+    if device.parent is not None and device.parent in leased:
+        of_whole, uuid = f"its GPU {device.index} is ", device.parent
     if uuid not in leased:
         return None
-    exiting = uuid in ending
-    of_whole = f"its GPU {device.index} is " if whole else ""
-    ends = ", which is exiting" if exiting else ""
-    why = f"{of_whole}leased by {printable(leased[uuid]) or 'an unknown process'}{ends}"
-    pids = _computing(reading) - own
-    return _busy(reading, Busy.LEASED, why, pids, leaving=exiting, exiting=exiting)
+    why = f"{of_whole}leased by {printable(leased[uuid]) or 'an unknown process'}"
+    usage = Usage.leased(device, why, exiting=uuid in ending)
+    return usage._replace(pids=tuple(sorted(_computing(reading) - processes.own)))
 
 
 def _in_use(reading: DeviceReading, processes: ListedProcesses) -> Usage | None:
-    own, mode = frozenset(processes.own), reading.compute_mode
-    there, busy, why = _computing(reading) - own, Busy.PROCESSES, "in use by"
+    mode = reading.compute_mode
+    there, busy, why = _computing(reading) - processes.own, Busy.PROCESSES, "in use by"
     if mode in EXCLUSIVE:
         # CUDA would refuse a second process of ours as well: only this very one may go on. One that
         # also does graphics has a context, and counts (cases E13, E16).
-        there = frozenset(reading.compute or ()) - (own & {processes.me})
+        there = frozenset(reading.compute or ()) - (processes.own & {processes.me})
         busy, why = Busy.EXCLUSIVE, f"in {EXCLUSIVE[mode]} mode and used by"
     if not there:
         return None
     leaving = there <= processes.leaving
-    exiting = leaving and not there <= frozenset(processes.ended)
+    exiting = leaving and not there <= processes.ended
     if leaving:
         why = f"still listed by the driver, though {'exiting' if exiting else 'ended'}:"
     message = f"{why} {processes.in_words(there)}"
@@ -210,21 +202,21 @@ def _memory(
 
 def _not_now(reading: DeviceReading, demand: Demand) -> Usage | None:
     wanted, most = demand.min_free_memory, demand.max_utilization
-    free, utilization = reading.free, reading.utilization
-    busy = Busy.UNREADABLE
-    if wanted is not None and free is None:
-        why = "the driver does not report the free memory (min_free_memory)"
-    elif wanted is not None and free is not None and free < wanted:
-        busy = Busy.MEMORY_LOW
-        why = f"only {size(free)} are free; {size(wanted)} were requested"
-    elif most is not None and utilization is None:
-        why = "the driver does not report the utilization (max_utilization)"
-    elif most is not None and utilization is not None and utilization > most:
-        busy = Busy.WORKING
-        why = f"its utilization, {utilization} %, exceeds max_utilization ({most} %)"
-    else:
-        return None
-    return _busy(reading, busy, why)
+    if wanted is not None:
+        if reading.free is None:
+            why = "the driver does not report the free memory (min_free_memory)"
+            return _busy(reading, Busy.UNREADABLE, why)
+        if reading.free < wanted:
+            why = f"only {size(reading.free)} are free; {size(wanted)} were requested"
+            return _busy(reading, Busy.MEMORY_LOW, why)
+    if most is not None:
+        if reading.utilization is None:
+            why = "the driver does not report the utilization (max_utilization)"
+            return _busy(reading, Busy.UNREADABLE, why)
+        if reading.utilization > most:
+            why = f"its utilization, {reading.utilization} %, exceeds max_utilization ({most} %)"
+            return _busy(reading, Busy.WORKING, why)
+    return None
 
 
 def _busy(
@@ -234,27 +226,22 @@ def _busy(
     return Usage(device=reading.device, busy=busy, pids=pids, message=message, **state)
 
 
-# Looking again at devices whose processes are about to end.
+# ---- looking again at devices whose processes are about to end -----------------------------------
 
+# In seconds. The driver lists ended processes, and their memory, for another 0.10 to 0.15 s.
 SETTLES = 1.0
-"""How long to look again at GPUs whose processes have just ended, in seconds: the driver lists
-these, and their memory, for another 0.10 to 0.15 s."""
-
+# While a process is still exiting. It takes 0.1 to 0.5 s on four H200, and for each 16 GiB of the
+# host's memory that it has in small pages about a second more. One that takes longer hangs, in the
+# driver or on a file system, and may do so for ever.
 EXITS = 10.0
-"""How long, in seconds, while a process is still exiting. It takes 0.1 to 0.5 s on four H200, and
-for each 16 GiB of the host's memory that it has in small pages about a second more. One that takes
-longer hangs, in the driver or on a file system, and may do so for ever."""
-
-STEP = 0.03
-"""Seconds between two looks."""
+STEP = 0.03  # between two looks
 
 
 class Settling:
     """Decides how long to look again at GPUs whose processes are about to end. Pure.
 
     The kernel ends a process in steps: it gives back memory, then files and with them locks and
-    contexts, and only then is it a zombie. The driver lists it for all that time, and a little
-    longer: ``settles`` seconds.
+    contexts, and only then is it a zombie. The driver lists it for ``settles`` seconds longer.
     """
 
     def __init__(self, settles: float = SETTLES) -> None:

@@ -37,11 +37,10 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
     # First: one that ends between these two looks has ended in the second.
     exiting = frozenset(filter(kernel.is_exiting, pids))
     ended = frozenset(filter(kernel.has_ended, pids))
-    me = os.getpid()
-    above = {me, *kernel.ancestors()}
+    me, above = os.getpid(), {os.getpid(), *kernel.ancestors()}
     own = {pid for pid in pids if own_is_free and (pid in above or me in kernel.ancestors(pid))}
     return ListedProcesses(
-        own=own if first else set(filter(_computes, own)),
+        own={pid for pid in own if first or _computes(pid)},
         ended=ended,
         exiting=exiting - ended,
         me=me,
@@ -55,7 +54,7 @@ def _computes(pid: int) -> bool:
 
 
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
-    """Descriptions of listed processes, for messages; those that cannot be looked up are missing.
+    """Descriptions of listed processes, as far as they can be looked up.
 
     It takes a while (psutil), so only an error or a wait calls it.
     """
@@ -100,13 +99,11 @@ class Probe:
         utilization: bool = False,
     ) -> None:
         """Of these devices, which must meet the demand; utilization also if none is demanded."""
-        self._session, self._devices, self._demand = session, devices, demand
-        self._own_is_free = own_is_free
-        needed = demand is not None and demand.max_utilization is not None
-        self._utilization = utilization or needed
+        self._session, self._devices = session, devices
+        self._demand, self._own_is_free = demand or Demand(), own_is_free
+        self._utilization = utilization or self._demand.max_utilization is not None
         self._holders: Mapping[str, str] = {}
         self._exiting: Collection[str] = ()
-        self._is_asked = True
         self.readings: tuple[DeviceReading, ...] = ()
         self.processes = ListedProcesses(me=0)
 
@@ -126,31 +123,22 @@ class Probe:
 
     def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """Look, and evaluate how the devices are used now, with the names of processes."""
-        self.prepare(entries)
+        self.look()
         self.evaluated(entries)
         return self.described(entries)
-
-    def prepare(self, entries: Sequence[Entry]) -> None:
-        """Look for :meth:`evaluated`, unless the registry shows a lease of each device.
-
-        The driver answers slowly while other processes start CUDA.
-        """
-        self._read(entries)
-        self._is_asked = any(device.uuid not in self._holders for device in self._devices)
-        if self._is_asked:
-            self.look()
-        else:
-            self.readings = tuple(DeviceReading(device=device) for device in self._devices)
 
     def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
 
-        A lease that is not in the registry is found when this one is tried: /proc/locks has it as
-        well, but reading that stops all processors, 20 ms and more on a large machine. Messages
-        have the numbers of processes only: finding their names takes longer than all the rest.
+        A lease that is not in the registry is found when this one is tried: to read /proc/locks
+        stops all processors, 20 ms and more on a large machine. Messages have the numbers of
+        processes only: finding their names takes longer than all the rest.
         """
-        if self._is_asked:
-            self._read(entries)
+        held = [entry for entry in entries if not entry.waits]
+        # A rank inside a claim holds its GPUs also when the process of that claim has died.
+        inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
+        self._holders = {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
+        self._exiting = ending(entries)
         return self._evaluate(self._holders, self.processes)
 
     def described(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
@@ -160,13 +148,6 @@ class Probe:
         names = names_of(listed(self.readings), self.processes)
         holders = {**by_kernel, **self._holders, **known}
         return self._evaluate(holders, self.processes._replace(names=names))
-
-    def _read(self, entries: Sequence[Entry]) -> None:
-        """A rank inside a claim holds its GPUs also when the process of that claim has died."""
-        held = [entry for entry in entries if not entry.waits]
-        inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
-        self._holders = {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
-        self._exiting = ending(entries)
 
     def _evaluate(
         self, holders: Mapping[str, str], processes: ListedProcesses

@@ -2,8 +2,7 @@
 
 ``GPUAFF_LOCK_DIR``, else ``/tmp/gpuaff``. It holds the guard, the registry (holders and waiters)
 and lock files for devices that have none in sysfs. Where the variable is set, for containers that
-mount one directory, each claim takes a lock file there as well (case E5). It must be local: no
-network file system (case E9).
+mount one directory, each claim takes a lock file there as well (case E5).
 """
 
 from __future__ import annotations
@@ -37,16 +36,11 @@ _OTHER_REMEDIES = {
 
 
 def path() -> str:
-    """The lock directory's path.
-
-    Raises:
-        LockDirectoryError: the path is relative, so it would differ in each working directory.
-    """
+    """The lock directory's path; an error if it would differ in each working directory."""
     found = env.option("lock_dir") or DEFAULT
     if not found.startswith("/"):
-        raise LockDirectoryError(
-            found, "GPUAFF_LOCK_DIR must be a whole path, the same for everyone: /scratch/gpuaff"
-        )
+        expected = "GPUAFF_LOCK_DIR must be a whole path, the same for everyone: /scratch/gpuaff"
+        raise LockDirectoryError(found, expected)
     return found.rstrip("/") or "/"
 
 
@@ -58,16 +52,7 @@ def is_shared() -> bool:
 def open_file(name: str, *, size: int = 0) -> int:
     """Open a file of the lock directory; both are made if missing.
 
-    Args:
-        name: its name there.
-        size: how many bytes are set aside when it is made; 0 opens it for reading only.
-
-    Returns:
-        Its descriptor, which programs do not inherit.
-
-    Raises:
-        LockDirectoryError: something else is in its place, it may not be written, or the disk is
-            full.
+    It is made with that many bytes; 0 opens it for reading only. Programs do not inherit it.
     """
     where = path()
     with lock_errors(where):
@@ -95,14 +80,10 @@ def lock_errors(file: str) -> Iterator[None]:
 
 
 def has(name: str) -> bool:
-    """Whether the lock directory has such a file."""
-    return locks.identity(f"{path()}/{name}") is not None
-
-
-def check() -> None:
-    """Raise a LockDirectoryError where the lock directory neither is nor can be made."""
+    """Whether it has such a file; an error where it neither is nor can be made."""
     with lock_errors(path()):
         locks.check_folder(path())
+    return locks.identity(f"{path()}/{name}") is not None
 
 
 def still_has(name: str, handle: int) -> bool:

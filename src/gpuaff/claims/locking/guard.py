@@ -1,11 +1,8 @@
 """The guard: one claimer at a time chooses among the free GPUs and leases them.
 
 So a claim gets all the GPUs that it requested or none, and two claims do not take half each. That
-no GPU is leased twice does not depend on it: the leases themselves exclude each other. The driver
-is asked before, so a process that hangs in it blocks no other.
-
-filelock locks a descriptor that we have opened safely. Its class ``FileLock`` opens the path
-itself: it refuses files of other users in a sticky directory, and accepts FIFOs and hard links.
+no GPU is leased twice does not depend on it. The driver is asked before, so a process that hangs
+in it blocks no other.
 """
 
 from __future__ import annotations
@@ -14,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+# Not its class FileLock, which opens the path itself: it refuses files of other users in a sticky
+# directory, accepts FIFOs and hard links, and, for Python 3.10, truncates the file.
 from filelock import lock_descriptor, unlock_descriptor
 
 from gpuaff._system import descriptors, locks
@@ -25,7 +24,7 @@ NAME = "guard"
 
 # In seconds.
 LIMIT = 20.0  # leasing takes milliseconds, and the driver is not asked meanwhile
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01  # between two tries: a blocking flock has no time limit
+_PAUSE = 0.005  # between two tries: a blocking flock has no time limit
 
 
 @contextmanager
@@ -36,21 +35,16 @@ def guarded(*, limit: float = LIMIT) -> Iterator[None]:
         LockDirectoryError: its file is unusable, or another process holds it for too long.
     """
     end = time.monotonic() + limit
-    handle = _opened()
+    handle = -1
     try:
-        while not _lock(handle, end, limit):
+        while handle == -1 or not directory.still_has(NAME, handle):
             _close(handle)
-            handle = _opened()
+            handle = directory.open_file(NAME)
+            descriptors.private.add(handle)
+            _lock(handle, end, limit)
         yield
     finally:
         _close(handle)
-
-
-def _opened() -> int:
-    # FileLock, in its releases for Python 3.10, would also truncate the file.
-    handle = directory.open_file(NAME)
-    descriptors.private.add(handle)
-    return handle
 
 
 def _close(handle: int) -> None:
@@ -60,21 +54,17 @@ def _close(handle: int) -> None:
         descriptors.close(handle)
 
 
-def _lock(handle: int, end: float, limit: float) -> bool:
-    """Lock the file; False if another file has been put in its place meanwhile."""
-    pause = _FIRST_PAUSE
+def _lock(handle: int, end: float, limit: float) -> None:
     with directory.lock_errors(f"{directory.path()}/{NAME}"):
         while not lock_descriptor(handle, blocking=False):
             if time.monotonic() >= end:
                 raise _held_too_long(handle, limit)
             with interruptible():
-                time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
-    return directory.still_has(NAME, handle)
+                time.sleep(_PAUSE)
 
 
 def _held_too_long(handle: int, limit: float) -> LockDirectoryError:
-    file = locks.locked_name(handle)
+    file = locks.identity(handle)
     pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]
     holder = directory.holder_in_words(max(pids, default=None))
     return LockDirectoryError(

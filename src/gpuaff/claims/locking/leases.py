@@ -1,11 +1,9 @@
 """Leases: a ``flock`` on each claimed GPU's own directory in sysfs.
 
-Every user can open ``/sys/bus/pci/devices/<address>``, and no user can delete or replace it; no
-umask and no stale file play a part, and the kernel drops the lock when the last process that has
-the descriptor is gone (case E6). A device without such a directory has a lock file in the lock
-directory; with GPUAFF_LOCK_DIR each device has one as well, for containers, whose sysfs may be
-another one (case E5). The lease of a MIG instance is a lock file, and a shared lock on its GPU,
-which keeps others from leasing the whole GPU.
+Every user can open ``/sys/bus/pci/devices/<address>``, no user can replace it, and the kernel drops
+the lock when the last process that has the descriptor is gone (case E6). A device without such a
+directory has a lock file in the lock directory; with GPUAFF_LOCK_DIR each has one as well (case
+E5). A MIG instance's lease is a lock file, and a shared lock on its GPU.
 """
 
 from __future__ import annotations
@@ -22,10 +20,7 @@ _SYSFS = "/sys/bus/pci/devices/"
 
 
 def locks_of(device: Device) -> list[tuple[str, bool]]:
-    """The locks that a lease of this device takes, in their order: each path, and if it is shared.
-
-    Only the lock of the GPU of a MIG instance is.
-    """
+    """The locks that a lease of this device takes, in order: each path, and if it is shared."""
     own = _paths(device.uuid, None if device.is_mig else device.pci_bus_id)
     whole = [] if device.parent is None else _paths(device.parent, device.pci_bus_id)
     return [*((path, True) for path in whole), *((path, False) for path in own)]
@@ -47,12 +42,10 @@ def files_of(device: Device) -> list[str]:
 
 
 class Holder(NamedTuple):
-    """A process that holds a lock of a device.
+    """The process that has taken a lock of a device; children may share it and have outlived it.
 
-    Attributes:
-        pid: the process that has taken it; None when it is not visible here. Children may share
-            the lock, and may have outlived that process.
-        shared: whether it is shared: the GPU has leased MIG instances.
+    The pid is None when it is not visible here; ``shared`` is the lock of a GPU with leased MIG
+    instances.
     """
 
     pid: int | None
@@ -74,9 +67,7 @@ def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
     for device in devices:
         of_device: dict[Holder, None] = {}
         for path, is_shared in locks_of(device):
-            # sysfs is no btrfs, and its directories are many.
-            named = locks.identity if path.startswith(_SYSFS) else locks.locked_name
-            for holder in held.get(named(path), ()):
+            for holder in held.get(locks.identity(path), ()):
                 if not (is_shared and holder.shared):
                     of_device[holder] = None
         found[device.uuid] = tuple(of_device)
@@ -87,7 +78,6 @@ class Lease:
     """The locks that a process holds; none at first."""
 
     def __init__(self) -> None:
-        """Nothing is leased yet."""
         self._marks: dict[int, tuple[int, int, int]] = {}  # by descriptor
 
     @property
@@ -96,11 +86,7 @@ class Lease:
         return tuple(self._marks)
 
     def take(self, devices: Sequence[Device]) -> Device | None:
-        """Take the locks of all devices, or of none.
-
-        Returns:
-            None; or a device that another process has leased.
-        """
+        """Take the locks of all devices, or of none; return one that another process has leased."""
         try:
             for device in devices:
                 if not all(self._take(path, is_shared) for path, is_shared in locks_of(device)):
@@ -112,16 +98,15 @@ class Lease:
         return None
 
     def _take(self, path: str, is_shared: bool) -> bool:
-        name = path.rpartition("/")[2]
+        name, in_sysfs = path.rpartition("/")[2], path.startswith(_SYSFS)
         while True:
             with directory.lock_errors(path):
-                in_sysfs = path.startswith(_SYSFS)
                 handle = locks.open_directory(path) if in_sysfs else directory.open_file(name)
                 self._marks[handle] = descriptors.mark_of(handle)
                 got_lock = locks.try_flock(handle, shared=is_shared)
             if got_lock and (in_sysfs or directory.still_has(name, handle)):
                 return True
-            self._marks.pop(handle)
+            del self._marks[handle]
             descriptors.close(handle)
             if not got_lock:
                 return False

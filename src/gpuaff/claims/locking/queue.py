@@ -6,8 +6,7 @@ only as many GPUs as the earlier ones need would be wrong: which of them they ch
 yet. A waiter that is stopped, or has not beaten for a while, is passed over.
 
 Waiters poll, the less often the further back they are: 200 of them cost 2 to 3 % of a core
-together, and a freed GPU is taken within 0.25 s. (A thread asleep on a lock, or inotify, of which a
-user has 128 instances, would wake sooner, but cannot be interrupted, or wakes all at each beat.)
+together, and a freed GPU is taken within 0.25 s.
 """
 
 from __future__ import annotations
@@ -23,25 +22,22 @@ from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import MOST, Entry, Slot, stopped
 from gpuaff.formatting import process_in_words
 
-# Nor a futex in a shared map of the registry: any user can truncate that file, and the next access
-# would be SIGBUS.
+# No thread asleep on a lock, nor inotify, of which a user has 128 instances: they would wake
+# sooner, but cannot be interrupted, or wake all at each beat. Nor a futex in a shared map of the
+# registry: any user can truncate that file, and the next access would be SIGBUS.
 
-# All in seconds, but for NEAR and _SLOWER.
+NEAR = 8  # so many waiters, behind the first, poll fast: eight GPUs may be freed at once
+
+# In seconds.
 BEAT = 2.0  # a waiter beats so often, if it is awake so often
 TOO_LONG = 10.0  # a waiter that has not beaten for so long is stuck
-NEAR = 8  # so many waiters, behind the first, poll fast: eight GPUs may be freed at once
 _FIRST_POLLS = 0.1  # between two polls of a waiter with no other in its way
-_NEAR_POLLS = 0.2  # of one with up to NEAR in its way
-_FAR_POLLS = 4.0  # at most, of one further back, which takes 0.1 s for each in its way
-_SOON = (
-    0.01  # of a near one, for _NEAR_POLLS after a change: it is served just after the one before
-)
+_NEAR_POLLS, _FAR_POLLS = 0.2, 4.0  # of one with up to NEAR in its way; at most, of others
+_SOON = 0.01  # of a near one, for _NEAR_POLLS after a change: it is served after the one before
 _NEAR_CHECKS, _FAR_CHECKS = 0.8, 10.0  # between two checks if one in the way is stopped or stuck
-_NEAR_LOOKS, _FAR_LOOKS = 10.0, 120.0  # between two reads of the whole registry without a change
+_READS = 60.0  # between two reads of the whole registry without a change
 _LOOKS = 1.0  # between two looks of the first at what no lock shows: other programs' processes
-# After a change the first looks again so soon, then after four times as long, until _LOOKS: memory
-# of a process that has ended may be freed a little later.
-_AGAIN, _SLOWER = 0.03, 4
+_AGAIN = 0.03  # after a change it looks again so soon: memory may be freed a little later
 
 
 def ahead(
@@ -52,17 +48,11 @@ def ahead(
     stopped: Collection[int] = (),
     ticket: int | None = None,
 ) -> tuple[Entry, ...]:
-    """The waiters that come first and want some of the same GPUs, in order.
+    """The waiters that come before this process's ticket and want some of the same GPUs, in order.
 
-    Args:
-        entries: the registry's, without this process's.
-        wants: the keys of the GPUs that are wanted.
-        now: seconds since the machine started.
-        stopped: the slots of stopped processes.
-        ticket: this process's; None when it has none yet.
+    A waiter that is only slow keeps its turn. One in a debugger delays no other, and keeps its
+    place for when it goes on.
     """
-    # A waiter that is only slow keeps its turn. One in a debugger delays no other, and keeps its
-    # place for when it goes on.
     waiting = [
         entry
         for entry in entries
@@ -93,11 +83,11 @@ def in_the_way(ahead: Sequence[Entry], *, wants: frozenset[str], count: int) -> 
 
 def is_well(entry: Entry, now: float) -> bool:
     """Whether a waiter has written its record, and has beaten lately."""
-    # Beats count from boot: no user can set that clock.
     return entry.is_written and _is_fresh(entry.beat, now)
 
 
 def _is_fresh(beat: float, now: float) -> bool:
+    """By the time since boot: no user can set that clock."""
     return abs(now - beat) < TOO_LONG  # False for NaN
 
 
@@ -116,8 +106,7 @@ class Place:
     """This process's place in the queue; :func:`join` makes them. Its slot becomes its claim's."""
 
     def __init__(self, slot: Slot, record: Mapping[str, Any], ticket: int) -> None:
-        self.slot, self.ticket = slot, ticket
-        self._record = record
+        self.slot, self.ticket, self._record = slot, ticket, record
         self._beaten = time.monotonic()
         self._pause, self._quick_until = _LOOKS, 0.0
         self._tickets: list[int] = []
@@ -145,20 +134,19 @@ class Place:
     def wait_behind(self, others: Sequence[Entry], seconds: float = math.inf) -> None:
         """Sleep until one that is in the way leaves or is passed over, or a full read is due."""
         self.beat()
-        handle, now = self.slot.handle, time.monotonic()
         is_near = len(others) <= NEAR
-        poll, checks, looks = _NEAR_POLLS, _NEAR_CHECKS, _NEAR_LOOKS
+        poll, checks = _NEAR_POLLS, _NEAR_CHECKS
         if not is_near:  # when the one half way has left, this one is nearer, and polls more often
-            poll, checks, looks = min(_FAR_POLLS, 0.1 * len(others)), _FAR_CHECKS, _FAR_LOOKS
+            poll, checks = min(_FAR_POLLS, 0.1 * len(others)), _FAR_CHECKS
             others = [others[len(others) // 2]]
-        end, check = now + min(seconds, looks), now + checks
+        now = time.monotonic()
+        end, check = now + min(seconds, _READS), now + checks
         while now < end:
             self._sleep(_SOON if now < self._quick_until else poll, end)
             now = time.monotonic()
-            tickets, beats = registry.tables(handle)
-            if (is_near and tickets != self._tickets) or not all(
-                registry.still_waits(handle, other) for other in others
-            ):
+            tickets, beats = registry.tables(self.slot.handle)
+            gone = any(not registry.still_waits(self.slot.handle, other) for other in others)
+            if gone or (is_near and tickets != self._tickets):
                 self._quick_until = now + _NEAR_POLLS
                 return
             if now >= check:
@@ -170,17 +158,11 @@ class Place:
     def wait_for_gpus(
         self, holding: Collection[int], pids: Collection[int], seconds: float = math.inf
     ) -> None:
-        """With no waiter in the way: sleep until GPUs may have become free.
-
-        Args:
-            holding: the slots of the claims at the last look.
-            pids: other processes that use the GPUs.
-            seconds: how long at most.
-        """
+        """With no waiter in the way: sleep until a claim or one of these processes has ended."""
         self.beat()
         seen = [pid for pid in pids if _exists(pid)]
         end = time.monotonic() + min(seconds, self._pause)
-        self._pause = min(self._pause * _SLOWER, _LOOKS)
+        self._pause = min(4 * self._pause, _LOOKS)
         while time.monotonic() < end:
             self._sleep(_FIRST_POLLS, end)
             if registry.holding(self.slot.handle) != holding or not all(map(_exists, seen)):
@@ -201,10 +183,7 @@ def _exists(pid: int) -> bool:
 
 
 def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
-    """Join the queue behind all its waiters, for some of the GPUs of these keys.
-
-    The guard must be held.
-    """
+    """Join the queue behind all its waiters, for some of these GPUs. The guard must be held."""
     slot = registry.take()
     try:
         ticket = next_ticket(registry.read(slot.handle))

@@ -3,8 +3,7 @@
 One file with a slot for each claimer: a ticket and a beat, and a record in JSON. A slot counts
 while its writer locks one of its bytes by an open file description lock, which ends with the
 writer; so no entry is ever stale. Every user can write the file, so its content only orders the
-queue and explains; a forged record never gives a GPU to two claims. docs/lease-protocol.md has the
-layout. Functions raise LockDirectoryError where the file cannot be used.
+queue and explains. Functions raise LockDirectoryError where it cannot be used.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ from gpuaff.errors import LockDirectoryError
 NAME, VERSION = "registry", 2
 SLOTS, SLOT_SIZE = 512, 4096
 
-# The layout. At the file's start are two tables: each slot's ticket, of which the lowest is first,
-# and when its writer was last known to be well, by CLOCK_BOOTTIME. Then come the records. Bytes
-# behind them are locked: one of each slot while its writer waits, one while it holds GPUs, and 64
-# for the claims inside its claim, more than any has GPUs.
-# The tables are apart from the records so that a poll reads little and parses nothing.
+# The layout, as docs/lease-protocol.md has it: the tables of tickets and beats, apart from the
+# records so that a poll reads little and parses nothing; the records; then the bytes that are
+# locked, of each slot one while its writer waits, one while it holds GPUs, and 64 for the claims
+# inside its claim, more than any has GPUs.
 TICKETS, BEATS = struct.Struct(f"<{SLOTS}Q"), struct.Struct(f"<{SLOTS}d")
 RECORDS = TICKETS.size + BEATS.size
 WAITS = RECORDS + SLOTS * SLOT_SIZE
@@ -40,7 +38,7 @@ HOLDS = WAITS + SLOTS
 PARTS, PART_COUNT = HOLDS + SLOTS, 64
 
 MOST = (1 << 53) - 1  # the largest number that counts: others are not exact in all languages' JSON
-_READS = 3  # of an unreadable record: a write may be half done
+_KEYS = {"pid": int, "start": int, "uid": int, "wanted": int, "since": (int, float), "name": str}
 
 
 class Entry(NamedTuple):
@@ -48,13 +46,10 @@ class Entry(NamedTuple):
 
     Attributes:
         waits: whether the writer waits for GPUs; else it holds some.
-        ticket: its place in the queue; the lowest is first.
         beat: when it was last known to be well, in seconds since the machine started.
-        is_written: whether it has a record.
         pid: the writer's process id, in its own PID namespace.
         start: when the writer started, in clock ticks since the machine started.
         since: since when it waits or holds, in seconds since 1970.
-        wanted: how many GPUs a waiter wants.
         gpus: the keys of the GPUs that it holds or would accept; a waiter without any accepts all.
             Inside the claim of slot 3 they are ``3/GPU-…``.
     """
@@ -93,8 +88,7 @@ def about_me() -> dict[str, Any]:
     pid = os.getpid()
     facts = kernel.thread_facts(pid, pid)
     start, name = (facts.started if facts else None), kernel.name_of(pid) or ""
-    now = time.time()
-    return {"pid": pid, "start": start, "uid": os.geteuid(), "name": name, "since": now}
+    return {"pid": pid, "start": start, "uid": os.geteuid(), "name": name, "since": time.time()}
 
 
 def living(found: Iterable[Entry]) -> frozenset[int]:
@@ -134,7 +128,7 @@ class Slot:
         """Remove what its last writer has written."""
         self.handle, self.number = handle, number
         self._mark = descriptors.mark_of(handle)
-        self._put(RECORDS + self.number * SLOT_SIZE, b" " * SLOT_SIZE)
+        self._put(RECORDS + number * SLOT_SIZE, b" " * SLOT_SIZE)
         self.beat(ticket=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -164,7 +158,7 @@ class Slot:
     def withdraw(self) -> None:
         """Neither wait nor hold any longer, children that share the slot included.
 
-        This comes before the locks are released: one that sees a free lock finds it free here, too.
+        This comes before the leases are released: one that sees a free GPU finds it free here, too.
         """
         if self.is_ours:
             with suppress(LockDirectoryError):
@@ -188,7 +182,7 @@ class Slot:
     def is_ours(self) -> bool:
         """Whether the descriptor is still this one: daemons close all that they have."""
         try:
-            return self.handle >= 0 and descriptors.mark_of(self.handle) == self._mark
+            return descriptors.mark_of(self.handle) == self._mark
         except OSError:
             return False
 
@@ -243,13 +237,11 @@ def opened() -> int:
 
 
 def entries(*, before: int | None = None) -> tuple[Entry, ...]:
-    """All entries, by slot. Reading takes no lock.
+    """All entries, by slot, and of the waiters only those with a ticket ``before`` this one.
 
-    Args:
-        before: leave out waiters with this ticket or a higher one: to read 200 takes 2 ms.
+    Reading takes no lock.
     """
     if not directory.has(NAME):
-        directory.check()
         return ()
     handle = opened()
     try:
@@ -264,17 +256,9 @@ def read(handle: int, *, before: int | None = None) -> tuple[Entry, ...]:
         held = holding(handle)
         waiting = [] if before == 0 else locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
         tickets, beats = tables(handle)
-    slots = {at - WAITS for at in waiting}
-    if before is not None:
-        slots = {slot for slot in slots if tickets[slot] < before}
+    slots = {at - WAITS for at in waiting if before is None or tickets[at - WAITS] < before}
     return tuple(
-        Entry(
-            slot=slot,
-            waits=slot not in held,
-            ticket=tickets[slot],
-            beat=beats[slot],
-            **_read_record(handle, slot),
-        )
+        Entry(slot, slot not in held, tickets[slot], beats[slot], **_read_record(handle, slot))
         for slot in sorted(held | slots)
     )
 
@@ -286,10 +270,7 @@ def holding(handle: int, first: int = 0, end: int = SLOTS) -> frozenset[int]:
 
 
 def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
-    """The tickets and the beats of all slots.
-
-    The tickets change whenever a waiter comes, is served or gives up.
-    """
+    """The tickets and the beats of all slots. A waiter that comes or goes changes the tickets."""
     head = locks.read_at(handle, 0, RECORDS).ljust(RECORDS, b"\0")
     tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
     return tickets, BEATS.unpack_from(head, TICKETS.size)
@@ -303,7 +284,7 @@ def still_waits(handle: int, entry: Entry) -> bool:
 
 
 def _read_record(handle: int, slot: int) -> Mapping[str, Any]:
-    for _ in range(_READS):
+    for _ in range(3):  # an unreadable one may be half written
         found = _parsed(locks.read_at(handle, RECORDS + slot * SLOT_SIZE, SLOT_SIZE))
         if found is not None:
             return found
@@ -312,25 +293,23 @@ def _read_record(handle: int, slot: int) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=SLOTS)  # to parse 200 records anew takes 2 ms
 def _parsed(data: bytes) -> Mapping[str, Any] | None:
-    """The attributes of an entry by its record; None when that is unreadable."""
+    """The fields of an entry by its record; None when that is unreadable."""
     try:
         found = loads(data.decode("utf-8", "replace")) if data.strip() else {}
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
         return {"is_written": False}
-    numbers = {key: _number(found.get(key)) for key in ("pid", "start", "uid", "wanted")}
-    name, gpus = found.get("name"), found.get("gpus")
+    gpus = found.get("gpus")
     return {
-        **{key: None if isinstance(value, float) else value for key, value in numbers.items()},
+        **{key: found[key] for key, kind in _KEYS.items() if _counts(found.get(key), kind)},
         "is_written": bool(found),
-        "since": _number(found.get("since")),
-        "name": name if isinstance(name, str) else "",
         "gpus": tuple(g for g in gpus if isinstance(g, str)) if isinstance(gpus, list) else (),
     }
 
 
-def _number(value: Any) -> Any:
-    """None unless it counts: NaN and infinity, which Python's JSON has, and booleans do not."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
-    return value if fits else None
+def _counts(value: Any, kind: Any) -> bool:
+    """NaN and infinity, which Python's JSON has, and booleans do not."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        return False
+    return isinstance(value, str) or 0 <= value <= MOST

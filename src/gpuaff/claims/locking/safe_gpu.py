@@ -3,18 +3,14 @@
 safe_gpu locks its file exclusively, by ``fcntl.lockf``, from its look until its placeholder is
 there. A claim locks it *shared*, so that claims do not wait for each other, and by an open file
 description lock: a classic one would be lost when anything in the process closes that file.
-
-The kernel grants a shared lock beside other shared ones, so claims that keep coming would starve a
-safe_gpu user: a claim that comes while one waits stands back until it has had its turn. Where
-safe_gpu users follow each other, the claim waits in the kernel's queue.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Event, Thread
 
 from gpuaff._system import descriptors, env, locks
 from gpuaff._system.interrupts import interruptible
@@ -31,11 +27,9 @@ DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across
 # a real machine, one after another.
 LIMIT = 60.0
 # So long does a claim let waiting safe_gpu users go first. Claims that hold the lock meanwhile need
-# a second, or the time that importing torch takes; one that holds it for longer is stopped, and
-# standing back does not help then.
+# a second, or the time that importing torch takes; one that holds it for longer is stopped.
 STAND_BACK = 20.0
-_STEP = 0.005  # between two looks at the waiters, or at what another process is about to make
-_MAKING = 0.1  # so long is the file looked for again, while safe_gpu may be making it
+_STEP = 0.005  # between two looks at the waiters
 _LOG_AFTER = 1.0  # so long a wait is logged, with the process that the claim waits for
 
 _logged: set[str] = set()
@@ -73,17 +67,15 @@ def holding(
         ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
     """
     where = where or path()
-    if where is None:
-        yield ()
-        return
     handle = -1
     warnings: tuple[Notice, ...] = ()
     try:
-        handle = _locked(where, wanted, limit)
+        if where is not None:
+            handle = _locked(where, wanted, limit)
     except ClaimTimeoutError:  # which is an OSError, too
         raise
     except OSError as error:
-        warnings = (_unlocked(where, error),)
+        warnings = (_unlocked(str(where), error),)
     try:
         yield warnings
     finally:
@@ -91,18 +83,14 @@ def holding(
 
 
 def _locked(where: str, wanted: int, limit: float | None) -> int:
-    """Open and lock the file; once more where it has been replaced meanwhile.
-
-    Whatever cleans /tmp may remove it, and the next safe_gpu user makes another one.
-    """
+    """Open and lock the file; once more where it was replaced meanwhile, by what cleans /tmp."""
     started = time.monotonic()
     while True:
         handle = _opened(where)
         try:
             _let_waiters_go_first(handle, where, limit)
-            if not locks.try_range(handle, 0, length=locks.WHOLE, shared=True):
-                _wait(handle, where, wanted, started, limit)
-            if locks.identity(where) == locks.identity(handle):
+            is_locked = _try(handle) or _wait(handle, where, wanted, started, limit)
+            if is_locked and locks.identity(where) == locks.identity(handle):
                 return handle
         except BaseException:
             _close(handle)
@@ -110,59 +98,43 @@ def _locked(where: str, wanted: int, limit: float | None) -> int:
         _close(handle)
 
 
+def _try(handle: int) -> bool:
+    return locks.try_range(handle, 0, length=locks.WHOLE, shared=True)
+
+
 def _close(handle: int) -> None:
-    if handle in descriptors.private:  # not in a forked child, and not what a thread waits for
-        _unlock(handle)
+    if handle in descriptors.private:  # not in a forked child
+        with suppress(OSError):  # closing is not enough: a child being forked may have a copy
+            locks.free_range(handle, 0, length=locks.WHOLE)
         descriptors.close(handle)
 
 
-def _unlock(handle: int) -> None:
-    with suppress(OSError):  # closing is not enough: a child that is being forked may have a copy
-        locks.free_range(handle, 0, length=locks.WHOLE)
-
-
 def _opened(where: str) -> int:
-    """Open the file, which is made if it is missing.
-
-    safe_gpu makes a folder that only its maker may write to (the usual umask), and then the file:
-    so where there is a folder and no file, the file may appear in a moment.
-    """
+    """Open the file, which is made if it is missing."""
     folder, _, name = where.rpartition("/")
-    end = time.monotonic() + _MAKING
-    while True:
-        try:
-            # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse
-            # the O_CREAT by which safe_gpu opens files that are another user's.
-            opened = locks.open_folder(folder or "/", mode=0o777, name=name)
-            try:
-                handle = locks.open_lock_file(opened, name)
-            finally:
-                descriptors.close(opened)
-        except (FileNotFoundError, PermissionError) as error:
-            # Not found though it exists: the folder was a new one of safe_gpu's, still empty, and
-            # another one was put in its place meanwhile.
-            is_refused = isinstance(error, PermissionError) and locks.identity(where) is not None
-            if is_refused or locks.identity(folder) is None or time.monotonic() >= end:
-                raise
-            time.sleep(_STEP)
-            continue
-        descriptors.private.add(handle)
-        return handle
+    # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
+    # O_CREAT by which safe_gpu opens files that are another user's.
+    opened = locks.open_folder(folder or "/", mode=0o777, name=name)
+    try:
+        handle = locks.open_lock_file(opened, name)
+    finally:
+        descriptors.close(opened)
+    descriptors.private.add(handle)
+    return handle
 
 
 def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
-    """Let earlier waiters have their turn, but not those that come after us.
+    """Let earlier waiters have their turn; when one of them holds the lock, we queue behind it.
 
-    It has come when one of them holds the lock: then we queue behind it. A waiter that is just
-    being woken is in neither list, so it counts as done only when it is missing twice.
+    The kernel grants a shared lock beside other shared ones, so claims that keep coming would
+    starve a safe_gpu user.
     """
     file = locks.identity(handle)
     if any(locks.identity(other) == file for other in descriptors.private - {handle}):
         return  # they wait for this process
     ahead = locks.exclusive_waiters(handle)
     started = time.monotonic()
-    missing = 0
-    while ahead and missing < 2 and locks.exclusive_holder(handle) is None:
+    while ahead & locks.exclusive_waiters(handle) and locks.exclusive_holder(handle) is None:
         waited = time.monotonic() - started
         if waited >= (STAND_BACK if limit is None else min(STAND_BACK, limit)):
             return
@@ -170,46 +142,42 @@ def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
             _log_wait(where, f"{holder_in_words(min(ahead))}, which waits for other claims,")
         with interruptible():
             time.sleep(_STEP)
-        missing = 0 if ahead & locks.exclusive_waiters(handle) else missing + 1
+    if ahead:
+        time.sleep(_STEP)  # one that is just being woken is in neither list
 
 
-def _wait(handle: int, where: str, wanted: int, started: float, limit: float | None) -> None:
-    """Sleep in the kernel's queue for the lock.
+def _wait(handle: int, where: str, wanted: int, started: float, limit: float | None) -> bool:
+    """Lock the file when our turn has come in the kernel's queue.
 
-    Such a wait cannot be interrupted, so a thread sleeps there. When we give up, it stays asleep,
-    and unlocks as soon as it gets the lock.
+    Polling would never get the lock where safe_gpu users follow each other, and such a sleep cannot
+    be interrupted, so a thread sleeps, with an open file of its own. When we give up it stays
+    asleep, and unlocks as soon as it gets the lock.
     """
-    # Polling would never get the lock where safe_gpu users follow each other.
-    problems: list[OSError] = []
-    decided = threading.Lock()  # the first to take it decides: we give up, or have the lock
+    own, has_lock, is_over = _opened(where), Event(), Event()
 
     def sleep() -> None:
-        try:
-            locks.wait_for_shared(handle)
-        except OSError as error:
-            problems.append(error)
-        if not decided.acquire(blocking=False):
-            _unlock(handle)
-            descriptors.close(handle)
+        with suppress(OSError):  # the caller's attempt raises the same
+            locks.wait_for_shared(own)
+        has_lock.set()
+        is_over.wait()
+        _close(own)
 
-    thread = threading.Thread(target=sleep, name="gpuaff-safe-gpu", daemon=True)
+    thread = Thread(target=sleep, name="gpuaff-safe-gpu", daemon=True)
     thread.start()
     try:
-        while thread.is_alive():
+        while not has_lock.is_set():
             waited = time.monotonic() - started
             if limit is not None and waited >= limit:
                 raise _timed_out(handle, where, wanted, waited)
             if waited >= _LOG_AFTER:
                 _log_wait(where, holder_in_words(locks.exclusive_holder(handle)))
             with interruptible():
-                thread.join(_LOG_AFTER if limit is None else min(_LOG_AFTER, limit - waited))
+                has_lock.wait(_LOG_AFTER if limit is None else min(_LOG_AFTER, limit - waited))
+        return _try(handle)  # False where that is another file than the thread's by now
     finally:
-        if decided.acquire(blocking=False):
-            descriptors.private.discard(handle)  # the thread closes it
-        else:
+        is_over.set()
+        if has_lock.is_set():
             thread.join()  # no fork may happen while it runs
-    if problems:
-        raise problems[0]
 
 
 def _timed_out(handle: int, where: str, wanted: int, waited: float) -> ClaimTimeoutError:
@@ -238,9 +206,8 @@ def _log_wait(where: str, process: str) -> None:
 
 def _log(level: str, message: str) -> None:
     """Log it, once in a process."""
-    if message in _logged:
-        return
-    _logged.add(message)
-    import logging  # only a claim that waits, or warns, pays for it
+    if message not in _logged:
+        import logging  # only a claim that waits, or warns, pays for it
 
-    getattr(logging.getLogger("gpuaff"), level)(printable(message))
+        _logged.add(message)
+        getattr(logging.getLogger("gpuaff"), level)(printable(message))

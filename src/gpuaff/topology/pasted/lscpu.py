@@ -1,31 +1,45 @@
-"""What ``lscpu``, its rows (``lscpu -p`` or ``-e``) and ``numactl -H`` print, in English."""
+"""The CPU side of a paste: ``lscpu``, its rows (``lscpu -p`` or ``-e``) and ``numactl -H``.
+
+Where two of them differ, lscpu's summary counts before ``numactl -H`` and that before the rows.
+Only the rows say which CPUs share a core. Without them it is inferred from the numbering, as a cut
+by CPUs would give the two threads of one core to two ranks, and a note says so.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
-from gpuaff.cpuset import MAX_CPU_ID, CpuSet
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped
+from gpuaff.formatting import counted
+from gpuaff.topology.model import NumaNode, Package, Topology
 from gpuaff.topology.pasted.text import Paste
+from gpuaff.topology.sysfs import slow_cores
+
+_ADD = "add the output of `lscpu -p`"
 
 _LIST = re.compile(
-    r"^[^:\n]{0,40}?(?:On-?line\sCPU\(s\)\slist|NUMA\snode(\d{1,4})\sCPU\(s\))\s?:[ \t]*"
+    r"^(?:On-?line CPU\(s\) list|NUMA node(\d{1,4}) CPU\(s\)):[ \t]*"
     r"(.*(?:(?:(?<=,)\n|\n(?=,))[\d,-]+)*)$",
-    re.ASCII | re.IGNORECASE | re.MULTILINE,
-)
-"""A list of CPUs, of all that are online or of a node, which may be wrapped at its commas."""
-
-CPUS, THREADS = "CPU(s)", "Thread(s) per core"
-CORES, SOCKETS, NODES = "Core(s) per socket", "Socket(s)", "NUMA node(s)"
-"""The numbers that lscpu prints, by its own words. Its CPUs include those that are offline."""
-
-_NUMBER = re.compile(
-    rf"^({'|'.join(map(re.escape, (CPUS, THREADS, CORES, SOCKETS, NODES)))}):[ \t]*(\d{{1,6}})$",
     re.ASCII | re.MULTILINE,
 )
+"""A list of CPUs, of all that are online or of a node; a window may have wrapped it."""
+
+_NODE = re.compile(
+    r"^node (\d{1,4}) cpus:([\d\s]*)\nnode \1 size:[ \t]*(\d{1,12}) [kMG]B$",
+    re.ASCII | re.MULTILINE,
+)
+"""A node's CPUs and memory in ``numactl -H``."""
+
+_DISTANCES = re.compile(
+    r"^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$", re.ASCII | re.MULTILINE
+)
+_CPUS, _THREADS = "CPU(s)", "Thread(s) per core"
+_CORES, _SOCKETS, _NODES = "Core(s) per socket", "Socket(s)", "NUMA node(s)"
+_KEYS = "|".join(map(re.escape, (_CPUS, _THREADS, _CORES, _SOCKETS, _NODES)))
+_NUMBER = re.compile(rf"^({_KEYS}):[ \t]*(\d{{1,6}})$", re.ASCII | re.MULTILINE)
 _POWER = re.compile(r"(?im)^(?:Architecture:[ \t]*ppc|Model name:[ \t]*power)")
-_VIRTUAL = re.compile(r"^Hypervisor vendor:", re.MULTILINE)
 _TRANSLATED = re.compile(
     r"^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
     r"[^:\n]{1,60}[:\uff1a][ \t]*\d[\d,-]*$",
@@ -33,184 +47,357 @@ _TRANSLATED = re.compile(
 )
 """A number or a list of CPUs under a key that lscpu does not have in English."""
 
+_HEADER = re.compile(r"CPU(?:(?:,[\w:%]*)+|(?:[ \t]+[A-Z][\w:%]*)+)", re.ASCII)
+"""``CPU,Core,Socket,…`` or ``CPU NODE SOCKET …``."""
 
-class Printed(NamedTuple):
-    """What the commands printed; of two lines that differ the first one counts.
+_CELL = re.compile(r"(\d{1,9})(?:\.\d{1,9})?", re.ASCII)
+_PLACES = {"core", "socket", "node"}
 
-    ``cores`` is how many cores with online CPUs there may be, by sockets and cores per socket,
-    which lscpu rounds down; empty when unknown, or when there are such numbers for each of several
-    kinds of cores. ``rows`` has the numbers that ``lscpu -p`` or ``-e`` prints for each online CPU:
-    of its ``core``, ``socket``, ``node``, ``l1d`` (its first-level cache, which no two cores share)
-    and ``l3``, as far as the row has them.
+_SIZES = (2, 4, 8)
+"""How many threads a core can have, beside one."""
+
+Rows: TypeAlias = Mapping[int, Mapping[str, int]]
+"""The numbers in the row of each CPU, by its column's name in lower case."""
+
+
+def read_machine(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool]:
+    """The CPU side, and whether its CPUs are all online ones, and not only some near a GPU.
+
+    ``near`` are the lists of CPUs in the table of GPUs, which count where there is nothing better.
     """
-
-    online: CpuSet | None
-    nodes: Mapping[int, CpuSet]  # by lscpu; empty sets for nodes without CPUs
-    numbers: Mapping[str, int]
-    cores: range
-    is_power: bool
-    is_virtual: bool
-    numactl: Mapping[int, CpuSet]  # the nodes again
-    rows: Mapping[int, Mapping[str, int]]
-    has_memory: Mapping[int, bool]
-    distances: Mapping[int, Mapping[int, int]]  # to every node of the matrix
-
-
-def read(paste: Paste) -> Printed:
-    """Read what the text has of these commands' output."""
-    numbers, cores = _numbers(paste)
-    lists = _lists(paste, numbers.get(CPUS))
-    if not lists and _TRANSLATED.search(paste.text):
-        numbers, cores = {}, range(0)
-        paste.note(
-            "lscpu-translated",
-            "the output of lscpu is not in English and is not used: paste that of `LC_ALL=C lscpu`",
-        )
-    sizes = _NODE_SIZE.findall(paste.text)
-    return Printed(
-        online=lists.pop(None, None),
-        nodes={node: cpus for node, cpus in lists.items() if node is not None},
-        numbers=numbers,
-        cores=cores,
-        is_power=bool(_POWER.search(paste.text)),
-        is_virtual=bool(_VIRTUAL.search(paste.text)),
-        numactl=_numactl(paste),
-        rows=_rows(paste),
-        has_memory={int(node): int(size) > 0 for node, size in reversed(sizes)},
-        distances=_distances(paste.text),
+    machine = _Machine(paste, near)
+    machine.note_missing()
+    topology = Topology(
+        cpus=machine.cpus,
+        allowed=machine.cpus,
+        cores=machine.cores(),
+        efficiency_cpus=machine.efficiency_cpus(),
+        packages=machine.packages(),
+        l3=machine.l3(),
+        numa_nodes=machine.nodes or None,
     )
+    return topology, machine.is_complete
 
 
-def _numbers(paste: Paste) -> tuple[dict[str, int], range]:
+class _Machine:
+    """What the commands agree on; whatever they do not is noted."""
+
+    def __init__(self, paste: Paste, near: Collection[CpuSet]) -> None:
+        self._paste, self._note = paste, paste.note
+        self._numbers = numbers = _numbers(paste)
+        self._is_power = bool(_POWER.search(paste.text))
+        self._is_virtual = "\nHypervisor vendor:" in f"\n{paste.text}"
+        found = _lists(paste)
+        online = found.pop(None, frozenset())
+        lists = {node: cpus for node, cpus in found.items() if node is not None}
+        self._rows = self._whole_rows(online or frozenset().union(*lists.values()))
+        lists = lists or self._rows_by("node", self._rows)
+        online = online or frozenset(self._rows) or frozenset().union(*lists.values())
+        self.is_complete = bool(online)
+        # Where a node's list is missing, its CPUs are known from the table alone.
+        self._distances = _distances(paste.text)
+        is_partial = not online or not lists.keys() >= self._distances.keys()
+        self.cpus = frozenset().union(online, *(near if is_partial else ()))
+        self.nodes = self._numa_nodes(lists)
+        self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
+        self._lists = self._node_cpus or near
+        self._all = max(numbers.get(_CPUS, 0), len(self.cpus))  # also offline ones
+        self._online = len(self.cpus) if self.is_complete else self._all
+        # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
+        sockets = numbers.get(_SOCKETS, 0)
+        least = 0 if self._has_several_kinds() else numbers.get(_CORES, 0) * sockets
+        self._expected = range(least, least + sockets) if least else range(0)
+        # Before util-linux 2.37 the threads were the online CPUs divided by the cores and rounded
+        # down, so that one CPU offline makes them 1: they count as far as the others agree.
+        self._threads = numbers.get(_THREADS, 0)
+        self._is_doubtful = 0 < self._threads * max(self._expected, default=0) < self._online
+
+    def _has_several_kinds(self) -> bool:
+        """Whether lscpu prints a block of numbers for each kind of core."""
+        keys = [key for key, _ in _NUMBER.findall(self._paste.text)]
+        return keys.count(_CORES) > max(1, keys.count(_CPUS))
+
+    def _whole_rows(self, listed: CpuSet) -> Rows:
+        """The rows, if there is one for every CPU: a part of them would split cores and nodes."""
+        rows = _rows(self._paste)
+        if not listed or not rows or rows.keys() == listed:
+            return rows
+        differing = format_cpulist(listed ^ rows.keys())
+        self._note(
+            "lscpu-cut",
+            f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used: "
+            "paste the whole output of `lscpu -p`",
+        )
+        return {}
+
+    def _rows_by(self, key: str, cpus: Collection[int]) -> dict[int, CpuSet]:
+        """Those of these CPUs whose row has this number, by the number."""
+        numbers = {cpu: self._rows[cpu][key] for cpu in cpus if key in self._rows[cpu]}
+        return {numbers[min(part)]: part for part in grouped(numbers, numbers.__getitem__)}
+
+    def _numa_nodes(self, lists: Mapping[int, CpuSet]) -> tuple[NumaNode, ...]:
+        listed: frozenset[int] = frozenset().union(*lists.values())
+        if sum(map(len, lists.values())) > len(listed):
+            raise self._paste.error("a CPU is in two NUMA nodes: paste the output of one machine")
+        if beyond := listed - self.cpus:
+            message = f"the nodes list CPUs {format_cpulist(beyond)} that are not online"
+            self._note("ids-dropped", f"{message}; left out")
+        sizes = {int(node): int(size) > 0 for node, _, size in _NODE.findall(self._paste.text)}
+        ids = sorted(lists)
+        rows = [self._distances.get(node, {}) for node in ids]
+        return tuple(
+            NumaNode(
+                id=node,
+                cpus=lists[node] & self.cpus,
+                has_memory=sizes.get(node),
+                distances=tuple(row[other] for other in ids) if row.keys() >= set(ids) else None,
+            )
+            for node, row in zip(ids, rows, strict=True)
+        )
+
+    def note_missing(self) -> None:
+        """Note which CPUs and nodes are not known."""
+        count, found, nodes = self._numbers.get(_CPUS), len(self.cpus), len(self.nodes)
+        all_nodes = max(self._numbers.get(_NODES, 0), len(self._distances))
+        hint = f" (lscpu counts {count})" if count else ""
+        if not found:
+            self._note("cpus-unknown", f"the CPUs are unknown{hint}: add the output of `lscpu`")
+        elif not self.is_complete:
+            message = f"only {found} CPUs near a GPU are known{hint}: add the output of `lscpu`"
+            self._note("cpus-partial", message)
+        elif count is not None and count < found:
+            message = f"lscpu counts {count} CPUs but lists {found}; the lists are used"
+            self._note("contradiction", message)
+        if not nodes:
+            message = "the NUMA nodes are unknown: add the output of `lscpu` or `numactl -H`"
+            self._note("numa-unknown", message)
+        elif all_nodes > nodes:
+            message = f"{nodes} of {all_nodes} NUMA nodes are listed: add the whole output"
+            self._note("nodes-missing", message)
+        if nodes > 1 and any(node.distances is None for node in self.nodes):
+            message = "NUMA distances are missing: add the output of `numactl -H`"
+            self._note("distances-unknown", message)
+
+    def packages(self) -> tuple[Package, ...] | None:
+        """The sockets: from the rows, or the only one, or so many nodes in each, in order."""
+        sockets, nodes = self._numbers.get(_SOCKETS, 0), self._node_cpus
+        each = len(nodes) // sockets if sockets else 0
+        starts = range(0, len(nodes), each) if each and not len(nodes) % sockets else ()
+        equal = [frozenset().union(*nodes[start : start + each]) for start in starts]
+        if not self.cpus:
+            return None
+        if self._rows and all("socket" in row for row in self._rows.values()):
+            parts = self._rows_by("socket", self.cpus)
+        elif sockets == 1:
+            parts = {0: self.cpus}
+        elif len(set(map(len, equal))) == 1 and frozenset().union(*equal) == self.cpus:
+            parts = dict(enumerate(equal))
+            message = f"the {len(nodes)} NUMA nodes are taken to be in the {sockets} sockets"
+            self._note("packages-inferred", f"{message} in order; to be sure {_ADD}")
+        else:
+            self._note("packages-unknown", f"which CPUs are in which socket is unknown: {_ADD}")
+            return None
+        return tuple(Package(id=number, cpus=parts[number]) for number in sorted(parts))
+
+    def l3(self) -> tuple[CpuSet, ...] | None:
+        """The CPUs of each L3 domain, from the rows alone."""
+        if any("l3" in row for row in self._rows.values()):
+            return tuple(self._rows_by("l3", self.cpus).values())
+        if self.cpus:
+            self._note("l3-unknown", f"which CPUs share an L3 cache is unknown: {_ADD}")
+        return None
+
+    def efficiency_cpus(self) -> CpuSet:
+        """The CPUs of slow cores, by the highest frequencies in the rows (case G5)."""
+        speeds = {frozenset([cpu]): row.get("maxmhz", 0) for cpu, row in self._rows.items()}
+        if not any(speeds.values()) and self._has_several_kinds():
+            message = "lscpu names several kinds of cores, and not which CPUs they are"
+            self._note("cores-unknown", f"{message}: add the output of `lscpu -e`")
+        return slow_cores(speeds)
+
+    def cores(self) -> tuple[CpuSet, ...] | None:
+        """The CPUs of each core: by lscpu's rows, or inferred from the numbering."""
+        rows = self._rows
+        if rows and all("core" in row for row in rows.values()):
+            # The ids of `lscpu -y` repeat in each socket.
+            return grouped(self.cpus, lambda cpu: (rows[cpu].get("socket"), rows[cpu]["core"]))
+        if not self.cpus:
+            return None
+        if self._has_one_thread():
+            return grouped(self.cpus, lambda cpu: cpu)
+        cores = self._by_threads() if self._threads else None
+        if cores is None and (self._is_doubtful or self._threads in (0, 1, 2)):
+            cores = self._two_runs()
+        self._note_cores(cores)
+        return cores
+
+    def _note_cores(self, cores: Sequence[CpuSet] | None) -> None:
+        threads = counted(self._threads, "thread")
+        if self._is_doubtful and self._online == len(self.cpus):
+            self._note(
+                "contradiction",
+                f"lscpu says {threads} per core, but {self._online} CPUs online on "
+                f"{min(self._expected)} cores (sockets x cores per socket); its threads per core "
+                "are not used",
+            )
+        if cores is None:
+            said = f"lscpu says {threads} per core, but " if self._threads > 1 else ""
+            self._note(
+                "cores-unknown",
+                f"{said}which CPUs share a core is unknown, and the numbering does not show it, so "
+                f"each counts as a core of its own: {_ADD}",
+            )
+        else:
+            first = ", ".join(map(str, sorted(cores[0])))
+            message = "which CPUs share a core is inferred from the numbering (the first core: "
+            self._note("cores-inferred", f"{message}{first}); to be sure {_ADD}")
+
+    def _has_one_thread(self) -> bool:
+        """Whether no core can have two CPUs online, by one thread that lscpu prints for each.
+
+        There are no more CPUs than cores, or, offline ones included, too few for two threads.
+        Where the text lacks the number of cores, all CPUs must be online.
+        """
+        if self._threads != 1 or self._is_doubtful:
+            return False
+        least = min(self._expected, default=0)
+        if not least:
+            return self._all == len(self.cpus)
+        return self._online <= least or self._all < 2 * least
+
+    def _by_threads(self) -> tuple[CpuSet, ...] | None:
+        """The cores of which lscpu would print these numbers, or None.
+
+        Offline CPUs have ids among the others, so all ids are cut into cores, and those that are
+        offline are left out then. A hybrid processor fails the count.
+        """
+        least = min(self._expected, default=0)
+        for size in {self._threads: None} | {n: None for n in _SIZES if n * least == self._all}:
+            if size not in _SIZES or self._all % size:  # an old lscpu's 3 is 4, rounded down
+                continue
+            cores = self._numbered(size)
+            if cores is None or (self._expected and len(cores) not in self._expected):
+                continue
+            # The threads of the largest core, or, from an old lscpu, the average rounded down.
+            printed = (max(map(len, cores)), len(self.cpus) // len(cores))
+            if self._is_doubtful or self._threads in printed:
+                return cores
+        return None
+
+    def _numbered(self, size: int) -> tuple[CpuSet, ...] | None:
+        """The online CPUs of each core, by the two ways in which Linux numbers hyperthreads.
+
+        Either all first threads come first, then all second ones (most servers: 0 and 48 of 96),
+        or siblings are neighbours (POWER, many virtual machines, old Opterons). The nodes show
+        which, since hardly any core lies in two nodes; with one node only the first way is the
+        usual one, and on a virtual machine both are.
+        """
+        neighbours = self._within_nodes(lambda cpu: cpu // size)
+        if self._is_power:
+            return neighbours
+        if max(self.cpus) >= self._all:  # ids with gaps: where the second threads begin is unknown
+            return None
+        apart = self._within_nodes(lambda cpu: cpu % (self._all // size))
+        if apart is None:
+            return neighbours if self.cpus <= frozenset().union(*self._node_cpus) else None
+        return None if self._is_virtual and len(self._node_cpus) < 2 else apart
+
+    def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
+        """The CPUs of each core, or None when a core lies in two nodes."""
+        node_of = {cpu: number for number, some in enumerate(self._node_cpus) for cpu in some}
+        cores = grouped(self.cpus, core_of)
+        return cores if all(len(set(map(node_of.get, core))) == 1 for core in cores) else None
+
+    def _two_runs(self) -> tuple[CpuSet, ...] | None:
+        """The cores {c, c + d}, where each list of a node or GPU is two equal runs, d apart.
+
+        On x86-64 Linux numbers the first threads of all cores before any second one, so with one
+        thread per core a node has no gap such as 0-15,128-143. POWER numbers siblings side by
+        side, and so do many virtual machines, where one list of that form is not enough.
+        """
+        cpus, lists = self.cpus, self._lists
+        distances = {_distance(ids) for ids in lists}
+        distance = distances.pop() if len(distances) == 1 else None
+        if distance is None or self._is_power or (self._is_virtual and len(lists) < 2):
+            return None
+        is_foreign = bool(self._expected) and distance not in self._expected
+        is_shifted = self._numbers.get(_CPUS, 2 * distance) != 2 * distance  # by offline CPUs
+        if is_foreign or is_shifted or max(cpus) >= 2 * distance:
+            return None
+        is_whole = frozenset().union(*lists) == cpus
+        return grouped(cpus, lambda cpu: cpu % distance) if is_whole else None
+
+
+def _distance(cpus: CpuSet) -> int | None:
+    """How far apart the starts of two equal runs are, when these CPUs are just two such runs."""
+    half = len(cpus) // 2
+    first, second = min(cpus), max(cpus) - half + 1
+    runs = {*range(first, first + half), *range(second, second + half)}
+    return second - first if cpus == runs and second > first + half else None
+
+
+def _numbers(paste: Paste) -> dict[str, int]:
+    """The numbers of lscpu; nothing where it is in another language."""
+    if not _LIST.search(paste.text) and _TRANSLATED.search(paste.text):
+        message = "the output of lscpu is not in English and is not used"
+        paste.note("lscpu-translated", f"{message}: paste that of `LC_ALL=C lscpu`")
+        return {}
     found: dict[str, int] = {}
-    matches = _NUMBER.findall(paste.text)
-    for key, number in matches:
-        if found.setdefault(key, int(number)) != int(number):
-            paste.note("contradiction", f"lscpu: {key!r} has two values; the first is used")
-    keys = [key for key, _ in matches]
-    several_kinds = keys.count(CORES) > max(1, keys.count(CPUS))
-    sockets = found.get(SOCKETS, 0)
-    least = 0 if several_kinds else found.get(CORES, 0) * sockets
-    return found, range(least, least + sockets) if least else range(0)
+    for key, number in _NUMBER.findall(paste.text):
+        paste.keep(found, key, int(number), f"lscpu's values of {key!r}")
+    return found
 
 
-def _lists(paste: Paste, count: int | None) -> dict[int | None, CpuSet]:
+def _lists(paste: Paste) -> dict[int | None, CpuSet]:
     """The CPUs of each node, and under None those that are online."""
     lists: dict[int | None, CpuSet] = {}
-    cut = False
-    last = None
-    for match in _LIST.finditer(paste.text):
-        last, cut = int(match[1]) if match[1] else None, paste.is_cut(match)
-        _keep(paste, lists, last, "lscpu", match[2].replace("\n", ""))
-    if cut and last in lists and not _is_whole(lists, last, count):
-        del lists[last]
-        paste.note(
-            "line-unreadable", "lscpu: the text breaks off within the last list, which is not used"
-        )
+    found = [(node, text.replace("\n", "")) for node, text in _LIST.findall(paste.text)]
+    found += [(node, ",".join(text.split())) for node, text, _ in _NODE.findall(paste.text)]
+    for node, text in found:
+        what = f"the CPUs of NUMA node {node}" if node else "the online CPUs"
+        cpus = paste.cpulist(text)
+        if cpus is None or not (cpus or node):
+            paste.note("line-unreadable", f"{what} cannot be read ({text[:40]!r})")
+        else:
+            paste.keep(lists, int(node) if node else None, cpus, what)
     return lists
 
 
-def _is_whole(lists: Mapping[int | None, CpuSet], last: int | None, count: int | None) -> bool:
-    """Whether the last list, where the text breaks off, is whole by the number of CPUs."""
-    if last is None:
-        return count in (None, len(lists[last]))
-    nodes = frozenset().union(*(cpus for node, cpus in lists.items() if node is not None))
-    return nodes == lists[None] if lists.get(None) else count in (None, len(nodes))
-
-
-def _keep(
-    paste: Paste, lists: dict[int | None, CpuSet], node: int | None, command: str, value: str
-) -> None:
-    """Keep the first list of a node's CPUs, or of the online ones, which can't be empty."""
-    cpus = paste.cpulist(",".join(value.split()) if command == "numactl" else value)
-    what = "the online CPUs" if node is None else f"the CPUs of NUMA node {node}"
-    if cpus is None or (node is None and not cpus):
-        paste.note("line-unreadable", f"{command}: {what} cannot be read ({value[:40]!r})")
-    elif lists.setdefault(node, cpus) is not cpus:
-        problem = f"{command} lists {what} twice, and differently"
-        paste.note("contradiction", f"{problem}; the first list is used")
-
-
-# ``lscpu -p`` and ``lscpu -e``: a row for each CPU.
-
-_DEFAULT = ("cpu", "core", "socket", "node", "", "l1d", "l1i", "l2", "l3")
-"""The columns of ``lscpu -p``, known even where its header was filtered out."""
-
-_USED = ("core", "socket", "node", "l1d", "l3")
-_PLACES = frozenset({"core", "socket", "cluster", "node", "book", "drawer"})
-_KNOWN = _PLACES | {
-    *("cpu", "l1d", "l1i", "l2", "l3", "cache", "online", "configured", "polarization", "address"),
-    *("scalmhz%", "maxmhz", "minmhz", "mhz", "bogomips"),
-}
-_BARE_ROW = re.compile(r"\d{1,5},\d{1,5},\d{0,5},\d{0,5},,[\d,]{0,80}", re.ASCII)
-_CELL = re.compile(r"\d{1,9}", re.ASCII)
-
-
-def _rows(paste: Paste) -> dict[int, Mapping[str, int]]:
-    rows: dict[int, Mapping[str, int]] = {}
+def _rows(paste: Paste) -> Rows:
+    rows: dict[int, dict[str, int]] = {}
     columns: Sequence[str] = ()
     separator: str | None = None
     for line in paste.lines:
-        if header := _header(line):
-            columns, separator = header, "," if "," in line else None
-            continue
-        if not columns and _BARE_ROW.fullmatch(line):
-            columns, separator = _DEFAULT, ","
-        if columns and line[:1].isdigit():
+        if _HEADER.fullmatch(line):
+            separator = "," if "," in line else None
+            columns = [word.lower() for word in line.split(separator)]
+            columns = columns if _PLACES.intersection(columns) else ()
+        elif columns and line[:1].isdigit():
             for cpu, row in _row(columns, line.split(separator)):
-                if rows.setdefault(cpu, row) != row:
-                    problem = f"lscpu's rows for CPU {cpu} differ"
-                    paste.note("contradiction", f"{problem}; the first is used")
+                paste.keep(rows, cpu, row, f"lscpu's rows for CPU {cpu}")
         elif line:
             columns = ()
     return rows
 
 
-def _header(line: str) -> Sequence[str]:
-    """The columns that a header names, in lower case: ``# CPU,Core,…`` or ``CPU NODE …``."""
-    if not line[:4].lower().startswith(("cpu,", "cpu ", "cpu\t")) or len(line) > 400:
-        return ()
-    words = [word.strip().lower() for word in line.split("," if "," in line else None)]
-    names = {part for word in words for part in word.split(":")} - {""}
-    return words if names <= _KNOWN and names & _PLACES else ()
-
-
-def _row(columns: Sequence[str], values: list[str]) -> Iterator[tuple[int, Mapping[str, int]]]:
+def _row(columns: Sequence[str], values: list[str]) -> Iterator[tuple[int, dict[str, int]]]:
     """A row as CPU and numbers; nothing for one that is cut, or whose CPU is offline."""
     if len(values) < len(columns):
         return
     cells: dict[str, str] = {}
     for column, value in zip(columns, values, strict=False):  # L1d:L1i:L2:L3 is one column of -e
         cells.update(zip(column.split(":"), value.strip().split(":"), strict=False))
-    numbers = {key: int(cell) for key, cell in cells.items() if _CELL.fullmatch(cell)}
+    matches = {key: _CELL.fullmatch(cell) for key, cell in cells.items()}
+    numbers = {key: int(match[1]) for key, match in matches.items() if match}
     is_offline = cells.get("online", "").lower() in ("no", "n")
     if is_offline or numbers.get("cpu", MAX_CPU_ID + 1) > MAX_CPU_ID:
         return
     if "core" in numbers or "core" not in cells:
-        yield numbers["cpu"], {key: numbers[key] for key in _USED if key in numbers}
-
-
-# ``numactl -H`` (``--hardware``): each node's CPUs and memory, and the distances.
-
-_NODE_CPUS = re.compile(r"^node (\d{1,4}) cpus:(.*(?:\n\d[\d \t]*)*)$", re.ASCII | re.MULTILINE)
-_NODE_SIZE = re.compile(r"^node (\d{1,4}) size:[ \t]*(\d{1,12}) [kMG]B$", re.ASCII | re.MULTILINE)
-_DISTANCES = re.compile(
-    r"^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$", re.ASCII | re.MULTILINE
-)
-_ITSELF = 10
-"""The distance of a node to itself, and so the least there is."""
-
-
-def _numactl(paste: Paste) -> dict[int, CpuSet]:
-    nodes: dict[int | None, CpuSet] = {}
-    for match in _NODE_CPUS.finditer(paste.text):
-        if not paste.is_cut(match):  # a size follows each list
-            _keep(paste, nodes, int(match[1]), "numactl", match[2].strip())
-    return {node: cpus for node, cpus in nodes.items() if node is not None}
+        yield numbers.pop("cpu"), numbers
 
 
 def _distances(text: str) -> dict[int, Mapping[int, int]]:
-    """The matrix below ``node distances:``, as far as its rows are whole."""
+    """The matrix of ``numactl -H``, as far as its rows are whole; 10 is the least distance."""
     columns: list[int] = []
     matrix: dict[int, Mapping[int, int]] = {}
     for match in _DISTANCES.finditer(text):
@@ -218,6 +405,6 @@ def _distances(text: str) -> dict[int, Mapping[int, int]]:
             columns = [int(word) for word in match[1].split()]
             continue
         numbers = [int(word) for word in match[3].split()]
-        if len(numbers) == len(columns) and min(numbers) >= _ITSELF:
+        if len(numbers) == len(columns) and min(numbers) >= 10:
             matrix.setdefault(int(match[2]), dict(zip(columns, numbers, strict=True)))
     return matrix

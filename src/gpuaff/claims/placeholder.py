@@ -1,7 +1,6 @@
-"""What occupies a claimed GPU, so that other programs see that it is used.
+"""What occupies a claimed GPU, so that programs that know nothing of gpuaff see that it is used.
 
-Programs that know nothing of gpuaff see only contexts: the driver lists the processes that have
-one.
+They see only contexts: the driver lists the processes that have one.
 """
 
 from __future__ import annotations
@@ -10,6 +9,9 @@ import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from enum import Enum
+from functools import partial
+from importlib import import_module
+from typing import NamedTuple
 
 from gpuaff._system import cuda
 from gpuaff._system.cuda import NOT_INITIALIZED, Contexts, CudaError
@@ -19,7 +21,7 @@ from gpuaff.options import suggestion
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias, TypeVar
+    from typing import Any, TypeAlias, TypeVar
 
     _Result = TypeVar("_Result")
 
@@ -47,11 +49,7 @@ Kind: TypeAlias = Placeholder | Callable[[int], object] | None
 
 
 def kind_of(value: object) -> Kind:
-    """Check the argument: a member of :class:`Placeholder`, its string, a function, or None.
-
-    Raises:
-        InvalidOptionError: it is none of these, or its ``release`` is not a function.
-    """
+    """Check the argument: a member of :class:`Placeholder`, its string, a function, or None."""
     words = [str(kind) for kind in Placeholder]
     if value is None:
         return None
@@ -68,23 +66,13 @@ def kind_of(value: object) -> Kind:
 
 
 def occupy(
-    kind: Kind,
-    expected_uuids: Sequence[str],
-    undo: ExitStack,
-    *,
-    ordinals: Sequence[int] | None = None,
+    kind: Kind, uuids: Sequence[str], undo: ExitStack, *, ordinals: Sequence[int] | None = None
 ) -> tuple[tuple[object, ...], bool]:
     """Occupy the claimed GPUs; ``undo`` releases them, the last one first, also after an error.
 
-    With None nothing is done, and CUDA is not started. With one of ours CUDA is initialised first,
-    and must show the claimed GPUs; with a function this is checked afterwards, if it has
-    initialised CUDA.
-
-    Args:
-        kind: what occupies them.
-        expected_uuids: the claimed GPUs.
-        undo: the claim's steps.
-        ordinals: CUDA's numbers of these; None: 0, 1 … in their order, and CUDA shows no others.
+    With one of ours CUDA is initialised first, and must show the claimed GPUs; with a function this
+    is checked afterwards, if it has initialised CUDA. Without ``ordinals``, CUDA's numbers of the
+    GPUs, these are 0, 1 … in their order, and CUDA shows no others.
 
     Returns:
         What the placeholder returned for each, and whether CUDA is initialised since: then the
@@ -96,10 +84,15 @@ def occupy(
     """
     if kind is None:
         return (), False
-    claimed = dict(zip(ordinals or range(len(expected_uuids)), expected_uuids, strict=True))
+    claimed = dict(zip(ordinals or range(len(uuids)), uuids, strict=True))
     is_alone = ordinals is None
     if isinstance(kind, Placeholder):
-        make, release = _prepared(kind, claimed, undo, is_alone)
+        name, contexts = str(kind), Contexts()
+        make, release = load(name) if name in _FRAMEWORKS else Occupant(contexts.retain)
+        _call(cuda.start, _NO_START, name)
+        _check_visible(claimed, is_alone, name)
+        undo.callback(_release_contexts, contexts)
+        make = partial(_make_or_explain, make, name, claimed)
     else:
         make, release = kind, getattr(kind, "release", None)
     held: list[object] = []
@@ -125,45 +118,30 @@ def _release(held: list[object], release: Callable[[object], object] | None) -> 
         raise min(errors, key=lambda error: isinstance(error, Exception))
 
 
-def _prepared(
-    kind: Placeholder, claimed: Mapping[int, str], undo: ExitStack, is_alone: bool
-) -> tuple[Callable[[int], object], Callable[[object], object] | None]:
-    """How one of ours occupies a GPU, and how it is released; CUDA is started."""
-    name, contexts = str(kind), Contexts()
-    make: Callable[[int], object] = contexts.retain
-    release = None
-    if kind is not Placeholder.CONTEXT:
-        from gpuaff.claims.placeholder.frameworks import load
-
-        framework = load(name)
-        make, release = framework.make, framework.release
-    _call(cuda.start, _NO_START, name)
-    _check_visible(claimed, is_alone, name)
-    undo.callback(_release_contexts, contexts)
-    return _explaining(make, name, claimed), release
-
-
 def _release_contexts(contexts: Contexts) -> None:
     with suppress(CudaError):  # after an error of the job's own, which the job has seen
         contexts.release()
 
 
-def _explaining(
-    make: Callable[[int], object], name: str, claimed: Mapping[int, str]
-) -> Callable[[int], object]:
-    def make_or_explain(ordinal: int) -> object:
-        try:
-            return make(ordinal)
-        except Exception as error:  # a framework may raise anything
-            code = error.code if isinstance(error, CudaError) else None
-            failed = f"placeholder={name!r} could not occupy {claimed[ordinal]}"
-            problem = f"{failed} (CUDA device {ordinal}): {explain(error)}"
-            raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
+def _make_or_explain(
+    make: Callable[[int], object], name: str, claimed: Mapping[int, str], ordinal: int
+) -> object:
+    try:
+        return make(ordinal)
+    except Exception as error:  # a framework may raise anything
+        code = error.code if isinstance(error, CudaError) else None
+        failed = f"placeholder={name!r} could not occupy {claimed[ordinal]}"
+        problem = f"{failed} (CUDA device {ordinal}): {explain(error)}"
+        raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
 
-    return make_or_explain
 
+# ---- CUDA ----------------------------------------------------------------------------------------
 
 _NO_START, _NO_LIST = "CUDA does not start", "CUDA does not list its GPUs"
+_CLAIM_FIRST = (
+    "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the beginning of "
+    "the program"
+)
 
 
 def _call(function: Callable[[], _Result], failure: str, kind: str | None) -> _Result:
@@ -180,11 +158,7 @@ def _call(function: Callable[[], _Result], failure: str, kind: str | None) -> _R
 
 
 def _check_visible(claimed: Mapping[int, str], is_alone: bool, kind: str | None = None) -> None:
-    """Check that CUDA shows the claimed GPUs under their numbers, and no others if ``is_alone``.
-
-    Only the hex digits are compared: CUDA does not report the kind of the device, and older drivers
-    report the GPU in place of its MIG instance.
-    """
+    """Check that CUDA shows the claimed GPUs under their numbers, and no others if ``is_alone``."""
     visible = dict(enumerate(_call(cuda.uuids, _NO_LIST, kind)))
     shown = {ordinal: _digits(uuid) for ordinal, uuid in visible.items()}
     wanted = {ordinal: _digits(uuid) for ordinal, uuid in claimed.items()}
@@ -192,8 +166,7 @@ def _check_visible(claimed: Mapping[int, str], is_alone: bool, kind: str | None 
         raise PlaceholderError(
             f"claimed was {_numbered(claimed)}, but CUDA shows this process "
             f"{_numbered(visible) or 'no GPU'}: CUDA was initialised before the claim, "
-            "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the "
-            "beginning of the program",
+            f"{_CLAIM_FIRST}",
             kind,
             tuple(claimed.values()),
         )
@@ -208,25 +181,22 @@ def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
     _call(cuda.start, _NO_START, kind)
     shown = [_digits(uuid) for uuid in _call(cuda.uuids, _NO_LIST, kind)]
     if not {_digits(uuid) for uuid in claimed} <= {*shown}:
-        raise PlaceholderError(
-            f"CUDA does not show {', '.join(claimed)} to this process: CUDA_VISIBLE_DEVICES was "
-            "changed meanwhile, or a device is denied; claim at the beginning of the program",
-            kind,
-            tuple(claimed),
-        )
+        problem = f"CUDA does not show {', '.join(claimed)} to this process: {_CLAIM_FIRST}"
+        raise PlaceholderError(problem, kind, tuple(claimed))
     return tuple(shown.index(_digits(uuid)) for uuid in claimed)
 
 
 def _digits(uuid: str) -> str:
-    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
+    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``.
+
+    CUDA does not report the kind, and older drivers report the GPU in place of its MIG instance.
+    """
     return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()
 
 
-# What a failed call of CUDA means for a claim, and what to do: the meanings are those of
-# ``CUresult`` in the CUDA Driver API's reference.
-
 _VISIBLE = "see CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and which devices the container has"
 
+# What a failed call of CUDA means for a claim, and what to do, by ``CUresult`` (CUDA Driver API).
 _MEANING = {
     2: "its memory is full, by a process that the driver does not list; see nvidia-smi",
     NOT_INITIALIZED: "this process was forked from one that had initialised CUDA, and cannot use "
@@ -251,6 +221,15 @@ _MEANING = {
     "After a suspend, reload the module nvidia_uvm",
 }
 
+
+def explain(error: Exception) -> str:
+    """An error's message in one line, and for known ones of CUDA, what to do."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    meaning = _MEANING.get(error.code) if isinstance(error, CudaError) else None
+    return f"{message}; {meaning}" if meaning else message
+
+
+# What initialises CUDA, by module; the likeliest first.
 _INITIALIZERS = {
     "torch": "torch.cuda.is_available() (unless PYTORCH_NVML_BASED_CUDA_CHECK=1), "
     "torch.cuda.init(), or a tensor on a GPU",
@@ -260,14 +239,6 @@ _INITIALIZERS = {
     "pycuda": "import pycuda.autoinit",
     "numba": "numba.cuda.is_available()",
 }
-"""What initialises CUDA, by module; the likeliest first."""
-
-
-def explain(error: Exception) -> str:
-    """An error's message in one line, and for known ones of CUDA, what to do."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    meaning = _MEANING.get(error.code) if isinstance(error, CudaError) else None
-    return f"{message}; {meaning}" if meaning else message
 
 
 def cuda_already_initialized() -> str | None:
@@ -276,20 +247,13 @@ def cuda_already_initialized() -> str | None:
     Nothing is imported, loaded or initialised to find out. In a forked child CUDA does not report
     that the parent had initialised it; its first call there fails (error 3).
     """
-    if not (cuda.is_initialized() or _is_initialized_by_torch()):
+    torch = getattr(sys.modules.get("torch"), "cuda", None)  # it may use another libcuda
+    if not (cuda.is_initialized() or getattr(torch, "is_initialized", bool)() is True):
         return None
     return (
         "CUDA is already initialised in this process, and its GPUs cannot be changed any more; "
         f"{likely_initializers(sys.modules)}. Claim before that, at the beginning of the program"
     )
-
-
-def _is_initialized_by_torch() -> bool:
-    """By torch, if it is imported: it may use another libcuda."""
-    try:
-        return sys.modules["torch"].cuda.is_initialized() is True
-    except (KeyError, AttributeError):  # not imported, or still being imported
-        return False
 
 
 def likely_initializers(modules: Container[str]) -> str:
@@ -298,3 +262,92 @@ def likely_initializers(modules: Container[str]) -> str:
     if not found:
         return "an import or call has done it (a check whether CUDA is available is enough)"
     return f"usual causes: {'; '.join(found)}"
+
+
+# ---- frameworks: a context of theirs stays until the process ends, except for pycuda's -----------
+
+
+class Occupant(NamedTuple):
+    """What occupies the GPU of an ordinal, and what is called with its result for the release."""
+
+    make: Callable[[int], object]
+    release: Callable[[Any], object] | None = None
+
+
+def load(name: str) -> Occupant:
+    """Import a framework; PlaceholderError where that fails, or it has no CUDA."""
+    framework = _FRAMEWORKS[name]
+    problem = f"placeholder={name!r}: the Python module {name}"
+    try:
+        module = import_module(framework.module)
+    except Exception as error:  # a module may run and raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            install = f"pip install {framework.package}"
+            raise PlaceholderError(f"{problem} is not installed; {install}", name) from None
+        mend = f"pip install --force-reinstall {framework.package}"
+        problem = f"{problem} cannot be imported ({explain(error)}); mend it: {mend}"
+        raise PlaceholderError(problem, name) from error
+    if name == "torch" and module.version.cuda is None:
+        raise PlaceholderError(
+            f"placeholder={name!r}: this torch ({module.__version__}) was built without CUDA; "
+            "install a build with CUDA (https://pytorch.org/get-started), or another placeholder",
+            name,
+        )
+    return Occupant(partial(framework.make, module), framework.release)
+
+
+def _torch(torch: Any, ordinal: int) -> object:
+    return torch.zeros(1, device=f"cuda:{ordinal}")
+
+
+def _tensorflow(tensorflow: Any, ordinal: int) -> object:
+    with tensorflow.device(f"GPU:{ordinal}"):
+        tensor = tensorflow.constant([1.0])
+    # Where TensorFlow cannot put it there, it puts it elsewhere, without an error.
+    if not str(tensor.device).upper().endswith(f"GPU:{ordinal}"):
+        raise RuntimeError(
+            f"TensorFlow put it on {tensor.device}: it sees no such GPU "
+            "(tf.config.list_physical_devices('GPU')), or was built without CUDA"
+        )
+    return tensor
+
+
+def _pycuda(driver: Any, ordinal: int) -> object:
+    """A context of pycuda's own that is not current.
+
+    One that is still current when the process ends makes pycuda abort it. Primary contexts do not
+    work: when pycuda releases one, it stays current in CUDA although it is gone
+    (``primary_context::detach_internal`` in its ``cuda.hpp`` pops nothing).
+    """
+    driver.init()
+    context = driver.Device(ordinal).make_context()
+    try:
+        driver.Context.pop()
+    except BaseException:
+        context.detach()
+        raise
+    return context
+
+
+def _cupy(cupy: Any, ordinal: int) -> object:
+    with cupy.cuda.Device(ordinal):  # the current device is the one from before, afterwards
+        return cupy.zeros(1)
+
+
+class _Framework(NamedTuple):
+    """The module that is imported, the package that has it, and how it occupies a GPU."""
+
+    module: str
+    package: str
+    make: Callable[[Any, int], object]
+    release: Callable[[Any], object] | None = None
+
+
+# Scripts written for safe_gpu name all of these but CuPy, and their needs differ: TensorFlow takes
+# memory by its own rules, and pycuda's contexts are not primary. For others a function will do.
+_FRAMEWORKS = {
+    "torch": _Framework("torch", "torch", _torch),
+    "tensorflow": _Framework("tensorflow", "tensorflow", _tensorflow),
+    "pycuda": _Framework("pycuda.driver", "pycuda", _pycuda, lambda context: context.detach()),
+    "cupy": _Framework("cupy", "cupy-cuda12x (for CUDA 12; cupy-cuda13x for CUDA 13)", _cupy),
+}

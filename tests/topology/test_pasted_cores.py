@@ -1,0 +1,422 @@
+"""Which CPUs share a core, where lscpu's numbers and the numbering must tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpuaff import Topology, plan
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.topology.pasted import parse
+from tests.pasted_machines import DATA
+from tests.topology.reading import codes, cores, lists, message, pairs
+
+pytestmark = pytest.mark.case("pasted-machines")
+
+DGX = (DATA / "threads/dgx-a100-cpu255-offline.txt").read_text("utf-8")
+ACROSS = (DATA / "threads/kvm-siblings-across-nodes.txt").read_text("utf-8")
+
+
+def nodes(*cpulists: str) -> str:
+    """The NUMA nodes as lscpu prints them."""
+    return "".join(f"NUMA node{node} CPU(s): {cpus}\n" for node, cpus in enumerate(cpulists))
+
+
+def table(*cpulists: str) -> str:
+    """A table with a GPU beside each list."""
+    names = [f"GPU{gpu}" for gpu in range(len(cpulists))]
+    rows = [
+        "\t".join([name, *("X" if other == name else "SYS" for other in names), cpus])
+        for name, cpus in zip(names, cpulists, strict=True)
+    ]
+    return "\n".join(["\t" + "\t".join([*names, "CPU Affinity"]), *rows, ""])
+
+
+def is_inferred(topology: Topology) -> bool:
+    """Whether the cores were worked out; the notes must say the same."""
+    assert ("cores-inferred" in codes(topology)) == (topology.cores is not None)
+    assert ("cores-unknown" in codes(topology)) == (topology.cores is None)
+    return topology.cores is not None
+
+
+def ranks(topology: Topology, nproc: int) -> list[str] | None:
+    return lists([share.cpus for share in plan(topology, nproc).shares])
+
+
+# --- two equal runs in every list -------------------------------------------------------------
+
+HYPERVISOR = "Hypervisor vendor: KVM\n"
+NUMACTL = "node 0 cpus: 0 1 4 5\nnode 0 size: 9 MB\nnode 1 cpus: 2 3 6 7\nnode 1 size: 9 MB\n"
+ROWS_WITHOUT_CORES = "# CPU,Node\n" + "".join(f"{cpu},{cpu // 2 % 2}\n" for cpu in range(8))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (nodes("0-15,128-143", "16-31,144-159"), pairs(0, 31, 128)),
+        (nodes("0-3,8-11", "4-7,12-15", "", ""), pairs(0, 7, 8)),
+        (NUMACTL, pairs(0, 3, 4)),
+        (ROWS_WITHOUT_CORES, pairs(0, 3, 4)),
+        (table("48-63,176-191", "48-63,176-191"), pairs(48, 63, 128)),
+        (table("0-3,8-11", "4-7,12-15", "", "N/A"), pairs(0, 7, 8)),
+        (table("0,64", "0,64"), ["0,64"]),
+        # What is near one GPU may be a part of what is near another one.
+        (table("0-7,16-23", "0-3,16-19"), pairs(0, 7, 16)),
+        # The nodes' lists count, whatever the table says.
+        (nodes("0-3,8-11", "4-7,12-15") + table("0-3", "4-5,12"), pairs(0, 7, 8)),
+        ("On-line CPU(s) list: 0-15\n" + table("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
+        # A whole core offline at the end of each node.
+        (nodes("0-2,8-10", "4-6,12-14"), [*pairs(0, 2, 8), *pairs(4, 6, 8)]),
+        # Two threads are told, but only the CPUs near a GPU, or not all online.
+        ("Thread(s) per core: 2\n" + table("48-63,176-191"), pairs(48, 63, 128)),
+        (
+            "Thread(s) per core: 2\n" + nodes("0-2,8-10", "4-6,12-14"),
+            [*pairs(0, 2, 8), *pairs(4, 6, 8)],
+        ),
+        ("Core(s) per socket: 4\nSocket(s): 2\n" + nodes("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
+        # A virtual machine is believed where several nodes have that form.
+        (HYPERVISOR + nodes("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
+    ],
+)
+def test_two_equal_runs_are_the_siblings(text: str, expected: Sequence[str]) -> None:
+    topology = parse(text)
+    assert cores(topology) == expected
+    assert is_inferred(topology)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nodes("0-71"),
+        nodes("0-31", "32-63"),
+        table("0-31", "0-31"),
+        nodes("0-7,8-15"),
+        nodes("0-3,8-10", "4-7,12-15"),
+        nodes("0-3,8-11", "4-7,13-16"),
+        nodes("0-3,8-11", "4-7,12-15", "16-19"),
+        nodes("0-3,8-11,16-19,24-27", "4-7,12-15,20-23,28-31"),
+        nodes("0-3,8-11,16-19", "4-7,12-15,20-23"),
+        nodes("0-1,3-4,8-9,11-12"),
+        nodes("8-11,16-19"),
+        nodes("0-3,8-11", "12-15,20-23"),
+        # CPU 16 is online and in no node, or beside no GPU.
+        "On-line CPU(s) list: 0-16\n" + nodes("0-3,8-11", "4-7,12-15"),
+        "On-line CPU(s) list: 0-16\n" + table("0-3,8-11", "4-7,12-15"),
+        "On-line CPU(s) list: 0-15\n" + table("0-3,8-11"),
+        # The lists of the table do not count where nodes are told.
+        nodes("0-15") + table("0-3,8-11", "4-7,12-15"),
+        # As many cores as CPUs, or twice as many siblings.
+        "Core(s) per socket: 8\nSocket(s): 2\n" + nodes("0-3,8-11", "4-7,12-15"),
+        "Thread(s) per core: 4\n" + nodes("0-2,8-10", "4-6,12-14"),
+        # POWER, and a virtual machine of one node, number siblings side by side.
+        "Architecture: ppc64le\n" + nodes("0-3,8-11", "4-7,12-15"),
+        HYPERVISOR + nodes("0-3,8-11"),
+        HYPERVISOR + table("0-1,8-9", "0-1,8-9"),
+    ],
+)
+def test_weaker_lists_tell_nothing(text: str) -> None:
+    topology = parse(text)
+    assert not is_inferred(topology)
+    assert "the numbering does not show it" in message(topology, "cores-unknown")
+
+
+@pytest.mark.case("A25")
+def test_a_cut_list_beside_whole_ones_tells_nothing() -> None:
+    """Six runs may be the beginning of many; the whole list of another GPU does not help."""
+    assert not is_inferred(parse(table("0-3,32-35", "4-5,8-9,12-13,16-17,20-21,24-25")))
+    online = "On-line CPU(s) list: 0-3,32-35\n"
+    assert not is_inferred(parse(online + table("0-3,32-35", "0,2,4,6,8,10")))
+
+
+def test_what_is_told_counts_before_the_numbering() -> None:
+    lists = nodes("0-3,8-11", "4-7,12-15")
+    one_thread = parse("Thread(s) per core: 1\n" + lists)
+    assert cores(one_thread) == [str(cpu) for cpu in range(16)]
+    rows = "# CPU,Core,Socket,Node\n" + "".join(
+        f"{cpu},{cpu // 2},0,{cpu // 4 % 2}\n" for cpu in range(16)
+    )
+    assert cores(parse(lists + rows)) == [f"{cpu}-{cpu + 1}" for cpu in range(0, 16, 2)]
+    for topology in (one_thread, parse(lists + rows)):
+        assert not {"cores-inferred", "cores-unknown"} & {note.code for note in topology.notes}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[int, list[range]]:
+    """Its number of cores, and the first threads of each node; some nodes may be left out."""
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
+    starts = [sum(sizes[:node]) for node in range(len(sizes))]
+    whole = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    kept = draw(st.lists(st.sampled_from(whole), min_size=1, unique=True))
+    assume(all(len(node) < sum(sizes) for node in kept))  # else 0-7 and 8-15 are one run
+    return sum(sizes), sorted(kept, key=lambda node: node[0])
+
+
+def _both_threads(node: range, distance: int) -> CpuSet:
+    return frozenset(node) | {cpu + distance for cpu in node}
+
+
+@given(machines())
+def test_hyperthreads_of_any_machine(machine: tuple[int, list[range]]) -> None:
+    count, firsts = machine
+    lists = [format_cpulist(_both_threads(node, count)) for node in firsts]
+    expected = [f"{cpu},{cpu + count}" for node in firsts for cpu in node]
+    assert cores(parse(nodes(*lists))) == cores(parse(table(*lists))) == expected
+
+
+@given(machines(), st.data())
+def test_one_cpu_less_and_the_form_is_lost(
+    machine: tuple[int, list[range]], data: st.DataObject
+) -> None:
+    count, firsts = machine
+    sets = [_both_threads(node, count) for node in firsts]
+    hit = data.draw(st.integers(0, len(sets) - 1))
+    sets[hit] -= {data.draw(st.sampled_from(sorted(sets[hit])))}
+    assert not is_inferred(parse(nodes(*map(format_cpulist, sets))))
+
+
+# --- CPUs that are offline --------------------------------------------------------------------
+
+DGX_RANKS = [
+    "48-55,176-183",
+    "56-63,184-191",
+    "16-23,144-151",
+    "24-31,152-159",
+    "112-119,240-247",
+    "120-127,248-254",  # CPU 127's sibling is CPU 255
+    "80-87,208-215",
+    "88-95,216-223",
+]
+"""Node 3 has the cores 48-63, two GPUs are on it, eight cores each; and so on."""
+
+
+def test_one_offline_cpu_of_a_dgx_a100() -> None:
+    """lscpu divided 255 CPUs by 128 cores: "Thread(s) per core: 1"."""
+    topology = parse(DGX)
+    assert cores(topology) == [*pairs(0, 126, 128), "127"]
+    assert ranks(topology, 8) == DGX_RANKS
+    assert message(topology, "contradiction") == (
+        "lscpu says 1 thread per core, but 255 CPUs online on 128 cores (sockets x cores per "
+        "socket); its threads per core are not used"
+    )
+    assert "the first core: 0, 128" in message(topology, "cores-inferred")
+
+
+def test_the_largest_core_counts_for_a_newer_lscpu() -> None:
+    topology = parse(DGX.replace("core:              1", "core:              2"))
+    assert ranks(topology, 8) == DGX_RANKS
+    assert "contradiction" not in codes(topology)
+
+
+def lscpu(cpus: int, online: str, threads: int, per_socket: int, sockets: int, *nodes: str) -> str:
+    """The lines that count; without the number of cores where it is 0."""
+    lines = [
+        f"CPU(s): {cpus}",
+        f"On-line CPU(s) list: {online}",
+        f"Thread(s) per core: {threads}",
+        f"Core(s) per socket: {per_socket or 'unknown'}",
+        f"Socket(s): {sockets}",
+        *(f"NUMA node{node} CPU(s): {some}" for node, some in enumerate(nodes)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+POWER = "Architecture: ppc64le\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # CPUs 6 and 15 are offline: with two threads a core, 0 may belong to 1 or to 8.
+        lscpu(16, "0-5,7-14", 1, 0, 1, "0-5,7-14"),
+        # CPUs 7 and 8 of {0,8} … {7,15} are offline.
+        lscpu(16, "0-6,9-15", 1, 0, 1, "0-6,9-15"),
+        # Four threads a core, of which one is offline.
+        POWER + lscpu(96, "0-69,71-95", 3, 0, 2, "0-47", "48-69,71-95"),
+    ],
+)
+def test_without_the_number_of_cores_a_wrong_guess_is_not_made(text: str) -> None:
+    found = parse(text)
+    assert (found.cores, "cores-unknown" in codes(found)) == (None, True)
+
+
+def test_one_thread_per_core_beside_a_table_of_two_threads() -> None:
+    """`lscpu | grep -E '^(CPU|Thread|Core|Socket)'`: online CPUs are known only near GPUs."""
+    numbers = "CPU(s): 256\nThread(s) per core: 1\nCore(s) per socket: 64\nSocket(s): 2\n"
+    table = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tSYS\t48-63,176-191\nGPU1\tSYS\tX\t48-63,176-191\n"
+    topology = parse(numbers + table)
+    assert cores(topology) == pairs(48, 63, 128)
+    assert "contradiction" not in codes(topology)  # the others may be offline
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Several are offline, of one core or of two; a core as a whole.
+        (lscpu(8, "0-5", 2, 4, 1), ["0,4", "1,5", "2", "3"]),
+        (lscpu(8, "0-5", 1, 4, 1), ["0,4", "1,5", "2", "3"]),
+        (lscpu(8, "0-2,4-6", 2, 3, 1), ["0,4", "1,5", "2,6"]),
+        (lscpu(8, "1-7", 2, 4, 1), ["1,5", "2,6", "3,7", "4"]),
+        # Three cores in two sockets: one core per socket, rounded down.
+        (lscpu(8, "0-2,4-6", 2, 1, 2), ["0,4", "1,5", "2,6"]),
+        # One sibling pair in five CPUs: an average of 1.25 threads.
+        (lscpu(8, "0-4", 1, 4, 1), ["0,4", "1", "2", "3"]),
+        (lscpu(8, "0-4", 1, 2, 2), ["0,4", "1", "2", "3"]),
+        # Siblings are neighbours where else they lay in two nodes.
+        (lscpu(8, "0-6", 1, 2, 2, "0-3", "4-6"), ["0-1", "2-3", "4-5", "6"]),
+        (POWER + lscpu(16, "0-14", 7, 2, 1), ["0-7", "8-14"]),
+        (POWER + lscpu(16, "0-14", 8, 2, 1), ["0-7", "8-14"]),
+        (POWER + lscpu(16, "0-3,8-11", 4, 2, 1), ["0-3", "8-11"]),
+        (POWER + lscpu(16, "0-2,8-10", 3, 2, 1), ["0-2", "8-10"]),
+        (POWER + lscpu(16, "0-4,8-10", 5, 2, 1), ["0-4", "8-10"]),
+        (POWER + lscpu(16, "0-4,8-10", 4, 2, 1), ["0-4", "8-10"]),
+    ],
+)
+def test_siblings_beside_offline_cpus(text: str, expected: Sequence[str]) -> None:
+    topology = parse(text)
+    assert cores(topology) == expected
+    assert "cores-inferred" in codes(topology)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lscpu(8, "0-3", 1, 4, 1),  # nosmt
+        lscpu(8, "0,2,4,6", 1, 4, 1),
+        POWER + lscpu(16, "0,8", 1, 2, 1),
+        # Three cores in two sockets, as lscpu rounds it.
+        lscpu(3, "0-2", 1, 1, 2),
+    ],
+)
+def test_one_thread_per_core_that_the_other_numbers_bear_out(text: str) -> None:
+    topology = parse(text)
+    assert cores(topology) == [str(cpu) for cpu in sorted(topology.cpus)]
+    assert {"contradiction", "cores-inferred", "cores-unknown"}.isdisjoint(codes(topology))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Six cores of two threads and eight of one, by an old lscpu: 20 / 14 = 1.
+        lscpu(20, "0-19", 1, 14, 1, "0-19"),
+        # A virtual machine of one node, where both ways of numbering are usual.
+        HYPERVISOR + lscpu(8, "0-6", 1, 4, 1, "0-6"),
+        lscpu(8, "0-6", 1, 3, 1),
+    ],
+)
+def test_a_contradiction_that_the_numbering_does_not_resolve_is_said(text: str) -> None:
+    topology = parse(text)
+    assert topology.cores is None
+    assert {"contradiction", "cores-unknown"} <= codes(topology)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Four or five cores in two sockets, and five of twelve CPUs online.
+        lscpu(12, "0-3,6", 1, 2, 2),
+        # A hybrid processor: two threads on six of 14 cores are no more than 28.
+        lscpu(20, "0-19", 2, 14, 1, "0-19"),
+    ],
+)
+def test_what_the_numbers_leave_open_is_no_contradiction(text: str) -> None:
+    topology = parse(text)
+    assert topology.cores is None
+    assert "which CPUs share a core is unknown" in message(topology, "cores-unknown")
+    assert "contradiction" not in codes(topology)
+
+
+@given(st.data(), st.integers(1, 2), st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_no_core_is_split_in_silence(
+    data: st.DataObject, threads: int, sockets: int, per_socket: int, old: bool
+) -> None:
+    """Any CPUs offline of any machine whose first threads come first, by an lscpu of any age."""
+    count = threads * sockets * per_socket
+    online = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+    by_core: dict[int, set[int]] = {}
+    for cpu in sorted(online):
+        by_core.setdefault(cpu % (sockets * per_socket), set()).add(cpu)
+    used = len({core // per_socket for core in by_core})  # sockets
+    printed = len(online) // len(by_core) if old else max(map(len, by_core.values()))
+    text = lscpu(count, format_cpulist(online), printed, len(by_core) // used, used)
+    topology = parse(text)
+    if topology.cores is None:
+        assert "cores-unknown" in codes(topology)
+    else:
+        assert all(any(core <= found for found in topology.cores) for core in by_core.values())
+        # With several sockets the number of cores is rounded, and more than one may be right.
+        same = len(topology.cores) == len(by_core)
+        assert same or (used > 1 and "cores-inferred" in codes(topology))
+
+
+# --- cores in two nodes -----------------------------------------------------------------------
+
+ACROSS_RANKS = ["0-31,64-95", "32-63,96-127"]
+"""64 cores {i, i + 64}, near both GPUs as CPU i is near GPU 0 and i + 64 near GPU 1: 32 each."""
+
+EXTENDED = "CPU NODE SOCKET CORE L1d:L1i:L2:L3 ONLINE\n" + "".join(
+    f"{cpu:3} {cpu // 64:4} {cpu % 64 // 32:6} {cpu % 64:4} "
+    f"{cpu % 64}:{cpu % 64}:{cpu % 64}:{cpu % 64 // 32} yes\n"
+    for cpu in range(128)
+)
+TABLE = ACROSS[: ACROSS.index("#")]
+
+
+def short(cores: int) -> str:
+    """The rows of `lscpu -p=CPU,Core,Socket,Node`; `-y` repeats the core ids in each socket."""
+    rows = [f"{cpu},{cpu % cores},{cpu % 64 // 32},{cpu // 64}\n" for cpu in range(128)]
+    return "# CPU,Core,Socket,Node\n" + "".join(rows)
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        Topology.load(DATA / "threads/kvm.json"),
+        parse(ACROSS),
+        parse(TABLE + EXTENDED),
+        parse(TABLE + short(64)),
+        parse(TABLE + short(32)),
+    ],
+    ids=["sysfs", "lscpu -p", "lscpu -e", "four columns", "lscpu -y"],
+)
+def test_siblings_in_two_nodes_stay_one_core(topology: Topology) -> None:
+    assert cores(topology) == pairs(0, 63, 64)
+    made = plan(topology, 2)
+    assert lists([share.cpus for share in made.shares]) == ACROSS_RANKS
+    assert [share.cores for share in made.shares] == [32, 32]
+    (notice,) = (one for one in made.warnings if one.code == "cores-across-nodes")
+    assert notice.message == (
+        "64 of the 64 cores near GPUs 0-1 have CPUs in several NUMA nodes (0-1; the first core: "
+        "CPUs 0,64); cores stay whole, so shares reach into these nodes. On a virtual machine, "
+        "correct its CPU topology"
+    )
+    one_node = plan(topology.with_allowed(frozenset(range(64))), 1)
+    assert "cores-across-nodes" not in {one.code for one in one_node.warnings}
+
+
+# --- kinds of cores ---------------------------------------------------------------------------
+
+
+@pytest.mark.case("G5")
+def test_frequencies_in_rows_show_the_slow_cores() -> None:
+    """5000 and 5200 MHz, and 3900: as /sys/devices/cpu_atom has it on the same machine."""
+    topology = parse((DATA / "lscpu/20em64t-hybrid.e.txt").read_text("utf-8"))
+    assert format_cpulist(topology.efficiency_cpus) == "12-19"
+
+
+@pytest.mark.case("G5")
+def test_kinds_of_cores_without_their_cpus_are_said() -> None:
+    text = (DATA / "threads/gb10-two-models.txt").read_text("utf-8")
+    topology = parse(text)
+    assert cores(topology) == [str(cpu) for cpu in range(20)]
+    assert topology.efficiency_cpus == frozenset()
+    assert message(topology, "cores-unknown") == (
+        "lscpu names several kinds of cores, and not which CPUs they are: add the output of "
+        "`lscpu -e`"
+    )
+    rows = "".join(f"{cpu} {cpu} {2808 if cpu % 10 < 5 else 3900}.0000\n" for cpu in range(20))
+    told = parse(text + "CPU CORE MAXMHZ\n" + rows)
+    assert format_cpulist(told.efficiency_cpus) == "0-4,10-14"
+    assert "cores-unknown" not in codes(told)
