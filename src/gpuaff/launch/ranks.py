@@ -100,14 +100,22 @@ def classify_ranks(
     """
     rows = list(present(get))
     is_task = any(row.launcher is Launcher.SLURM for row in rows)
-    stale = _stale_step(get, host, ancestors, cgroup) if is_task else None
-    if stale is not None:
+    is_stale = is_task and slurm.is_stale(get, host, ancestors, cgroup)
+    warnings: tuple[Notice, ...] = ()
+    if is_stale:
         rows = [row for row in rows if row.launcher is not Launcher.SLURM]
+        text = (
+            f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and "
+            "this process is in no step of Slurm, so srun's variables are ignored; unset them, "
+            f"or, in a container with another host name, {_CALL}"
+        )
+        warnings = (Notice("ranks-stale", text),)
     report, contradiction = _settle([_report(get, row) for row in rows], ancestors)
-    warnings = tuple(notice for notice in (stale, contradiction) if notice is not None)
+    if contradiction is not None:
+        warnings = (*warnings, contradiction)
     if report is None:
         alone = _with_job_numbers(ALONE, get, _PMI)
-        return replace(alone, warnings=(*warnings, _no_rank(get, alone, stale)))
+        return replace(alone, warnings=(*warnings, _no_rank(get, alone, is_stale=is_stale)))
     if report.rank is None or report.size is None:
         text = f"{report.problem}, so the rank on this node is invalid "
         text += f"({report.row.launcher.value}); correct the variables, or {_CALL}"
@@ -281,26 +289,6 @@ def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Noti
     )
 
 
-def _stale_step(
-    get: Get, host: str | None, ancestors: Callable[[], tuple[str, ...]], cgroup: Callable[[], str]
-) -> Notice | None:
-    """The warning where srun's variables are those of a step on another machine (ssh keeps them).
-
-    A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
-    proves that they are right; so does the step's cgroup, where /proc hides root's processes.
-    """
-    if host is None or not slurm.is_elsewhere(get, host):
-        return None
-    if "slurmstepd" in ancestors() or slurm.is_cgroup_of_step(get, cgroup()):
-        return None
-    return Notice(
-        "ranks-stale",
-        f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and this "
-        "process is in no step of Slurm, so srun's variables are ignored; unset them, or, in a "
-        f"container with another host name, {_CALL}",
-    )
-
-
 # Numbers in the whole job.
 
 # Without a local rank, PMI or PMIx may give the rank in the job.
@@ -338,12 +326,12 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
 _ASSUMED = "rank 0 of 1 is assumed"
 
 
-def _no_rank(get: Get, alone: Ranks, stale: Notice | None) -> Notice:
+def _no_rank(get: Get, alone: Ranks, *, is_stale: bool) -> Notice:
     tasks = number(get("SLURM_NTASKS")) or 1
     if alone.rank is not None and alone.size != 1:
         given = f"{alone.sources['rank']}={alone.rank}"
         why = f"{given} is the rank in the whole job; that on this node is not set"
-    elif stale is not None:
+    elif is_stale:
         why = "srun's variables are ignored, and no other launcher's are set"
     elif get("SLURM_JOB_ID"):
         of_many = f", and none of the job's {tasks} tasks" if tasks > 1 else ""
