@@ -100,9 +100,8 @@ def classify_ranks(
     """
     rows = list(present(get))
     is_task = any(row.launcher is Launcher.SLURM for row in rows)
-    is_stale = is_task and slurm.is_stale(get, host, ancestors, cgroup)
     warnings: tuple[Notice, ...] = ()
-    if is_stale:
+    if is_task and slurm.is_stale(get, host, ancestors, cgroup):
         rows = [row for row in rows if row.launcher is not Launcher.SLURM]
         text = (
             f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and "
@@ -115,7 +114,7 @@ def classify_ranks(
         warnings = (*warnings, contradiction)
     if report is None:
         alone = _with_job_numbers(ALONE, get, _PMI)
-        return replace(alone, warnings=(*warnings, _no_rank(get, alone, is_stale=is_stale)))
+        return replace(alone, warnings=(*warnings, _no_rank(get, alone)))
     if report.rank is None or report.size is None:
         text = f"{report.problem}, so the rank on this node is invalid "
         text += f"({report.row.launcher.value}); correct the variables, or {_CALL}"
@@ -308,6 +307,8 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
         impossible, rank, size = ("rank", "size"), None, None
     elif nodes is not None and nodes <= (node or 0):
         impossible, node, nodes = ("node", "nodes"), None, None
+    found = replace(here, rank=rank, size=size, node=node, nodes=nodes)
+    sources = {key: name for key, name in names.items() if getattr(found, key) is not None}
     warnings = here.warnings
     if impossible:
         given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
@@ -316,9 +317,7 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
             "so the numbers in the whole job are unknown; correct what sets them"
         )
         warnings = (*warnings, Notice("world-unknown", text, rank=here.local_rank))
-    here = replace(here, rank=rank, size=size, node=node, nodes=nodes, warnings=warnings)
-    sources = {key: name for key, name in names.items() if getattr(here, key) is not None}
-    return replace(here, sources={**here.sources, **sources})
+    return replace(found, sources={**here.sources, **sources}, warnings=warnings)
 
 
 # No rank.
@@ -326,16 +325,12 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
 _ASSUMED = "rank 0 of 1 is assumed"
 
 
-def _no_rank(get: Get, alone: Ranks, *, is_stale: bool) -> Notice:
-    tasks = number(get("SLURM_NTASKS")) or 1
+def _no_rank(get: Get, alone: Ranks) -> Notice:
     if alone.rank is not None and alone.size != 1:
         given = f"{alone.sources['rank']}={alone.rank}"
         why = f"{given} is the rank in the whole job; that on this node is not set"
-    elif is_stale:
-        why = "srun's variables are ignored, and no other launcher's are set"
     elif get("SLURM_JOB_ID"):
-        of_many = f", and none of the job's {tasks} tasks" if tasks > 1 else ""
-        why = f"a batch script or a shell of Slurm is no task of srun{of_many}"
+        why = "a batch script or a shell of Slurm is no task of srun"
     else:
         why = (
             "no launcher has set the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "
