@@ -22,7 +22,6 @@ from gpuaff.formatting import Span, Table, counted
 from gpuaff.launch.ranks import Ranks, ranks
 
 if TYPE_CHECKING:
-    from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
 
 _USAGE = """\
@@ -101,7 +100,16 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             _show(job, [path, *args.words[1:]])
             return 0
-        claim = None if job.claim is None else _claimed(job.claim)
+        claim = None
+        if job.claim is not None:
+            from gpuaff.claims import claim_gpus
+
+            raise_on_interrupt()
+            arguments: dict[str, Any] = {
+                **job.claim,
+                "placeholder": None,
+            }  # the command has its own
+            claim = claim_gpus(on_wait=lambda waiting: print_stderr(in_words(waiting)), **arguments)
     try:
         if job.pin:
             from gpuaff.pinning import set_affinity
@@ -137,19 +145,6 @@ def _as_options() -> Iterator[None]:
 
 def _spelled(text: str) -> str:
     return text.replace("candidates=", "--candidates").replace("gpus=", "--gpus")
-
-
-def _claimed(arguments: Mapping[str, Any]) -> Claim:
-    """A claim without a context: the command makes its own."""
-    from gpuaff.claims import claim_gpus
-
-    raise_on_interrupt()
-    on_wait = None if arguments["wait"] == 0 else _report
-    return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)
-
-
-def _report(waiting: Waiting) -> None:
-    print_stderr(in_words(waiting))
 
 
 def in_words(waiting: Waiting) -> str:

@@ -154,24 +154,20 @@ def _of_maps(get: Get, names: Iterable[str]) -> Granted | None:
 
 # Torque: PBS_GPUFILE is a file with a line ``<host>-gpu<index>`` for each GPU of the job.
 
+_OF_TORQUE = re.compile("(.*)-gpu([0-9]{1,5})")
+
 
 def _of_torque(get: Get, gpu_file: str | None, host: str | None) -> Granted | None:
     name = get("PBS_GPUFILE")
     if not name:
         return None
-    if gpu_file is None:
-        return _grant(f"PBS_GPUFILE={name} is unreadable")
-    found: set[int] = set()
-    for line in gpu_file.split():
-        machine, mark, text = line.rpartition("-gpu")
-        index = number(text)
-        if not mark or index is None:
-            return _grant(f"PBS_GPUFILE={name} has a line that is not <host>-gpu<index>")
-        if slurm.short_name(machine) == slurm.short_name(host or ""):
-            found.add(index)
-    if not found:
-        return _grant(f"PBS_GPUFILE={name} names no GPU of this host")
-    return _grant("PBS_GPUFILE", indices=found)
+    lines = [_OF_TORQUE.fullmatch(line) for line in (gpu_file or "").split()]
+    here = slurm.short_name(host or "")
+    found = [number(line[2]) for line in lines if line and slurm.short_name(line[1]) == here]
+    indices = [index for index in found if index is not None]
+    if None in lines or not indices:
+        return _grant(f"PBS_GPUFILE={name} has no line <host>-gpu<index> of this host, or others")
+    return _grant("PBS_GPUFILE", indices=indices)
 
 
 # Grid Engine without resource maps (Son of Grid Engine, SGE 6): a GPU is a counted resource of the

@@ -114,23 +114,16 @@ def classify_masks(
         masks = Masks(Whose.UNKNOWN, "mpirun bound each rank to CPUs of its own", bound=True)
     elif is_of_mpirun and get("PRTE_LAUNCHED") is not None and is_of_wrapper:
         masks = Masks(Whose.UNKNOWN, "mpirun does not say whether it bound the ranks")
+    # A launcher that does not bind hands its own mask down. Where its process is unreadable (in a
+    # container), each rank may be in a cpuset of its own; the whole machine is no cpuset's.
+    elif own == (online if above.starter is None else above.starter):
+        masks = Masks(Whose.COMMON)
+    elif above.starter is None:
+        masks = Masks(Whose.UNKNOWN, "the mask of the process that started it is unreadable")
     else:
-        masks = _by_starter(own, above, online)
+        cpus = format_cpulist(above.starter)
+        masks = Masks(Whose.UNKNOWN, f"the process that started this rank may use CPUs {cpus}")
     return masks._replace(unbound=row.unbound)
-
-
-def _by_starter(own: CpuSet, above: Ancestry, online: CpuSet) -> Masks:
-    """A launcher that does not bind hands its own mask down.
-
-    Where its process is unreadable (outside the container that this is the first process of), each
-    rank may be in a cpuset of its own. A mask of the whole machine is no cpuset's.
-    """
-    if own == (online if above.starter is None else above.starter):
-        return Masks(Whose.COMMON)
-    why = "the mask of the process that started this rank is unreadable"
-    if above.starter is not None:
-        why = f"the process that started this rank may use CPUs {format_cpulist(above.starter)}"
-    return Masks(Whose.UNKNOWN, why)
 
 
 def _of_unbound_task(
