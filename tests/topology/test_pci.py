@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 def place(root: Path) -> tuple[CpuSet | None, int | None]:
     """Its CPUs and its node."""
     tree = Tree(str(root))
-    return sysfs.pci_place(tree, GPU, read_cpus(tree))
+    return sysfs.place(tree, GPU, read_cpus(tree))
 
 
 def test_a_device_tells_its_cpus_and_its_node(root: Path) -> None:

@@ -134,7 +134,7 @@ class Topology(Methods):
             nvidia-smi's words (``NV18``, ``PIX``, ``SYS``, ``X``).
         visible: the physical index of each CUDA device of the process, in CUDA's order.
         accelerators: every accelerator on the PCI bus, by address, from sysfs alone: the claimants
-            of ``partition="machine"`` (:mod:`gpuaff.topology.sysfs`). None when unknown.
+            of ``partition="machine"`` (``docs/concepts.md``). None when unknown.
         notes: what the source lacks or contradicts.
     """
 

@@ -121,11 +121,8 @@ class _Machine:
         if not listed or not rows or rows.keys() == listed:
             return rows
         differing = format_cpulist(listed ^ rows.keys())
-        self._note(
-            "lscpu-cut",
-            f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used: "
-            "paste the whole output of `lscpu -p`",
-        )
+        message = f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used"
+        self._note("lscpu-cut", f"{message}: add `lscpu -p`, whole")
         return {}
 
     def _rows_by(self, key: str, cpus: Collection[int]) -> dict[int, CpuSet]:
@@ -163,9 +160,6 @@ class _Machine:
         elif not self.is_complete:
             message = f"only {found} CPUs near a GPU are known{hint}: add the output of `lscpu`"
             self._note("cpus-partial", message)
-        elif count is not None and count < found:
-            message = f"lscpu counts {count} CPUs but lists {found}; the lists are used"
-            self._note("contradiction", message)
         if not nodes:
             message = "the NUMA nodes are unknown: add the output of `lscpu` or `numactl -H`"
             self._note("numa-unknown", message)
@@ -179,8 +173,8 @@ class _Machine:
     def packages(self) -> tuple[Package, ...] | None:
         """The sockets: from the rows, or the only one, or so many nodes in each, in order."""
         sockets, nodes = self._numbers.get("Socket(s)", 0), self._node_cpus
-        each = len(nodes) // sockets if sockets else 0
-        starts = range(0, len(nodes), each) if each and not len(nodes) % sockets else ()
+        each = 0 if not sockets or len(nodes) % sockets else len(nodes) // sockets
+        starts = range(0, len(nodes), each) if each else ()
         equal = [frozenset().union(*nodes[start : start + each]) for start in starts]
         if not self.cpus:
             return None
@@ -240,11 +234,10 @@ class _Machine:
             )
         if cores is None:
             said = f"lscpu says {threads} per core, but " if self._threads > 1 else ""
-            self._note(
-                "cores-unknown",
-                f"{said}which CPUs share a core is unknown, and the numbering does not show it, so "
-                f"each counts as a core of its own: {_ADD}",
+            message = (
+                f"{said}which CPUs share a core is unknown, and the numbering does not show it"
             )
+            self._note("cores-unknown", f"{message}, so each counts as a core of its own: {_ADD}")
         else:
             first = ", ".join(map(str, sorted(cores[0])))
             message = "which CPUs share a core is inferred from the numbering (the first core: "
@@ -264,37 +257,29 @@ class _Machine:
         return self._online <= least or self._all < 2 * least
 
     def _by_threads(self) -> tuple[CpuSet, ...] | None:
-        """The cores of which lscpu would print these numbers, or None.
+        """The online CPUs of each core of which lscpu would print these numbers, or None.
 
-        Offline CPUs have ids among the others, so all ids are cut into cores, and those that are
-        offline are left out then. A hybrid processor fails the count.
+        Either all first threads come first, then all second ones (most servers: 0 and 48 of 96),
+        or siblings are neighbours (POWER, many virtual machines, old Opterons). The nodes show
+        which, since hardly any core lies in two nodes; with one node only the first way is the
+        usual one, and on a virtual machine both are. A hybrid processor fails the count.
         """
         least = min(self._expected, default=0)
         size = self._all // least if self._is_doubtful else self._threads
         if size not in _SIZES or self._all % size:
             return None
-        cores = self._numbered(size)
-        if cores is None or (self._expected and len(cores) not in self._expected):
-            return None
-        return cores if self._is_doubtful or max(map(len, cores)) == self._threads else None
-
-    def _numbered(self, size: int) -> tuple[CpuSet, ...] | None:
-        """The online CPUs of each core, by the two ways in which Linux numbers hyperthreads.
-
-        Either all first threads come first, then all second ones (most servers: 0 and 48 of 96),
-        or siblings are neighbours (POWER, many virtual machines, old Opterons). The nodes show
-        which, since hardly any core lies in two nodes; with one node only the first way is the
-        usual one, and on a virtual machine both are.
-        """
+        # Offline CPUs have ids among the others, so all ids are cut into cores.
         neighbours = self._within_nodes(lambda cpu: cpu // size)
-        if self._is_power:
-            return neighbours
-        if max(self.cpus) >= self._all:  # ids with gaps: where the second threads begin is unknown
-            return None
         apart = self._within_nodes(lambda cpu: cpu % (self._all // size))
-        if apart is None:
-            return neighbours if self.cpus <= frozenset().union(*self._node_cpus) else None
-        return None if self._is_virtual and len(self._node_cpus) < 2 else apart
+        are_in_nodes = self.cpus <= frozenset().union(*self._node_cpus)
+        cores = neighbours if self._is_power or (apart is None and are_in_nodes) else apart
+        is_open = self._is_virtual and len(self._node_cpus) < 2 and apart is not None
+        has_gaps = max(self.cpus) >= self._all  # then where second threads begin is unknown
+        if cores is None or (not self._is_power and (is_open or has_gaps)):
+            return None
+        is_counted = not self._expected or len(cores) in self._expected
+        is_printed = self._is_doubtful or max(map(len, cores)) == self._threads
+        return cores if is_counted and is_printed else None
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core, or None when a core lies in two nodes."""
