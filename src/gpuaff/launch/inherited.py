@@ -1,13 +1,8 @@
 """What a process inherits from the one that started it: a claim, a pinned share, a rank.
 
-A claim sets GPUAFF_CLAIM for all that it starts, and pinning sets GPUAFF_PINNED::
-
-    v1:<slot>:<pid>:<start>:<uuid>[,<uuid>…]
-    v1:<rank>:<ranks>:<cpulist>:<cpulist of the reserved CPUs>
-
-``slot`` is the claim's in the registry; ``start``, in clock ticks since boot (field 22 of
-``/proc/<pid>/stat``), distinguishes its process from a later one with the same id; the UUIDs are in
-the order of CUDA's devices.
+A claim sets GPUAFF_CLAIM for all that it starts, and pinning sets GPUAFF_PINNED. ``slot`` is the
+claim's in the registry; ``start``, field 22 of ``/proc/<pid>/stat``, distinguishes its process from
+a later one with the same id; the UUIDs are in the order of CUDA's devices.
 """
 
 from __future__ import annotations
@@ -23,8 +18,8 @@ from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.launch import Get, number, quoted
 from gpuaff.notices import Notice
 
-CLAIM_VARIABLE = "GPUAFF_CLAIM"
-PINNED_VARIABLE = "GPUAFF_PINNED"
+CLAIM_VARIABLE = "GPUAFF_CLAIM"  # v1:<slot>:<pid>:<start>:<uuid>[,<uuid>…]
+PINNED_VARIABLE = "GPUAFF_PINNED"  # v1:<rank>:<ranks>:<cpulist>:<cpulist of the reserved CPUs>
 
 # After months of uptime, ticks have more than nine digits.
 _CLAIM = re.compile(r"v1:(\d{1,9}):(\d{1,9}):(\d{1,20}):(.*)", re.ASCII)
