@@ -60,6 +60,12 @@ def variables(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in text.split())
 
 
+def table(name: str) -> list[tuple[str, Any]]:
+    """Texts of schedulers, and what each means: a part of ``data/schedulers.json``."""
+    tables = json.loads((FOLDER.parent / "schedulers.json").read_text("utf-8"))
+    return list(tables[name].items())
+
+
 def recorded(launcher: str) -> list[str]:
     """The names of a launcher's recorded starts."""
     return [record["name"] for record in json.loads((FOLDER / f"{launcher}.json").read_text())]

@@ -6,9 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from gpuaff.claims.model import Waiting
 from gpuaff.cli.dispatch import build_parser
-from gpuaff.cli.run import Job, in_words, settle
+from gpuaff.cli.run import Job, settle
 from gpuaff.errors import InvalidOptionError
 from gpuaff.launch.ranks import Ranks
 
@@ -95,14 +94,3 @@ def test_no_claim_takes_no_word_about_one() -> None:
         for here in (None, RANK):
             with pytest.raises(InvalidOptionError, match="no --no-claim beside it"):
                 asked(f"--no-claim {' '.join(some)}", here)
-
-
-def test_a_wait_in_words() -> None:
-    reasons = ("GPU 0: leased by train.py (pid 7)", "GPU 1: in use by pid 8")
-    waiting = Waiting(position=2, waited=1, wanted=2, free=0, reasons=reasons)
-    assert in_words(waiting) == (
-        "waiting for 2 GPUs, 2 before us, none free; GPU 0: leased by train.py (pid 7); "
-        "GPU 1: in use by pid 8"
-    )
-    alone = Waiting(position=0, waited=0, wanted=1, free=1)
-    assert in_words(alone) == "waiting for 1 GPU, next in line, 1 free"

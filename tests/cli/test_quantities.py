@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -20,83 +23,27 @@ READERS: dict[str, Callable[[str, str], object]] = {
     "--gpus": options.gpus,
 }
 
-VALUES: dict[str, dict[str, object]] = {
-    "-n": {"1": 1, "16": 16, "007": 7, "auto": "auto"},
-    "--wait": {
-        "0": 0,
-        "90": 90,
-        "0.5": 0.5,
-        "90s": 90,
-        "10m": 600,
-        "10M": 600,
-        "1h30m": 5400,
-        "1h30m15s": 5415,
-        "2d": 172800,
-        "1d1s": 86401,
-        "1.5h": 5400,
-        "0m": 0,
-    },
-    "--min-free-memory": {
-        "0": 0,
-        "500000000": 500_000_000,
-        "512B": 512,
-        "1K": 1024,
-        "512M": 536_870_912,
-        **dict.fromkeys(["40G", "40GiB", "40 GiB", "40gib"], 42_949_672_960),
-        "40Gi": 42_949_672_960,
-        "40GB": 40_000_000_000,
-        "1.5G": 1_610_612_736,
-        "0.25T": 274_877_906_944,
-        "1P": 1_125_899_906_842_624,
-    },
-    "--max-utilization": {"0": 0, "10": 10, "10%": 10, "100": 100},
-    "--gpus": {
-        "0": (0,),
-        "2,0": (2, 0),
-        "4-7": (4, 5, 6, 7),
-        "3-3": (3,),
-        "0, 2-3": (0, 2, 3),
-        "GPU-8f3c,MIG-1a": ("GPU-8f3c", "MIG-1a"),
-        "0000:07:00.0": ("0000:07:00.0",),
-        "00000000:0A:1F.7,07:00.0": ("00000000:0A:1F.7", "07:00.0"),
-    },
-}
-
-REFUSED: dict[str, tuple[str, list[str]]] = {
-    "-n": (
-        "a number of GPUs from 1 on, or auto",
-        ["0", "", "-1", "1.5", "two", "AUTO", "1,2", "²", "1_0", " 1"],
-    ),
-    "--wait": (
-        "10m or 1h30m",
-        ["", "-1", "m", "1h30", "30m1h", "1m1m", "1 m", "1e3", "inf", "nan", ".5", "1.", "10min"],
-    ),
-    "--min-free-memory": ("40GiB", ["", "G", "-1G", "1.5", "1.5B", "40X", "40Gx", "40%", "1e9"]),
-    "--max-utilization": ("percentage", ["", "%", "-1", "101", "5.5", "10%%", "ten"]),
-    "--gpus": (
-        "GPU",
-        [
-            *("", ",", "0,", "-1", "3-1", "0-", "0-1-2", "a", "gpu0", "07:00.8", "0-999999"),
-            *("0-1024", "1,1", "0-3,2", "GPU-1,GPU-1"),
-        ],
-    ),
-}
+TABLE: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data/quantities.json").read_text("utf-8")
+)
+"""For each option the values of texts, and texts that are refused, with what is expected."""
 
 
 @pytest.mark.parametrize("option", READERS)
 def test_what_is_read(option: str) -> None:
-    read, expected = READERS[option], VALUES[option]
-    assert {text: read(option, text) for text in expected} == expected
+    for text, value in TABLE[option]["values"].items():
+        expected = tuple(value) if isinstance(value, list) else value
+        assert READERS[option](option, text) == expected, text
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [(option, text) for option, (_, texts) in REFUSED.items() for text in texts]
+    ("option", "text"), [(option, text) for option in TABLE for text in TABLE[option]["refused"]]
 )
 def test_what_is_refused(option: str, text: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         READERS[option](option, text)
     assert (caught.value.option, caught.value.value) == (option, text)
-    assert REFUSED[option][0] in caught.value.expected
+    assert TABLE[option]["expected"] in caught.value.expected
 
 
 @given(*[st.integers(0, 999)] * 4)

@@ -20,6 +20,7 @@ from gpuaff.cli import output, terminal, views
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Source, Topology
 
+VIEWS = Path(__file__).parents[1] / "data/views"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -28,6 +29,11 @@ Block = formatting.Line | formatting.Table
 
 def shown(blocks: list[Block]) -> str:
     return "\n".join(map(formatting.plain, blocks))
+
+
+def read(name: str) -> str:
+    """An expected text."""
+    return (VIEWS / f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
 @pytest.fixture
@@ -84,23 +90,7 @@ def tree(topology: Topology) -> list[str]:
 
 class TestTree:
     def test_says_who_sits_where(self, box: Topology) -> None:
-        assert shown(views.topology_blocks(box, "box")) == (
-            "box: 2 sockets, 8 cores, 16 CPUs (2 threads per core), 2 NUMA nodes, 3 GPUs\n"
-            "allowed: 0-6,8-14 (14 of 16 CPUs)\n"
-            "socket 0   4 cores                          0-3,8-11\n"
-            "  node 0   4 cores, 2 L3, memory            0-3,8-11\n"
-            "    GPU 1  Alpha, cuda:0                    0000:02:00.0\n"
-            "socket 1   4 cores                          4-7,12-15\n"
-            "  node 1   4 cores, 2 L3, no memory         4-7,12-15\n"
-            "    GPU 0  Alpha, cuda:1                    0000:01:00.0\n"
-            "elsewhere\n"
-            "  GPU 2    Beta, hidden, near CPUs unknown  0000:03:00.0\n"
-            "\n"
-            "GPU    0    1    2\n"
-            "  0    X  NV4  SYS\n"
-            "  1  NV4    X  SYS\n"
-            "  2  SYS  SYS    X"
-        )
+        assert shown(views.topology_blocks(box, "box")) == read("tree")
         alone = replace(box, gpus=box.gpus[:1], links=(("X",),))
         assert "X" not in "".join(tree(alone)), "one GPU has no links"
 
@@ -166,18 +156,7 @@ class TestTree:
 
 class TestPicture:
     def test_table_and_strips(self, box: Topology) -> None:
-        assert shown(views.plan_blocks(box, plan(*THREE), "box")) == (
-            "box: 3 ranks, unique_contiguous, by node\n"
-            "\n"
-            "rank  GPU  NUMA  cores  source  CPUs\n"
-            "   0    1     0      2  given   0-1,8-9\n"
-            "   1    0     1      2  given   4-5,12-13\n"
-            "   2    -   0-1      2  all     1-2,9-10\n"
-            "\n"
-            "one character a core: the rank that has it, . free, - not allowed, * several ranks\n"
-            "node 0  GPU 1  0* 2.  0-3,8-11\n"
-            "node 1  GPU 0  11 .-  4-7,12-15"
-        )
+        assert shown(views.plan_blocks(box, plan(*THREE), "box")) == read("plan")
 
     @pytest.mark.parametrize(
         ("chosen", "said"),
@@ -208,20 +187,7 @@ class TestPicture:
             share(3, 1, {2, 10}, nodes=(0,)),
         ]
         blocks = views.plan_blocks(box, plan(*kept), "box")
-        assert shown(blocks) == (
-            "box: 4 ranks, unique_contiguous, by node\n"
-            "\n"
-            "rank  GPU  NUMA  cores  source  CPUs  reserved\n"
-            "   0    1     0      1  given   0,8   1,9\n"
-            "   1    0     1      1  given   4,12  5-6,13-14\n"
-            "   2    0     1      1  given   4,12  5,13\n"
-            "   3    1     0      1  given   2,10  -\n"
-            "\n"
-            "one character a core: the rank that has it, . free, + kept free for helpers, "
-            "- not allowed, * several ranks\n"
-            "node 0  GPU 1  0+ 3.  0-3,8-11\n"
-            "node 1  GPU 0  *+ +-  4-7,12-15"
-        )
+        assert shown(blocks) == read("reserved")
         picture = blocks[-1]
         assert isinstance(picture, formatting.Table)
         strips = [formatting.line(row[2]) for row in picture.rows]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,13 @@ def told(done: Done) -> str:
     return line
 
 
+def as_directly(listing: Sequence[str], **how: Any) -> bytes:
+    """What a command prints, which is the same whether we have become it or not."""
+    directly = started(listing, **how)
+    assert started([*ONLY, *listing], **how).stdout == directly.stdout
+    return directly.stdout
+
+
 class TestBecomesTheCommand:
     def test_the_process_is_the_same(self) -> None:
         with subprocess.Popen(
@@ -105,8 +113,7 @@ class TestBecomesTheCommand:
         assert done.stderr.endswith(b"talk\n")
 
     def test_no_descriptor_is_left_open(self) -> None:
-        listing = ["sh", "-c", "ls /proc/$$/fd"]
-        assert started([*ONLY, *listing]).stdout == started(listing).stdout
+        as_directly(["sh", "-c", "ls /proc/$$/fd"])
 
     def test_descriptors_that_were_passed_on_stay(self) -> None:
         ours, theirs = os.pipe()
@@ -149,6 +156,7 @@ class TestSignals:
 
     LISTING = ("grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status")
 
+    @pytest.mark.skipif(RT_SIGACTION < 0, reason="not here: the call's number is not known")
     @pytest.mark.parametrize(
         "ignored",
         [
@@ -156,46 +164,24 @@ class TestSignals:
             [signal.SIGHUP],  # nohup
             [signal.SIGINT, signal.SIGQUIT],  # a job in the background of a script
             [signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD],
+            [32, 33],  # a strange parent: the C library keeps these for itself
         ],
     )
-    def test_are_as_they_were(self, ignored: list[signal.Signals]) -> None:
+    def test_are_as_they_were(self, ignored: list[int]) -> None:
         def ignore() -> None:
             for number in ignored:
-                signal.signal(number, signal.SIG_IGN)
-
-        env = unmeasured(environment())
-        directly = started(self.LISTING, before=ignore, env=env)
-        assert started([*ONLY, *self.LISTING], before=ignore, env=env).stdout == directly.stdout
-        # Whoever runs the tests may ignore others: nohup SIGHUP, a container's first process those
-        # that a C library keeps for itself (32, 33), which nobody can set.
-        before = ignored_signals(Path("/proc/self/status").read_bytes()) - PYTHONS
-        assert ignored_signals(directly.stdout) == before | set(ignored)
-
-    @pytest.mark.skipif(RT_SIGACTION < 0, reason="not here: the call's number is not known")
-    def test_are_as_they_were_under_a_strange_parent(self) -> None:
-        """It ignores what the C library keeps for itself."""
-        strange = [32, 33, signal.SIGHUP, signal.SIGINT]
-
-        def ignore() -> None:
-            for number in strange:
                 ignore_signal(number)
 
-        env = unmeasured(environment())
-        directly = started(self.LISTING, before=ignore, env=env)
-        assert ignored_signals(directly.stdout) >= set(strange)
-        assert started([*ONLY, *self.LISTING], before=ignore, env=env).stdout == directly.stdout
+        status = as_directly(self.LISTING, before=ignore, env=unmeasured(environment()))
+        # What runs the tests may ignore others: nohup SIGHUP, a container's first process 32, 33.
+        before = ignored_signals(Path("/proc/self/status").read_bytes()) - PYTHONS
+        assert ignored_signals(status) == before | set(ignored)
 
     def test_blocked_ones_stay_blocked(self) -> None:
         def block() -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 
-        directly = started(self.LISTING, before=block)
-        assert started([*ONLY, *self.LISTING], before=block).stdout == directly.stdout
-
-    @pytest.mark.needs("nohup")
-    def test_nohup(self) -> None:
-        done = started(["nohup", *ONLY, "sh", "-c", "kill -HUP $$; echo alive"])
-        assert done.stdout == b"alive\n"
+        as_directly(self.LISTING, before=block)
 
     def test_a_reader_that_goes_ends_it(self) -> None:
         """Python ignores SIGPIPE; ``yes`` would write an error and exit with 1."""
@@ -219,8 +205,7 @@ class TestEnvironment:
         """Python sets LC_CTYPE where the locale is C; the command is not to see that."""
         path = str(Path(execute.__file__).parents[2])
         plain = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **extra}
-        listing = ["env", "-0"]
-        assert started([*ONLY, *listing], env=plain).stdout == started(listing, env=plain).stdout
+        as_directly(["env", "-0"], env=plain)
 
 
 @pytest.fixture

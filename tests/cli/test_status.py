@@ -79,7 +79,7 @@ def test_a_lease(machine: Machine) -> None:
     assert all(gpu["free"] for gpu in machine.status()["gpus"])
 
 
-@pytest.mark.parametrize("since", ["NaN", "1e999", "-1e308", "1" + "0" * 400])
+@pytest.mark.parametrize("since", ["NaN", "1" + "0" * 400])
 def test_a_record_that_somebody_has_forged(machine: Machine, since: str) -> None:
     with machine.running("--gpus", "1", "--", "sh", "-c", "echo $GPUAFF_CLAIM; read x") as one:
         _, slot, _, _, uuid = heard(one).split(":")
@@ -157,15 +157,6 @@ def test_a_claimer_that_is_exiting(machine: Machine) -> None:
     (process,) = gpu["processes"]
     facts(process, pid=one.pid, exiting=True)
     assert shown.count(", which is exiting") == 2, "beside the lease, and where it computes"
-
-
-def test_children_that_share_it(machine: Machine) -> None:
-    with machine.running("--gpus", "0", "--", "sh", "-c", "sleep 60 & echo $!; read x") as one:
-        child = int(heard(one))
-        lease = machine.status()["gpus"][0]["lease"]
-        os.kill(child, signal.SIGKILL)
-    assert lease["gone"] is False
-    assert [who["pid"] for who in lease["sharers"]] == [child]
 
 
 @needs_first_namespace

@@ -105,11 +105,8 @@ def run(args: argparse.Namespace) -> int:
             from gpuaff.claims import claim_gpus
 
             raise_on_interrupt()
-            arguments: dict[str, Any] = {
-                **job.claim,
-                "placeholder": None,
-            }  # the command has its own
-            claim = claim_gpus(on_wait=lambda waiting: print_stderr(in_words(waiting)), **arguments)
+            # Without a context: the command makes its own.
+            claim = claim_gpus(placeholder=None, on_wait=_report, **job.claim)
     try:
         if job.pin:
             from gpuaff.pinning import set_affinity
@@ -147,12 +144,11 @@ def _spelled(text: str) -> str:
     return text.replace("candidates=", "--candidates").replace("gpus=", "--gpus")
 
 
-def in_words(waiting: Waiting) -> str:
-    """The state of a wait, in one line."""
+def _report(waiting: Waiting) -> None:
     place = f"{waiting.position} before us" if waiting.position else "next in line"
     reasons = "".join(f"; {reason}" for reason in waiting.reasons)
     free = waiting.free or "none"
-    return f"waiting for {counted(waiting.wanted, 'GPU')}, {place}, {free} free{reasons}"
+    print_stderr(f"waiting for {counted(waiting.wanted, 'GPU')}, {place}, {free} free{reasons}")
 
 
 class Job(NamedTuple):
@@ -162,7 +158,7 @@ class Job(NamedTuple):
     process is pinned as its rank; a claim pins by an argument of its own.
     """
 
-    claim: Mapping[str, object] | None
+    claim: Mapping[str, Any] | None
     pin: bool
 
 

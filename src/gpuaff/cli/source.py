@@ -67,14 +67,12 @@ def observe(
             order = env.get("CUDA_DEVICE_ORDER")
             topology = topology.with_visible_devices(shown, device_order=order)
     else:
-        if what is not None:
-            name, topology = _read(what)
-        else:
-            tree = kernel.machine_tree()
-            if not tree.exists("sys/devices/system"):
-                problem = "there is no sys/devices/system below it"
-                raise TopologyError(f"GPUAFF_FSROOT={tree.root}", problem)
-            name, topology = tree.root, Topology.observe(links=links)
+        tree = kernel.machine_tree()
+        if what is None and not tree.exists("sys/devices/system"):
+            problem = "there is no sys/devices/system below it"
+            raise TopologyError(f"GPUAFF_FSROOT={tree.root}", problem)
+        seen = _read(what) if what is not None else (tree.root, Topology.observe(links=links))
+        name, topology = seen
         topology = _neutral(topology, name, shown, is_limited=limit is not None)
     if limit is not None:
         topology = _limited(topology, name, *limit)
@@ -127,9 +125,8 @@ def _read(what: str) -> tuple[str, Topology]:
             return name, Topology.named(what)
         why = error.strerror if isinstance(error, OSError) else error
         ships = f"a machine that ships ({', '.join(names)}){suggestion(what, names)}"
-        raise TopologyError(
-            f"--from {what[:80]!r}", f"{why}; expected a file, - or {ships}"
-        ) from None
+        problem = f"{why}; expected a file, - or {ships}"
+        raise TopologyError(f"--from {what[:80]!r}", problem) from None
     text = _text(data, name)
     if text.lstrip().startswith("{"):
         return name, serialize.loads(text, name)

@@ -180,25 +180,20 @@ def _of_bound_task(get: Get, ranks: Ranks, kind: str, own: CpuSet, online: CpuSe
 def consistency(ranks: Ranks, get: Get = env.get) -> tuple[Notice, ...]:
     """Warnings where the ranks in use leave out others of this node, which may get the same CPUs.
 
-    For ranks that were given as arguments, and for torchrun's.
+    For ranks that were given as arguments, and for torchrun's. The default of an old
+    ``--local_rank`` option makes every process rank 0.
     """
-    found = (_rank_differs(get, ranks), _ranks_beside(get, ranks))
-    return tuple(notice for notice in found if notice is not None)
-
-
-def _rank_differs(get: Get, ranks: Ranks) -> Notice | None:
-    """The default of an old ``--local_rank`` option makes every process rank 0."""
     rank, size = number(get("LOCAL_RANK")), number(get("LOCAL_WORLD_SIZE"))
     is_other = rank not in (None, ranks.local_rank) and size == ranks.local_size
-    if not get("TORCHELASTIC_RUN_ID") or not is_other:
-        return None
-    return Notice(
-        "rank-differs",
-        f"set_affinity was called with local_rank {ranks.local_rank} of {size}, but torchrun set "
-        f"LOCAL_RANK={rank}; the argument is used: processes that pass the same number get the "
-        f"same GPU and CPUs, so pass LOCAL_RANK",
-        rank=ranks.local_rank,
-    )
+    found: list[Notice | None] = [_ranks_beside(get, ranks)]
+    if is_other and get("TORCHELASTIC_RUN_ID"):
+        text = (
+            f"set_affinity was called with local_rank {ranks.local_rank} of {size}, but torchrun "
+            f"set LOCAL_RANK={rank}; the argument is used: processes that pass the same number get "
+            "the same GPU and CPUs, so pass LOCAL_RANK"
+        )
+        found.insert(0, Notice("rank-differs", text, rank=ranks.local_rank))
+    return tuple(notice for notice in found if notice is not None)
 
 
 def _ranks_beside(get: Get, ranks: Ranks) -> Notice | None:
