@@ -241,6 +241,6 @@ class TestClaims:
             for gpu in range(4):
                 lab.driver.use(gpu, other.pid)
             start = time.monotonic()
-            assert "in use by sleep 60" in lab.one("told(refused(1, wait=0))")
+            assert "in use by sleep 60" in lab.refused("1, wait=0")
             assert time.monotonic() - start < EXITS
             other.kill()
