@@ -229,7 +229,7 @@ class TestClaims:
         before = large(lab, "gpuaff.claim_gpus(4)")
         code = """
         from gpuaff.claims.acquire import preview
-        say(*(one.index for one in preview(2, arguments={})))
+        say(*(one.index for one in preview(dict(n=2))))
         """
         with exiting(before.pid) as exit_:
             shown = lab.start(code).heard()
