@@ -137,7 +137,7 @@ class TestPrograms:
             """)
         assert program.heard() == f"2 {program.pid}"
         assert not is_free(lab, 2)
-        assert f"pid {program.pid}" in lab.one("told(refused(4))")
+        assert f"pid {program.pid}" in lab.refused("4")
         program.kill()
         assert is_free(lab, 2)
 

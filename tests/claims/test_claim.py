@@ -37,7 +37,7 @@ class TestWhileItLasts:
             go_on()
             """)
         assert program.heard() == "<Claim of GPU 1>"
-        assert "GPU 1: leased by" in lab.one("told(refused(4))")
+        assert "GPU 1: leased by" in lab.refused("4")
         assert lab.used() == [1]
 
     def test_a_second_one_is_refused_by_name(self, lab: Lab) -> None:

@@ -218,14 +218,6 @@ class TestContexts:
             assert say(driver, program) == [f"[] {idle} [] {idle}"]
         assert driver.contexts_made(1) == 1
 
-    @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-    def test_gone_with_the_death_of_its_process(self, driver: FakeDriver, sent: int) -> None:
-        """A zombie has none any more."""
-        with holder(driver) as process:
-            ended(process, sent)
-            assert driver.contexts(0) == set()
-            assert say(driver, f"{NVML_CALLS}print(listed(0), memory(0)[2])") == ["[] 3"]
-
     def test_the_dead_linger(self, driver: FakeDriver) -> None:
         """As long as was said, from when somebody has seen that they are dead."""
         driver.linger(300)
@@ -316,22 +308,6 @@ class TestDoubleHolding:
                 assert row[:4] == (1, 2, first.pid, second.pid)
             assert driver.contexts(1, slot=2) == {first.pid}
         assert driver.contexts_made(1) == 3
-
-
-class TestNvidiaSmi:
-    GPUS = "nvidia-smi --format=csv,noheader --query-gpu=index,gpu_bus_id"
-    USERS = "nvidia-smi --format=csv,noheader --query-compute-apps=pid,gpu_bus_id"
-
-    @staticmethod
-    def smi(driver: FakeDriver, command: str) -> list[str]:
-        return driver.run(command.split(), smi=True).stdout.splitlines()
-
-    def test_what_safe_gpu_asks(self, driver: FakeDriver) -> None:
-        first, second = "00000000:01:00.0", "00000000:02:00.0"
-        assert self.smi(driver, self.GPUS) == [f"0, {first}", f"1, {second}"]
-        assert self.smi(driver, self.USERS) == []
-        with holder(driver, device=1) as process:
-            assert self.smi(driver, self.USERS) == [f"{process.pid}, {second}"]
 
 
 class TestSharing:

@@ -51,7 +51,7 @@ class TestWhatIsRaised:
         """
         program = lab.start(code)
         assert int(program.heard()) > 2
-        said = lab.one("told(refused(3))")
+        said = lab.refused("3")
         assert "only 2 are free | " in said
         assert " | GPU 0: leased by" in said
 

@@ -65,7 +65,7 @@ class TestRanks:
 
     def test_fewer_than_ranks(self, lab: Lab) -> None:
         env = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
-        said = lab.one("told(refused('auto', wait=None))", **env)
+        said = lab.refused("'auto', wait=None", **env)
         assert said.startswith(
             "NotEnoughGpusError requested 3 GPUs; 2 were granted to the 3 ranks of this node"
         )

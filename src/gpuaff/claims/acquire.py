@@ -44,14 +44,12 @@ _MAY_COUNT = (
 )
 
 
-def acquire(
-    n: object, arguments: Mapping[str, object], *, end_prewarm: Callable[[], None]
-) -> Claim:
+def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) -> Claim:
     """Do what :func:`gpuaff.claim_gpus` promises, where no signal handler interrupts.
 
     ``end_prewarm`` is called when the driver need not be kept awake any more.
     """
-    request = parse_request(n, **arguments)
+    request = parse_request(**arguments)
     if env.fsroot() is not None:
         raise ClaimError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
@@ -80,9 +78,9 @@ def acquire(
             return state.claim
 
 
-def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]:
+def preview(arguments: Mapping[str, object]) -> tuple[Device, ...]:
     """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked."""
-    request = parse_request(n, **arguments)
+    request = parse_request(**arguments)
     with open_session() as session, ExitStack() as until_occupied:
         return _attempts(_observe(session, request), until_occupied).preview()
 

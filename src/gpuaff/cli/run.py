@@ -215,7 +215,7 @@ def _show(job: Job, words: Sequence[str]) -> None:
     claim = dict(job.claim or {})
     is_pinned = claim.pop("pin", False)
     cpus: CpuSet | None = None
-    devices = preview(claim.pop("n"), arguments=claim) if claim else ()
+    devices = preview(claim) if claim else ()
     if job.pin:
         affinity = set_affinity()
         cpus = affinity if affinity.pinned else None
