@@ -125,13 +125,13 @@ holds(not gpuaff.set_affinity(0, 1, openmp=True).pinned, number() is None)
 
 def test_the_argument_or_the_variable(driver: FakeDriver) -> None:
     script = """
-for argument, variable, is_set in (
-    (None, "1", True), (None, "off", False), (None, "", False), (False, "1", False), (True, "0", True)
-):
+flags = [(None, "1", True), (None, "off", False), (None, "", False), (False, "1", False)]
+for argument, variable, is_set in [*flags, (True, "0", True)]:
     os.environ["GPUAFF_OPENMP"] = variable
     with gpuaff.set_affinity(0, 2, openmp=argument):
         holds((number() is not None) is is_set)
-for argument, variable, option in ((None, "2", "GPUAFF_OPENMP"), (1, "", "openmp"), ("on", "", "openmp")):
+neither = [(None, "2", "GPUAFF_OPENMP"), (1, "", "openmp"), ("on", "", "openmp")]
+for argument, variable, option in neither:
     os.environ["GPUAFF_OPENMP"] = variable
     try:
         gpuaff.set_affinity(0, 2, openmp=argument)
