@@ -65,6 +65,14 @@ _STAY_IGNORED = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
 """nohup's, for a run that outlives its terminal, and those that Python ignores for itself."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests beside other packages are slow: these import for seconds, and are not needed here."""
+    for item in items:
+        if not _OTHER_PACKAGES.isdisjoint(_needed(item)):
+            item.add_marker(pytest.mark.slow)
+
+
 def _hear_signals() -> None:
     """Let signals do what they do, however we were started: all programs of the tests inherit that.
 
@@ -110,11 +118,17 @@ AS_IT_SHOULD_BE = ("slow: ", "not here: ")
 
 def _lacking(item: pytest.Item) -> list[str]:
     """What this machine lacks for a test."""
-    needed = [str(thing) for mark in item.iter_markers("needs") for thing in mark.args]
+    needed = _needed(item)
     if item.get_closest_marker("fake_driver"):
         needed.append("compiler")
     return [thing for thing in needed if not (_HAS[thing]() if thing in _HAS else which(thing))]
 
+
+def _needed(item: pytest.Item) -> list[str]:
+    return [str(thing) for mark in item.iter_markers("needs") for thing in mark.args]
+
+
+_OTHER_PACKAGES = frozenset({"matplotlib", "mpi4py", "safe_gpu", "sklearn", "torch"})
 
 _HAS: dict[str, Callable[[], bool]] = {
     "compiler": lambda: compiler() is not None,
@@ -122,7 +136,7 @@ _HAS: dict[str, Callable[[], bool]] = {
     "cpusets": cpusets.available,
     "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
-    "grid-engine": lambda: which("sge_qmaster") is not None and find_spec("schedulers") is not None,
+    "grid-engine": lambda: which("sge_qmaster") is not None,
     "mpi4py": lambda: find_spec("mpi4py") is not None,
     "mount-namespaces": pci_devices.available,
     "mounts": powers.mounts,
