@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,58 +19,43 @@ pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
 ALL = frozenset(CPUS)
 
-SET = """
-    import json, os, sys
-    import gpuaff
-    affinity = gpuaff.set_affinity({arguments})
-    print(json.dumps({{
-        "cpus": sorted(affinity),
-        "kernel": sorted(os.sched_getaffinity(0)),
-        "gpu": affinity.gpu,
-        "rank": affinity.rank,
-        "pinned": affinity.pinned,
-        "codes": [warning.code for warning in affinity.warnings],
-        "cores": affinity.plan and affinity.plan.shares[affinity.rank].cores,
-    }}))
-"""
+CALLS = (Path(__file__).parents[1] / "programs/calls.py").read_text("utf-8")
+
+Calls = Sequence[tuple[str, Mapping[str, str]]]
 
 
-def called(driver: FakeDriver | None, arguments: str = "", **env: str) -> dict[str, Any]:
-    """What a process says that calls set_affinity with these arguments and variables."""
-    variables = {**(driver.env() if driver else {}), **env}
-    found: dict[str, Any] = json.loads(printed(SET.format(arguments=arguments), env=variables))
-    assert found["cpus"] == found["kernel"], "the result is what the kernel has"
+def results(
+    driver: FakeDriver | None, calls: Calls, prefix: Sequence[str] = (), **env: str
+) -> list[dict[str, Any]]:
+    """What comes of calls with these arguments and variables, in turn, in one process."""
+    done = run(
+        CALLS, json.dumps(calls), env={**(driver.env() if driver else {}), **env}, prefix=prefix
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    assert len(found) == len(calls)
     return found
 
 
-def errors(driver: FakeDriver | None, *calls: str, **env: str) -> list[tuple[str, str]]:
-    """The class and text of the error of each call; all in one process, none may change it."""
-    out = printed(errors_of(*calls), env={**(driver.env() if driver else {}), **env})
-    said = [(kind, text) for kind, text in json.loads(out)]
-    assert len(said) == len(calls), "each call raises"
-    assert not any("\n" in text for _, text in said), "one line each"
-    return said
+def called(
+    driver: FakeDriver | None, arguments: str = "", prefix: Sequence[str] = (), **env: str
+) -> dict[str, Any]:
+    """What comes of one call, which succeeds."""
+    (found,) = results(driver, [(arguments, {})], prefix, **env)
+    assert "error" not in found, found
+    return found
 
 
-def errors_of(*calls: str) -> str:
-    """A script that prints the class and text of the error of each call."""
-    return f"""
-        import json, os
-        import gpuaff
-        before, found = os.sched_getaffinity(0), []
-        for call in {list(calls)!r}:
-            try:
-                eval(f"gpuaff.set_affinity({{call}})")
-            except (TypeError, gpuaff.GpuaffError) as error:
-                found.append((type(error).__name__, str(error)))
-            assert os.sched_getaffinity(0) == before, call
-        print(json.dumps(found))
-    """
+def errors(driver: FakeDriver | None, calls: Calls, **env: str) -> list[tuple[str, str]]:
+    """The class and text of the error of each call: one line each."""
+    found = [(one["error"], one["text"]) for one in results(driver, calls, **env)]
+    assert not any("\n" in text for _, text in found)
+    return found
 
 
 def raised(driver: FakeDriver | None, arguments: str, **env: str) -> tuple[str, str]:
-    """The class and text of the error of a call that must change nothing."""
-    return errors(driver, arguments, **env)[0]
+    """The class and text of the error of one call."""
+    return errors(driver, [(arguments, {})], **env)[0]
 
 
 WAITING = """
@@ -160,11 +146,11 @@ NUMBERS = {
 
 
 def test_the_launchers_numbers_as_if_they_were_passed(driver: FakeDriver) -> None:
-    for env in NUMBERS.values():
-        found = called(driver, **env)
+    by_itself = results(driver, [("", env) for env in NUMBERS.values()])
+    for found in by_itself:
         assert (found["rank"], found["gpu"]) == (1, 1)
         assert not {"no-rank", "ranks-beside"} & set(found["codes"])
-        assert found == called(driver, "1, 2", **env)
+    assert by_itself == results(driver, [("1, 2", env) for env in NUMBERS.values()])
 
 
 def test_a_batch_script_is_no_rank_said_once(driver: FakeDriver) -> None:
@@ -191,12 +177,12 @@ NO_RANK = [("2", "2"), ("-1", "2"), ("x", "2"), ("0", ""), ("", "2"), ("1.0", "2
 
 
 def test_variables_that_name_no_rank(driver: FakeDriver) -> None:
-    for rank, size in NO_RANK:
-        env = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-        found = called(driver, **env)
+    environments = [{"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size} for rank, size in NO_RANK]
+    for found in results(driver, [("", env) for env in environments]):
         assert (found["pinned"], found["codes"]) == (False, ["bad-rank"])
         assert frozenset(found["cpus"]) == ALL
-        assert raised(driver, "strict=True", **env)[0] == "GPUAffinityError"
+    for kind, _ in errors(driver, [("strict=True", env) for env in environments]):
+        assert kind == "GPUAffinityError"
 
 
 WRONG = {
@@ -224,7 +210,7 @@ WRONG = {
 
 @pytest.mark.parametrize("env", [{}, {"GPUAFF": "off"}], ids=["on", "off"])
 def test_wrong_arguments_always_raise(driver: FakeDriver, env: dict[str, str]) -> None:
-    found = errors(driver, *WRONG, **env)
+    found = errors(driver, [(call, {}) for call in WRONG], **env)
     for (kind, text), (call, expected) in zip(found, WRONG.items(), strict=True):
         assert kind == expected[0], call
         assert expected[1] in text, call
@@ -243,30 +229,32 @@ WRONG_VARIABLES = [
 
 
 def test_wrong_variables_raise_and_are_named(driver: FakeDriver) -> None:
-    for variable, value in WRONG_VARIABLES:
-        kind, text = raised(driver, "0, 2", **{variable: value})
+    found = errors(driver, [("0, 2", {variable: value}) for variable, value in WRONG_VARIABLES])
+    for (variable, value), (kind, text) in zip(WRONG_VARIABLES, found, strict=True):
         assert kind == "InvalidOptionError"
         assert text.startswith(f"{variable}={value!r}: expected ")
 
 
 def test_argument_then_variable_then_default(driver: FakeDriver) -> None:
-    assert frozenset(called(driver, "0, 2", GPUAFF_MODE="all")["cpus"]) == ALL
-    assert called(driver, "0, 2", GPUAFF_MODE="single")["cores"] == 1
-    mixed = called(driver, "0, 2, mode='all'", GPUAFF_MODE="single")
-    assert frozenset(mixed["cpus"]) == ALL
-    assert called(driver, "0, 2, mode='all'", GPUAFF_MAX_PHYSICAL_CORES="1")["cores"] == 1
+    calls = [
+        ("0, 2", {"GPUAFF_MODE": "all"}),
+        ("0, 2", {"GPUAFF_MODE": "single"}),
+        ("0, 2, mode='all'", {"GPUAFF_MODE": "single"}),
+        ("0, 2, mode='all'", {"GPUAFF_MAX_PHYSICAL_CORES": "1"}),
+        ("0, 2", {"GPUAFF": "on"}),
+    ]
+    whole, single, argument, cut, on = results(driver, calls)
+    assert frozenset(whole["cpus"]) == frozenset(argument["cpus"]) == ALL
+    assert single["cores"] == cut["cores"] == 1
+    assert on["pinned"]
 
 
 def test_the_off_switch(driver: FakeDriver) -> None:
-    for off in ("off", "0", "false", "no", "OFF"):
-        found = called(driver, "0, 2, strict=True", GPUAFF=off)
+    words = ("off", "0", "false", "no", "OFF")
+    for found in results(driver, [("0, 2, strict=True", {"GPUAFF": word}) for word in words]):
         assert frozenset(found["cpus"]) == ALL
         assert (found["pinned"], found["codes"], found["gpu"]) == (False, ["off"], None)
     assert driver.inits == 0, "the driver is left alone"
-
-
-def test_on_is_on(driver: FakeDriver) -> None:
-    assert called(driver, "0, 2", GPUAFF="on")["pinned"]
 
 
 @pytest.mark.case("B8")
@@ -317,9 +305,7 @@ def test_an_empty_mask_from_the_driver_means_unknown(driver: FakeDriver) -> None
 @pytest.mark.case("A5", "A6", "A17", "G7", "G8", "A14")
 def test_it_stays_inside_what_it_was_given(driver: FakeDriver) -> None:
     last = str(CPUS[-1])
-    script = SET.format(arguments="0, 1")
-    done = run(script, env=driver.env(), prefix=["taskset", "-c", last])
-    found = json.loads(done.stdout)
+    found = called(driver, "0, 1", ["taskset", "-c", last])
     assert found["cpus"] == [CPUS[-1]]
     assert found["pinned"]
 
@@ -327,9 +313,7 @@ def test_it_stays_inside_what_it_was_given(driver: FakeDriver) -> None:
 @pytest.mark.case("A2")
 def test_near_cpus_that_are_not_allowed(driver: FakeDriver) -> None:
     driver.set_cpus(0, node=[CPUS[0]], socket=[CPUS[0]])
-    script = SET.format(arguments="0, 1")
-    done = run(script, env=driver.env(), prefix=["taskset", "-c", str(CPUS[-1])])
-    found = json.loads(done.stdout)
+    found = called(driver, "0, 1", ["taskset", "-c", str(CPUS[-1])])
     assert found["cpus"] == [CPUS[-1]]
     assert set(found["codes"]) & {"near-not-allowed", "mask-narrow"}
 

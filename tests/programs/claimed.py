@@ -255,3 +255,22 @@ def threads_that_are_born_meanwhile() -> None:
     made.give_back()
     holds(everywhere() == {before})
     stop.set()
+
+
+def set_affinity_cuts_inside_and_goes_back_to_it() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    made = take_grant([0, 1])
+    one = gpuaff.set_affinity(0, 2, partition="machine")
+    holds(one < made.cpus, one.restore() == made.cpus, everywhere() == {made.cpus})
+    made.give_back()
+    made = take_grant([1])
+    two = gpuaff.set_affinity(0, 1)
+    holds(two <= made.cpus, codes(two) == [])
+    with gpuaff.set_affinity(1, 2) as inner:
+        holds(inner <= made.cpus)
+    holds(two.restore() == made.cpus == gpuaff.check().expected, gpuaff.check().ok)
+    again = gpuaff.set_affinity(0, 1)
+    holds(made.give_back() == before, everywhere() == {before}, gpuaff.check().expected is None)
+    for late in (again, two, one):
+        late.restore()
+    holds(everywhere() == {before})
