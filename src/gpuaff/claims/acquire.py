@@ -31,7 +31,7 @@ from gpuaff.errors import (
 )
 from gpuaff.launch import inherited
 from gpuaff.launch.allocation import granted
-from gpuaff.launch.gpus import sharers
+from gpuaff.launch.binding import sharers
 from gpuaff.launch.inherited import ParentClaim
 from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
@@ -284,7 +284,7 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
 
 
 def _warn(notice: Notice) -> tuple[Notice, ...]:
-    from gpuaff.pinning.report import say
+    from gpuaff.pinning.state import say
 
     say((notice,), rank=None)
     return (notice,)

@@ -20,7 +20,7 @@ from gpuaff.claims.model import Busy, Device, DeviceReading, Usage
 from gpuaff.errors import LockDirectoryError, NoDriverError
 from gpuaff.formatting import process_in_words
 from gpuaff.notices import Notice
-from gpuaff.topology.pci import device_files
+from gpuaff.topology.sysfs import device_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
