@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff._system import kernel, locks
+from gpuaff._system import kernel
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.queue import TOO_LONG, Place, join
 from gpuaff.claims.locking.registry import MOST, Entry
@@ -181,7 +181,7 @@ def test_one_in_the_way_that_is_passed_over_is_noticed_within_a_second(
         else:
             at = registry.TICKETS.size + 8 * first.slot
             stale = struct.pack("<d", kernel.uptime() - TOO_LONG)
-            locks.write_at(place.slot.handle, at, stale)
+            os.pwrite(place.slot.handle, stale, at)
         assert seconds(lambda: place.wait_behind([first])) < 3, "0.8 s, far from 10"
         place.slot.release()
 

@@ -147,7 +147,7 @@ class Slot:
 
     def _put(self, at: int, data: bytes) -> None:
         with directory.lock_errors(path()):
-            locks.write_at(self.handle, at, data)
+            os.pwrite(self.handle, data, at)  # at once: a reader gets the old text or the new one
 
     def hold_begins(self) -> None:
         """Write that this process holds GPUs, and no longer waits."""
@@ -269,7 +269,7 @@ def holding(handle: int, first: int = 0, end: int = SLOTS) -> frozenset[int]:
 
 def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
     """The tickets and the beats of all slots. A waiter that comes or goes changes the tickets."""
-    head = locks.read_at(handle, 0, RECORDS).ljust(RECORDS, b"\0")
+    head = os.pread(handle, RECORDS, 0).ljust(RECORDS, b"\0")
     tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
     return tickets, BEATS.unpack_from(head, TICKETS.size)
 
@@ -277,13 +277,13 @@ def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
 def still_waits(handle: int, entry: Entry) -> bool:
     """Whether a waiter is still there: a few microseconds, unlike :func:`read`."""
     byte, ticket = WAITS + entry.slot, struct.pack("<Q", entry.ticket)
-    is_same = locks.read_at(handle, 8 * entry.slot, 8) == ticket
+    is_same = os.pread(handle, 8, 8 * entry.slot) == ticket
     return is_same and bool(locks.locked_bytes(handle, byte, byte + 1))
 
 
 def _read_record(handle: int, slot: int) -> Mapping[str, Any]:
     for _ in range(3):  # an unreadable one may be half written
-        found = _parsed(locks.read_at(handle, RECORDS + slot * SLOT_SIZE, SLOT_SIZE))
+        found = _parsed(os.pread(handle, SLOT_SIZE, RECORDS + slot * SLOT_SIZE))
         if found is not None:
             return found
     return {"is_written": False}
