@@ -289,13 +289,13 @@ class Attempts:
     def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used: by the driver's last answer, and by the registry now."""
         if self._parent is None:
-            return self.probe.evaluated(entries)
+            return self.probe.usages(entries)
         return _usages_inside(self._parent, self._devices, entries)
 
     def _described(self, snapshot: _Snapshot) -> tuple[Usage, ...]:
         """The last usages, with the names of processes in their messages."""
         is_known = self._parent is not None or not snapshot.usages
-        return snapshot.usages if is_known else self.probe.described(snapshot.entries)
+        return snapshot.usages if is_known else self.probe.usages(snapshot.entries, named=True)
 
     # What is said of devices that are not free.
 
