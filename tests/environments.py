@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.masks import Ancestry, Masks, classify_masks
+from gpuaff.launch.binding import Ancestry, Masks, classify_masks
 from gpuaff.launch.ranks import Ranks
 
 FOLDER = Path(__file__).parent / "data" / "environments"
@@ -58,6 +58,12 @@ def masks_seen(
 def variables(text: str) -> dict[str, str]:
     """An environment as a shell has it: ``A=1 B=2``."""
     return dict(word.split("=", 1) for word in text.split())
+
+
+def table(name: str) -> list[tuple[str, Any]]:
+    """Texts of schedulers, and what each means: a part of ``data/schedulers.json``."""
+    tables = json.loads((FOLDER.parent / "schedulers.json").read_text("utf-8"))
+    return list(tables[name].items())
 
 
 def recorded(launcher: str) -> list[str]:

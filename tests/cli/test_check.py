@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.calls import refused
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
 from tests.processes import CPUS, SRC, THREADS, Program, stopped
@@ -172,47 +172,38 @@ def driver(fake_driver: MakeDriver) -> FakeDriver:
     return made
 
 
+NEAR: dict[str, tuple[str, list[int], dict[str, object]]] = {
+    "far from it": ("", [0], {"gpus": [0], "near": str(CPUS[0]), "ok": False}),
+    "near it": ("os.sched_setaffinity(0, low)", [0], {"far": "", "ok": True}),
+    "in its socket": ("", [1], {"gpus": [1], "near": str(CPUS[-1]), "far": "", "ok": True}),
+    "near one of two": ("", [0, 1], {"gpus": [0, 1], "ok": True}),
+    "near an unknown one": ("", [2], {"gpus": [2], "near": None, "far": "", "ok": True}),
+}
+
+
 @pytest.mark.fake_driver
 @pytest.mark.needs("two-cpus")
 class TestNear:
-    def test_far_from_the_gpu(self, gpuaff: Runner, driver: FakeDriver) -> None:
-        with process("") as far:
-            driver.use(0, far.pid)
-            found = checked(gpuaff, "--pid", str(far.pid), code=1, env=driver.env())
-            shown = gpuaff("check", "--pid", str(far.pid), env=driver.env())
-        (one,) = found["processes"]
-        assert (one["gpus"], one["near"], one["ok"]) == ([0], str(CPUS[0]), False)
-        assert one["far"]
-        assert states(found) == ["ok"], "its threads are fine among each other"
-        assert "outside of the socket of GPU 0; near are" in shown.stdout
-
-    def test_near_the_gpu(self, gpuaff: Runner, driver: FakeDriver) -> None:
-        with process("os.sched_setaffinity(0, low)") as near:
-            driver.use(0, near.pid)
-            found = checked(gpuaff, "--pid", str(near.pid), code=0, env=driver.env())
-        assert found["processes"][0]["far"] == ""
-
-    def test_the_whole_socket_is_near_enough(self, gpuaff: Runner, driver: FakeDriver) -> None:
-        with process("") as near:
-            driver.use(1, near.pid)
-            found = checked(gpuaff, "--pid", str(near.pid), code=0, env=driver.env())
-        (one,) = found["processes"]
-        assert (one["gpus"], one["near"]) == ([1], str(CPUS[-1]))
-
-    def test_near_any_of_several(self, gpuaff: Runner, driver: FakeDriver) -> None:
-        with process("") as near:
-            driver.use(0, near.pid)
-            driver.use(1, near.pid)
-            found = checked(gpuaff, "--pid", str(near.pid), code=0, env=driver.env())
-        assert found["processes"][0]["gpus"] == [0, 1]
-
-    def test_not_known_what_is_near(self, gpuaff: Runner, driver: FakeDriver) -> None:
+    @pytest.mark.parametrize(("script", "gpus", "expected"), NEAR.values(), ids=NEAR)
+    def test_where_a_process_is(
+        self,
+        script: str,
+        gpus: list[int],
+        expected: dict[str, object],
+        gpuaff: Runner,
+        driver: FakeDriver,
+    ) -> None:
         driver.set_memory(2, None)
-        with process("") as unknown:
-            driver.use(2, unknown.pid)
-            found = checked(gpuaff, "--pid", str(unknown.pid), code=0, env=driver.env())
+        with process(script) as user:
+            for gpu in gpus:
+                driver.use(gpu, user.pid)
+            code = 0 if expected["ok"] else 1
+            found = checked(gpuaff, "--pid", str(user.pid), code=code, env=driver.env())
+            shown = gpuaff("check", "--pid", str(user.pid), env=driver.env()).stdout
         (one,) = found["processes"]
-        assert (one["gpus"], one["near"], one["far"]) == ([2], None, "")
+        assert {name: one[name] for name in expected} == expected
+        assert states(found) == ["ok"], "its threads are fine among each other"
+        assert ("outside of the socket of GPU 0; near are" in shown) is not expected["ok"]
 
     def test_processes_that_are_not_told(self, gpuaff: Runner, driver: FakeDriver) -> None:
         driver.fail("nvmlDeviceGetComputeRunningProcesses_v3")
@@ -259,50 +250,23 @@ def test_another_machine_is_described(gpuaff: Runner, tree: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "", "99999999999"])
-def test_what_is_no_pid(gpuaff: Runner, value: str) -> None:
-    done = gpuaff("check", f"--pid={value}")
-    assert done.returncode == 2
-    assert "--pid" in done.stderr
+def test_what_is_no_pid(value: str) -> None:
+    assert "argument --pid" in refused("check", f"--pid={value}", code=2)
 
 
-def test_no_such_process(gpuaff: Runner) -> None:
-    done = gpuaff("check", "--pid", "4194304")  # just above the highest that Linux gives
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("gpuaff: --pid 4194304: no such process")
-
-
-def test_a_process_that_has_ended(gpuaff: Runner) -> None:
+def test_no_such_process() -> None:
+    line = refused("check", "--pid", "4194304")  # just above the highest that Linux gives
+    assert line.startswith("gpuaff: --pid 4194304: no such process")
     with subprocess.Popen(["true"]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        done = gpuaff("check", "--pid", str(zombie.pid))
-        assert done.returncode == 1
-        assert done.stderr.startswith(f"gpuaff: --pid {zombie.pid}: no such process: it has ended")
+        line = refused("check", "--pid", str(zombie.pid))
+    assert line.startswith(f"gpuaff: --pid {zombie.pid}: no such process: it has ended")
 
 
 @pytest.mark.skipif(not Path("/proc/2/comm").exists(), reason="the kernel's threads are not shown")
 def test_a_thread_of_the_kernel(gpuaff: Runner) -> None:
     found = checked(gpuaff, "--pid", "2", code=0)
     assert found["processes"][0]["name"] == "kthreadd"
-
-
-def test_processes_that_come_and_go(gpuaff: Runner) -> None:
-    """Whoever ends while it is looked at is left out, and no reason to fail."""
-    ending = threading.Event()
-
-    def storm() -> None:
-        while not ending.is_set():
-            subprocess.run(["true"], check=True)
-
-    threads = [threading.Thread(target=storm) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3):
-            assert gpuaff("check", "--json").returncode in (0, 1)
-    finally:
-        ending.set()
-        for thread in threads:
-            thread.join()
 
 
 STORM = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from itertools import combinations
 
 import pytest
@@ -12,8 +11,8 @@ from gpuaff.cli.run import Job, settle
 from gpuaff.errors import InvalidOptionError
 from gpuaff.launch.ranks import Ranks
 
-RANK = Ranks(local_rank=2, local_size=8)
-NOTHING_SAID = {
+RANK, ONLY_RANK = Ranks(local_rank=2, local_size=8), Ranks(local_rank=0, local_size=1)
+DEFAULTS = {
     "n": 1,
     "gpus": None,
     "candidates": None,
@@ -24,92 +23,74 @@ NOTHING_SAID = {
 }
 
 
-def asked(*words: str) -> argparse.Namespace:
-    return build_parser("run").parse_args(["run", *words])
+def asked(words: str, here: Ranks | None = None) -> Job:
+    return settle(build_parser("run").parse_args(["run", *words.split()]), here)
 
 
-class TestOutsideOfALauncher:
-    def test_claims_one(self) -> None:
-        assert settle(asked(), None) == Job(claim=NOTHING_SAID, pin=False)
-
-    def test_claims_what_is_asked_for(self) -> None:
-        words = "-n 4 --candidates 0-7 --wait 10m --min-free-memory 40G --max-utilization 5%"
-        assert settle(asked(*words.split(), "--no-pin"), None).claim == {
-            "n": 4,
-            "gpus": None,
-            "candidates": (0, 1, 2, 3, 4, 5, 6, 7),
-            "wait": 600,
-            "min_free_memory": 40 << 30,
-            "max_utilization": 5,
-            "pin": False,
-        }
-
-    def test_named_ones(self) -> None:
-        claim = settle(asked("--gpus", "3,GPU-1"), None).claim
-        assert claim == {**NOTHING_SAID, "gpus": (3, "GPU-1")}
-
-    @pytest.mark.parametrize(
-        ("words", "wait"),
-        [([], 0), (["--wait"], None), (["--wait", "0"], 0), (["--wait=90"], 90)],
-    )
-    def test_waits(self, words: list[str], wait: float | None) -> None:
-        assert settle(asked(*words), None).claim == {**NOTHING_SAID, "wait": wait}
-
-    def test_as_many_as_granted(self) -> None:
-        assert settle(asked("-n", "auto"), None).claim == {**NOTHING_SAID, "n": "auto"}
-
-    def test_per_rank_is_the_only_rank(self) -> None:
-        """A script that claims in each rank can also be tried without a launcher."""
-        assert settle(asked("--per-rank", "-n", "1"), None) == Job(claim=NOTHING_SAID, pin=False)
-
-    def test_pins_alone(self) -> None:
-        assert settle(asked("--no-claim"), None) == Job(claim=None, pin=True)
-
-    def test_does_nothing(self) -> None:
-        assert settle(asked("--no-claim", "--no-pin"), None) == Job(claim=None, pin=False)
+CLAIMS: dict[str, dict[str, object]] = {
+    "": {},
+    "-n 4 --candidates 0-2 --wait 10m --min-free-memory 40G --max-utilization 5% --no-pin": {
+        "n": 4,
+        "candidates": (0, 1, 2),
+        "wait": 600,
+        "min_free_memory": 40 << 30,
+        "max_utilization": 5,
+        "pin": False,
+    },
+    "--gpus 3,GPU-1": {"gpus": (3, "GPU-1")},
+    "--wait": {"wait": None},
+    "--wait 0": {},
+    "--wait=90": {"wait": 90},
+    "-n auto": {"n": "auto"},
+    "--per-rank -n 1": {},  # a script that claims in each rank can be tried without a launcher
+}
 
 
-class TestInsideOfALauncher:
-    @pytest.mark.parametrize("words", [[], ["--no-claim"], ["--wait", "0"]])
-    def test_pins_the_rank(self, words: list[str]) -> None:
-        assert settle(asked(*words), RANK) == Job(claim=None, pin=True)
+@pytest.mark.parametrize("words", CLAIMS)
+def test_outside_of_a_launcher_it_claims(words: str) -> None:
+    assert asked(words) == Job(claim={**DEFAULTS, **CLAIMS[words]}, pin=False)
 
-    def test_does_nothing(self) -> None:
-        assert settle(asked("--no-pin"), RANK) == Job(claim=None, pin=False)
 
-    def test_claims_in_each_rank(self) -> None:
-        job = settle(asked("--per-rank", "-n", "2"), RANK)
-        assert job == Job(claim={**NOTHING_SAID, "n": 2}, pin=False)
+@pytest.mark.parametrize(
+    ("words", "here", "pin"),
+    [
+        ("--no-claim", None, True),
+        ("--no-claim --no-pin", None, False),
+        ("", RANK, True),
+        ("--no-claim", RANK, True),
+        ("--wait 0", RANK, True),
+        ("--no-pin", RANK, False),
+    ],
+)
+def test_it_claims_nothing(words: str, here: Ranks | None, pin: bool) -> None:
+    assert asked(words, here) == Job(claim=None, pin=pin)
 
-    @pytest.mark.parametrize(
-        "option",
-        ["-n 4", "--gpus 1", "--candidates 0-3", "--wait", "--wait 5", "--max-utilization 0"],
-    )
-    def test_would_claim_in_each_by_mistake(self, option: str) -> None:
-        with pytest.raises(InvalidOptionError, match="this is rank 2 of 8") as caught:
-            settle(asked(*option.split()), RANK)
-        assert "--per-rank" in str(caught.value)
 
-    def test_the_way_out_is_shown(self) -> None:
-        with pytest.raises(InvalidOptionError, match=r"gpuaff run -n 4 -- torchrun"):
-            settle(asked("-n", "4"), RANK)
-        with pytest.raises(InvalidOptionError, match=r"gpuaff run --gpus 0,2 -- torchrun"):
-            settle(asked("--gpus", "0,2"), RANK)
-        with pytest.raises(InvalidOptionError, match=r"gpuaff run --wait -- torchrun"):
-            settle(asked("--wait"), RANK)
+def test_each_rank_claims_on_request() -> None:
+    assert asked("--per-rank -n 2", RANK) == Job(claim={**DEFAULTS, "n": 2}, pin=False)
+    assert asked("--per-rank --gpus 0", ONLY_RANK).claim == {**DEFAULTS, "gpus": (0,)}
+    with pytest.raises(InvalidOptionError, match="--candidates instead"):
+        asked("--per-rank --gpus 0", RANK)
 
-    def test_ranks_cannot_all_have_the_same(self) -> None:
-        with pytest.raises(InvalidOptionError, match="--candidates instead"):
-            settle(asked("--per-rank", "--gpus", "0"), RANK)
-        only = Ranks(local_rank=0, local_size=1)
-        claim = settle(asked("--per-rank", "--gpus", "0"), only).claim
-        assert claim == {**NOTHING_SAID, "gpus": (0,)}
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("-n 4", "--gpus 0,2", "--candidates 0-3", "--wait", "--wait 5.0"),
+        *("--max-utilization 0", "--min-free-memory 1"),
+    ],
+)
+def test_no_rank_claims_by_mistake(option: str) -> None:
+    """The way out is shown."""
+    shown = option.replace("0-3", "0,1,2,3")
+    with pytest.raises(InvalidOptionError, match="--per-rank beside it: this is rank 2 of 8") as it:
+        asked(option, RANK)
+    assert f"gpuaff run {shown} -- torchrun" in str(it.value)
 
 
 def test_no_claim_takes_no_word_about_one() -> None:
-    words = [["-n", "1"], ["--candidates", "0"], ["--wait"], ["--max-utilization", "0"]]
-    words += [["--min-free-memory", "0"], ["--per-rank"]]
-    for some in combinations(words, 2):
-        for ranks in (None, RANK):
+    words = ["-n 1", "--candidates 0", "--wait", "--max-utilization 0", "--min-free-memory 0"]
+    for some in combinations([*words, "--per-rank"], 2):
+        for here in (None, RANK):
             with pytest.raises(InvalidOptionError, match="no --no-claim beside it"):
-                settle(asked("--no-claim", *some[0], *some[1]), ranks)
+                asked(f"--no-claim {' '.join(some)}", here)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from gpuaff._system import kernel
 from gpuaff._system.kernel import Tree
-from gpuaff.cli.check import gpus_of, with_gpus
+from gpuaff.cli.check import with_gpus
 from gpuaff.cpuset import CpuSet
 from gpuaff.pinning.check import Check
 from gpuaff.topology.model import Topology
-from gpuaff.topology.pci import device_files
+from gpuaff.topology.sysfs import device_files
 
 
 def test_a_minor_number_is_not_an_index(tmp_path: Path, box: Topology) -> None:
@@ -39,10 +39,10 @@ def test_who_is_on_which_gpu(box: Topology) -> None:
     """GPU 1 is near the left socket, GPU 0 near the right one, GPU 2 anywhere."""
     users = {1: {7, 8}, 0: {9}}
     devices = {name: index for index, name in enumerate(NVIDIA)}
-    assert gpus_of(7, users, NVIDIA, devices) == gpus_of(7, users, [], devices) == {1}
-    told = with_gpus(check(LEFT), box, {1})
+    told = with_gpus(check(LEFT), box, users, NVIDIA, devices)
+    assert told == with_gpus(check(LEFT), box, users, [], devices)
     assert (told.gpus, told.near, told.far, told.ok) == ((1,), LEFT, frozenset(), True)
-    far = with_gpus(check(LEFT | {4}), box, {1})
+    far = with_gpus(check(LEFT | {4}), box, users, NVIDIA, devices)
     assert (far.gpus, far.far, far.ok) == ((1,), frozenset({4}), False)
 
 
@@ -50,7 +50,7 @@ def test_open_files_count_where_the_driver_is_silent(box: Topology) -> None:
     devices = {"/dev/nvidia5": 0, "/dev/nvidia1": 1, "/dev/nvidia2": 2}
 
     def found(*files: str) -> Check:
-        return with_gpus(check(LEFT), box, gpus_of(7, {}, files, devices))
+        return with_gpus(check(LEFT), box, {}, files, devices)
 
     one = found("/dev/nvidia5")
     assert (one.gpus, one.far) == ((0,), LEFT)

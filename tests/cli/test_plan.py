@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuaff.cli import main
 from gpuaff.cpuset import parse_cpulist
-
-Runner = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.cli.calls import as_json, called, on_one_cpu, refused
 
 A100_NODE = [
     "48-55,176-183",
@@ -29,120 +25,80 @@ A100_NODE = [
 """What gpu_affinity gives the ranks of a DGX A100: half a node of 16 cores each."""
 
 
-@pytest.fixture
-def plan(gpuaff: Runner) -> Callable[..., dict[str, Any]]:
-    def run(*args: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-        done = gpuaff("plan", *args, "--json", env=env)
-        assert (done.returncode, done.stderr) == (0, "")
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
-    return run
-
-
-Planner = Callable[..., dict[str, Any]]
+def plan(words: str) -> dict[str, Any]:
+    return as_json("plan", *words.split())
 
 
 def cpus(plan: dict[str, Any]) -> list[str]:
     return [share["cpus"] for share in plan["ranks"]]
 
 
-class TestJson:
-    @pytest.mark.case("gpu-affinity-rule-4", "A20", "B17")
-    def test_dgx_a100(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", "--nproc", "8")
-        keys = ["schema_version", "mode", "scope", "partition", "border_rule", "ranks", "warnings"]
-        assert list(found) == keys
-        assert (found["schema_version"], found["mode"], found["scope"]) == (
-            1,
-            "unique_contiguous",
-            "node",
-        )
-        assert cpus(found) == A100_NODE
-        assert found["ranks"][3] == {
-            "rank": 3,
-            "gpu": 3,
-            "cpus": "24-31,152-159",
-            "cores": 8,
-            "numa_nodes": [1],
-            "source": "given",
-            "reserved": "",
-        }
+# DGX A100: some options, and facts of the plan, rank by rank.
+A100: dict[str, dict[str, list[Any]]] = {
+    "": {"cpus": A100_NODE, "gpu": [*range(8)], "numa_nodes": [[int(n)] for n in "33117755"]},
+    "--partition auto": {"cpus": A100_NODE},
+    "--partition job": {"cpus": A100_NODE},
+    "--scope socket --visible-devices 0": {"cpus": ["0-63,128-191"]},
+    "--multithreading single_logical --visible-devices 0,1": {"cpus": ["48-55", "56-63"]},
+    "--max-physical-cores 2 --visible-devices 0,1": {
+        "cpus": ["48-49,176-177", "56-57,184-185"], "cores": [2, 2]
+    },
+    "--visible-devices 0,1,2": {"cores": [8, 8, 8]},
+    "--visible-devices 0,1,2 --unbalanced": {"cores": [8, 8, 16]},
+    "--visible-devices 6,2": {"gpu": [6, 2], "numa_nodes": [[5], [1]]},
+    "--visible-devices=": {"gpu": [None], "source": ["all"]},
+    "--visible-devices 0,1 --allowed 48-63": {"cpus": ["48-55", "56-63"]},
+}  # fmt: skip
 
-    def test_says_that_the_socket_has_more(self, plan: Planner) -> None:
-        warnings = plan("--from", "dgx-a100")["warnings"]
-        assert "scope-hint" in [warning["code"] for warning in warnings]
-        assert all(set(warning) == {"code", "message"} for warning in warnings)
 
-    @pytest.mark.case("gpu-affinity-rule-4")
-    def test_the_socket(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", "--scope", "socket")
-        assert found["scope"] == "socket"
-        assert cpus(found)[0] == "32-39,48-55,160-167,176-183"
-        assert cpus(found)[2] == "0-7,16-23,128-135,144-151"
+@pytest.mark.case("gpu-affinity-rule-4", "A20", "B7", "B17", "D8")
+@pytest.mark.parametrize("words", A100)
+def test_plans_of_dgx_a100(words: str) -> None:
+    found = plan(f"--from dgx-a100 {words}")
+    for name, values in A100[words].items():
+        assert [share[name] for share in found["ranks"]] == values, name
 
-    @pytest.mark.case("B7")
-    def test_one_cpu_a_core(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", "--multithreading", "single_logical")
-        assert cpus(found)[:2] == ["48-55", "56-63"]
 
-    def test_interleaved(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", "--mode", "unique_interleaved")
-        assert found["mode"] == "unique_interleaved"
-        even = {*range(48, 64, 2), *range(176, 192, 2)}
-        assert parse_cpulist(cpus(found)[0]) == even
-
-    def test_a_maximum(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", "--max-physical-cores", "2")
-        assert {share["cores"] for share in found["ranks"]} == {2}
-        assert cpus(found)[0] == "48-49,176-177"
-
-    def test_unbalanced(self, plan: Planner) -> None:
-        """Three GPUs: two share node 3, one has node 1 for itself."""
-        args = ("--from", "dgx-a100", "--visible-devices", "0,1,2")
-        assert [share["cores"] for share in plan(*args)["ranks"]] == [8, 8, 8]
-        assert [share["cores"] for share in plan(*args, "--unbalanced")["ranks"]] == [8, 8, 16]
-
-    @pytest.mark.case("D8")
-    def test_visible_devices_are_the_ranks(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", "--visible-devices", "6,2")
-        assert [share["gpu"] for share in found["ranks"]] == [6, 2]
-        assert [share["numa_nodes"] for share in found["ranks"]] == [[5], [1]]
-
-    def test_no_visible_device_is_one_rank_without_a_gpu(self, plan: Planner) -> None:
-        (share,) = plan("--from", "dgx-a100", "--visible-devices", "")["ranks"]
-        assert share["gpu"] is None
-        assert share["source"] == "all"
+@pytest.mark.case("gpu-affinity-rule-4")
+def test_the_plan_as_json() -> None:
+    found = plan("--from dgx-a100 --nproc 8")
+    keys = ["schema_version", "mode", "scope", "partition", "border_rule", "ranks", "warnings"]
+    assert list(found) == keys
+    assert (found["schema_version"], found["partition"]) == (1, "job")
+    assert (found["mode"], found["scope"]) == ("unique_contiguous", "node")
+    keys = ["rank", "gpu", "cpus", "cores", "numa_nodes", "source", "reserved"]
+    assert list(found["ranks"][3]) == keys
+    assert (found["ranks"][3]["source"], found["ranks"][3]["reserved"]) == ("given", "")
+    assert "scope-hint" in [warning["code"] for warning in found["warnings"]]
+    assert all(set(warning) == {"code", "message"} for warning in found["warnings"])
+    socket = plan("--from dgx-a100 --scope socket")
+    assert (socket["scope"], cpus(socket)[0]) == ("socket", "32-39,48-55,160-167,176-183")
+    every = plan("--from dgx-a100 --mode unique_interleaved")
+    assert every["mode"] == "unique_interleaved"
+    assert parse_cpulist(cpus(every)[0]) == {*range(48, 64, 2), *range(176, 192, 2)}
 
 
 class TestLive:
     @pytest.mark.case("A4", "A6", "A14", "G7", "G8")
-    def test_stays_inside_the_mask(self, plan: Planner) -> None:
-        mask = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {max(mask)})
-        try:
-            found = plan("--nproc", "1")
-        finally:
-            os.sched_setaffinity(0, mask)
-        assert cpus(found) == [str(max(mask))]
+    def test_stays_inside_the_mask(self) -> None:
+        with on_one_cpu() as cpu:
+            assert cpus(plan("--nproc 1")) == [cpu]
 
-    def test_no_gpu_is_no_failure(self, plan: Planner, tree: Path) -> None:
-        found = plan("--nproc", "2", env={"GPUAFF_FSROOT": str(tree)})
+    def test_no_gpu_is_no_failure(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GPUAFF_FSROOT", str(tree))
+        monkeypatch.setenv("GPUAFF_MODE", "nonsense")  # options of the environment do not count
+        found = plan("--nproc 2")
         assert [share["gpu"] for share in found["ranks"]] == [None, None]
-        assert cpus(found) == ["0-3", "0-3"]
+        assert (found["mode"], cpus(found)) == ("unique_contiguous", ["0-3", "0-3"])
         assert "no-gpu" in [warning["code"] for warning in found["warnings"]]
 
-    def test_options_of_the_environment(self, plan: Planner) -> None:
-        env = {"GPUAFF_MODE": "single", "GPUAFF_SCOPE": "socket", "GPUAFF_BALANCED": "0"}
-        found = plan("--nproc", "1", env=env)
+    def test_options_of_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GPUAFF_MODE", "single")
+        monkeypatch.setenv("GPUAFF_SCOPE", "socket")
+        found = plan("--nproc 1")
         assert (found["mode"], found["scope"]) == ("single", "socket")
-
-    def test_an_argument_wins(self, plan: Planner) -> None:
-        assert plan("--mode", "all", env={"GPUAFF_MODE": "nonsense"})["mode"] == "all"
-
-    def test_they_do_not_reach_another_machine(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", env={"GPUAFF_MODE": "nonsense"})
-        assert found["mode"] == "unique_contiguous"
+        assert plan("--mode all")["mode"] == "all", "an argument wins"
+        assert plan("--from dgx-a100")["mode"] == "unique_contiguous", "another machine"
 
     @pytest.mark.parametrize(
         ("name", "value", "expected"),
@@ -155,176 +111,131 @@ class TestLive:
             ("MAX_PHYSICAL_CORES", "many", "a whole number from 1"),
         ],
     )
-    def test_wrong_ones(self, name: str, value: str, expected: str, gpuaff: Runner) -> None:
-        done = gpuaff("plan", env={f"GPUAFF_{name}": value})
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"gpuaff: GPUAFF_{name}={value!r}: expected {expected}")
-        assert done.stderr.count("\n") == 1
+    def test_wrong_ones(
+        self, name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(f"GPUAFF_{name}", value)
+        line = refused("plan", code=2)
+        assert line.startswith(f"gpuaff: GPUAFF_{name}={value!r}: expected {expected}")
 
 
 class TestExact:
-    """Masks of each rank's own, cores for helpers, borders."""
+    """Masks of each rank's own, and cores for helpers, on a DGX H100.
 
-    SIDES = ("--rank-allowed", "0-27", "56-83,168-195")
+    GPU 0 is next to 0-55,112-167, GPU 4 to 56-111,168-223.
+    """
 
-    def test_each_rank_inside_its_own_cpus(self, plan: Planner) -> None:
-        """GPU 0 is next to 0-55,112-167: rank 0 has the 28 cores that it may use. GPU 4 is next to
-        56-111,168-223, and rank 1 on it may use 28 cores."""
-        found = plan("--from", "dgx-h100", "--visible-devices", "0,4", *self.SIDES)
-        assert cpus(found) == ["0-27", "56-83,168-195"]
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            ("--visible-devices 0,4 --rank-allowed 0-27 56-83,168-195", ["0-27", "56-83,168-195"]),
+            ("--rank-allowed 8-11 4-7 0-3", ["8-11", "4-7", "0-3"]),
+            ("--rank-allowed 8-11 --rank-allowed 4-7 0-3", ["8-11", "4-7", "0-3"]),
+            ("--nproc 2 --rank-allowed 8-11 4-7", ["8-11", "4-7"]),
+        ],
+    )
+    def test_each_rank_inside_its_own_cpus(self, words: str, expected: list[str]) -> None:
+        assert cpus(plan(f"--from dgx-h100 {words}")) == expected
 
-    def test_as_many_ranks_as_lists(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-h100", "--rank-allowed", "8-11", "4-7", "0-3")
-        assert [share["rank"] for share in found["ranks"]] == [0, 1, 2]
-        assert cpus(found) == ["8-11", "4-7", "0-3"]
-
-    def test_the_option_may_be_repeated(self, plan: Planner) -> None:
-        lists = ("--rank-allowed", "8-11", "--rank-allowed", "4-7", "0-3")
-        assert cpus(plan("--from", "dgx-h100", *lists)) == ["8-11", "4-7", "0-3"]
-
-    def test_cores_for_helpers(self, plan: Planner) -> None:
+    def test_cores_for_helpers(self) -> None:
         """A rank's part is 14 cores, 0-13 with siblings 112-125; two of them are kept."""
-        found = plan("--from", "dgx-h100", "--reserve", "2")["ranks"][0]
+        found = plan("--from dgx-h100 --reserve 2")["ranks"][0]
         assert found["cores"] == 12
         used, kept = (parse_cpulist(found[key]) for key in ("cpus", "reserved"))
         assert len(kept) == 4
         assert used.isdisjoint(kept)
         assert used | kept == parse_cpulist("0-13,112-125")
+        none = plan("--from dgx-h100 --reserve 0")
+        assert {share["reserved"] for share in none["ranks"]} == {""}
 
-    def test_none_for_helpers(self, plan: Planner) -> None:
-        found = plan("--from", "dgx-h100", "--reserve", "0")
-        assert {share["reserved"] for share in found["ranks"]} == {""}
-
-    @pytest.mark.parametrize("word", ["auto", "job"])
-    def test_a_job_for_itself(self, word: str, plan: Planner) -> None:
-        found = plan("--from", "dgx-a100", "--partition", word)
-        assert found["partition"] == "job"
-        assert cpus(found) == A100_NODE
-
-    def test_unlike_numbers(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["plan", "--from", "dgx-h100", "--nproc", "3", *self.SIDES]) == 2
+    def test_unlike_numbers(self) -> None:
+        words = "plan --from dgx-h100 --nproc 3 --rank-allowed 0-27 56-83"
         message = "expected as many as the 2 lists of --rank-allowed, one for each rank"
-        assert capsys.readouterr() == ("", f"gpuaff: --nproc=3: {message}\n")
-        assert main(["plan", "--from", "dgx-h100", "--nproc", "2", *self.SIDES]) == 0
-
-    def test_not_both_kinds(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["plan", "--allowed", "0", "--rank-allowed", "0"]) == 2
-        assert "not allowed with argument" in capsys.readouterr().err
+        assert refused(*words.split(), code=2) == f"gpuaff: --nproc=3: {message}\n"
+        both = "plan --allowed 0 --rank-allowed 0"
+        assert "not allowed with argument" in refused(*both.split(), code=2)
 
     @pytest.mark.case("A18")
-    def test_absent_cpus(self, capsys: pytest.CaptureFixture[str]) -> None:
-        args = ["plan", "--from", "dgx-h100", "--rank-allowed"]
-        assert main([*args, "0-3", "4-7,900"]) == 0
+    def test_absent_cpus(self) -> None:
+        words = ("plan", "--from", "dgx-h100", "--rank-allowed")
         note = "gpuaff: note: --rank-allowed: dgx-h100 has no CPU 900 online [allowed-absent]\n"
-        assert note in capsys.readouterr().err
-        assert main([*args, "900", "901"]) == 2
-        assert "gpuaff: --rank-allowed='900-901': expected some of" in capsys.readouterr().err
+        assert note in called(*words, "0-3", "4-7,900").err
+        line = refused(*words, "900", "901", code=2)
+        assert "gpuaff: --rank-allowed='900-901': expected some of" in line
 
-    def test_a_mask_given_by_rank_answers_the_saved_one(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_mask_given_by_rank_answers_the_saved_one(self, tmp_path: Path) -> None:
         data = {"schema_version": 1, "cpus": "0-7", "allowed": "0-3", "gpus": [{"index": 0}]}
         (tmp_path / "one.json").write_text(json.dumps(data))
-        command = ["plan", "--from", str(tmp_path / "one.json")]
-        assert main(command) == 0
-        assert "saved-allowed" in capsys.readouterr().err
-        assert main([*command, "--rank-allowed", "0-3"]) == 0
-        assert "saved-allowed" not in capsys.readouterr().err
+        words = ("plan", "--from", str(tmp_path / "one.json"))
+        assert "saved-allowed" in called(*words).err
+        assert "saved-allowed" not in called(*words, "--rank-allowed", "0-3").err
 
 
-class TestText:
-    def test_a_table_and_a_picture(self, gpuaff: Runner) -> None:
-        done = gpuaff("plan", "--from", "dgx-a100", "--nproc", "8")
-        lines = done.stdout.splitlines()
-        assert done.returncode == 0
-        assert lines[0] == "dgx-a100: 8 ranks, unique_contiguous, by node"
-        assert [line.split() for line in lines[3:11]] == [
-            [str(rank), str(rank), node, "8", "given", A100_NODE[rank]]
-            for rank, node in enumerate("33117755")
-        ]
-        pictured = [line.split() for line in lines if line.startswith("node 3")]
-        assert "".join(pictured[0][4:-1]) == "0000000011111111"
-        assert pictured[0][-1] == "48-63,176-191"
-
-    def test_warnings_are_talk(self, gpuaff: Runner) -> None:
-        done = gpuaff("plan", "--from", "dgx-a100")
-        assert "scope=" not in done.stdout
-        assert done.stderr.startswith("gpuaff: note: ")
+def test_a_table_and_a_picture() -> None:
+    said = called("plan", "--from", "dgx-a100", "--nproc", "8")
+    lines = said.out.splitlines()
+    assert lines[0] == "dgx-a100: 8 ranks, unique_contiguous, by node"
+    assert [line.split() for line in lines[3:11]] == [
+        [str(rank), str(rank), node, "8", "given", A100_NODE[rank]]
+        for rank, node in enumerate("33117755")
+    ]
+    (pictured,) = (line.split() for line in lines if line.startswith("node 3"))
+    assert ("".join(pictured[4:-1]), pictured[-1]) == ("0000000011111111", "48-63,176-191")
+    assert "scope=" not in said.out
+    assert said.err.startswith("gpuaff: note: ")
 
 
-class TestNotes:
-    """A plan repeats what its topology is unsure of, as far as it depends on it."""
-
-    TABLE = (
+def test_a_plan_repeats_what_its_topology_is_unsure_of(gpuaff: Callable[..., Any]) -> None:
+    """As far as it depends on it, and each once."""
+    table = (
         "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
         "GPU0\t X \tSYS\t0-3\t0\n"
         "GPU1\tSYS\t X \t4-7\t1\n"
     )
-
-    def test_what_a_paste_lacks(self, gpuaff: Runner) -> None:
-        done = gpuaff("plan", "--from", "-", "--json", given=self.TABLE)
-        found = json.loads(done.stdout)
-        codes = [warning["code"] for warning in found["warnings"]]
-        assert cpus(found) == ["0-3", "4-7"]
-        assert codes.count("cores-unknown") == 1
-        assert "uuids-unknown" not in codes
-        assert done.stderr == ""
-
-    def test_people_are_told_each_once(self, gpuaff: Runner) -> None:
-        lines = gpuaff("plan", "--from", "-", given=self.TABLE).stderr.splitlines()
-        assert len(lines) == len(set(lines)) > 0
-        assert all(line.startswith("gpuaff: note: ") for line in lines)
+    done = gpuaff("plan", "--from", "-", "--json", given=table)
+    found = json.loads(done.stdout)
+    codes = [warning["code"] for warning in found["warnings"]]
+    assert (cpus(found), done.stderr) == (["0-3", "4-7"], "")
+    assert codes.count("cores-unknown") == 1
+    assert "uuids-unknown" not in codes
+    lines = gpuaff("plan", "--from", "-", given=table).stderr.splitlines()
+    assert len(lines) == len(set(lines)) > 0
+    assert all(line.startswith("gpuaff: note: ") for line in lines)
 
 
-class TestRefused:
-    @pytest.mark.parametrize("value", ["0", "-1", "2.5", "x", "", "1_0", "٣", "65536", "9" * 50])
-    @pytest.mark.parametrize("option", ["--nproc", "--min-physical-cores", "--max-physical-cores"])
-    def test_what_is_no_number(
-        self, option: str, value: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["plan", f"{option}={value}"]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        expected = "expected a whole number from 1 to 65535; see gpuaff plan --help"
-        assert err == f"gpuaff: error: argument {option}: {value!r}: {expected}\n"
+NO_NUMBER = "a whole number from 1 to 65535; see gpuaff plan --help\n"
 
-    @pytest.mark.parametrize(
-        ("option", "value", "words"),
-        [
-            ("--mode", "ALL", "core_complex; did you mean all?"),
-            ("--mode", "unique-contiguous", "; did you mean unique_contiguous?"),
-            ("--mode", "", "one of all, single, single_unique, unique_interleaved,"),
-            ("--scope", "nodes", "one of node, socket; did you mean node?"),
-            ("--scope", "zebra", "one of node, socket; see gpuaff plan --help\n"),
-            ("--multithreading", "all", "one of all_logical, single_logical"),
-            ("--partition", "node", "one of auto, job, machine"),
-            ("--reserve", "-1", "a whole number of cores from 0 to"),
-            ("--reserve", "two", "a whole number of cores from 0 to"),
-            ("--rank-allowed", "", "a list of CPUs such as 0-3,8, with at least one in it"),
-            ("--rank-allowed", "3-1", "a list of CPUs such as 0-3,8"),
-        ],
-    )
-    def test_what_is_no_word(
-        self, option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["plan", f"{option}={value}"]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert f"argument {option}: {value!r}: expected" in err
-        assert words in err
+REFUSED: dict[str, dict[str, str]] = {
+    **dict.fromkeys(
+        ("--nproc", "--min-physical-cores", "--max-physical-cores"),
+        dict.fromkeys(["0", "-1", "2.5", "x", "", "1_0", "٣", "65536", "9" * 50], NO_NUMBER),
+    ),
+    "--mode": {
+        "ALL": "core_complex; did you mean all?",
+        "unique-contiguous": "; did you mean unique_contiguous?",
+        "": "one of all, single, single_unique, unique_interleaved,",
+    },
+    "--scope": {
+        "nodes": "one of node, socket; did you mean node?",
+        "zebra": "one of node, socket; see",
+    },
+    "--multithreading": {"all": "one of all_logical, single_logical"},
+    "--partition": {"node": "one of auto, job, machine"},
+    "--reserve": dict.fromkeys(["-1", "two"], "a whole number of cores from 0 to"),
+    "--rank-allowed": {"": "a list of CPUs such as 0-3,8, with at least one in it", "3-1": "0-3,8"},
+    "--allowed": dict.fromkeys(["", "x", "3-1", "0-99999999", "1,,2", "0x3"], "CPUs such as 0-3,8"),
+}
 
-    def test_a_minimum_above_the_maximum(self, capsys: pytest.CaptureFixture[str]) -> None:
-        args = ["--min-physical-cores", "5", "--max-physical-cores", "4"]
-        assert main(["plan", "--from", "dgx-a100", *args]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("gpuaff: ")
-        assert err.count("\n") == 1
 
-    def test_a_minimum_that_cannot_be_had(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["plan", "--from", "dgx-a100", "--min-physical-cores", "9"]) == 1
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("gpuaff: ")
-        assert "9" in err
-        assert err.count("\n") == 1
+@pytest.mark.parametrize("option", REFUSED)
+def test_invalid_values(option: str) -> None:
+    for value, expected in REFUSED[option].items():
+        line = refused("plan", f"{option}={value}", code=2)
+        assert f"argument {option}: {value!r}: expected" in line
+        assert expected in line
+
+
+def test_a_minimum_that_is_not_available() -> None:
+    words = ("plan", "--from", "dgx-a100", "--min-physical-cores")
+    refused(*words, "5", "--max-physical-cores", "4", code=2)
+    assert "9" in refused(*words, "9")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,8 +18,9 @@ from gpuaff import formatting
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
 from gpuaff.cli import output, terminal, views
 from gpuaff.notices import Notice
-from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Package, Source, Topology
+from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Source, Topology
 
+VIEWS = Path(__file__).parents[1] / "data/views"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -27,6 +29,11 @@ Block = formatting.Line | formatting.Table
 
 def shown(blocks: list[Block]) -> str:
     return "\n".join(map(formatting.plain, blocks))
+
+
+def read(name: str) -> str:
+    """An expected text."""
+    return (VIEWS / f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
 @pytest.fixture
@@ -51,14 +58,19 @@ def share(rank: int, gpu: int | None, cpus: set[int], *, nodes: tuple[int, ...] 
     )
 
 
-def plan(*shares: Share, mode: Mode = Mode.UNIQUE_CONTIGUOUS, balanced: bool = True) -> Plan:
+def plan(*shares: Share) -> Plan:
     return Plan(
-        mode=mode,
+        mode=Mode.UNIQUE_CONTIGUOUS,
         scope=Scope.NODE,
         multithreading=Multithreading.ALL_LOGICAL,
-        balanced=balanced,
+        balanced=True,
         shares=shares,
     )
+
+
+def drawn(topology: Topology, *shares: Share) -> list[str]:
+    """The rows of a plan, and its picture."""
+    return shown(views.plan_blocks(topology, plan(*shares), "it")).splitlines()[3:]
 
 
 THREE = (
@@ -68,69 +80,51 @@ THREE = (
 )
 
 
+FOUR = frozenset(range(4))
+EVEN, ODD = frozenset(range(0, 128, 2)), frozenset(range(1, 128, 2))
+
+
+def tree(topology: Topology) -> list[str]:
+    return shown(views.topology_blocks(topology, "box")).splitlines()
+
+
 class TestTree:
     def test_says_who_sits_where(self, box: Topology) -> None:
-        assert shown(views.topology_blocks(box, "box")) == (
-            "box: 2 sockets, 8 cores, 16 CPUs (2 threads per core), 2 NUMA nodes, 3 GPUs\n"
-            "allowed: 0-6,8-14 (14 of 16 CPUs)\n"
-            "socket 0   4 cores                          0-3,8-11\n"
-            "  node 0   4 cores, 2 L3, memory            0-3,8-11\n"
-            "    GPU 1  Alpha, cuda:0                    0000:02:00.0\n"
-            "socket 1   4 cores                          4-7,12-15\n"
-            "  node 1   4 cores, 2 L3, no memory         4-7,12-15\n"
-            "    GPU 0  Alpha, cuda:1                    0000:01:00.0\n"
-            "elsewhere\n"
-            "  GPU 2    Beta, hidden, near CPUs unknown  0000:03:00.0\n"
-            "\n"
-            "GPU    0    1    2\n"
-            "  0    X  NV4  SYS\n"
-            "  1  NV4    X  SYS\n"
-            "  2  SYS  SYS    X"
-        )
+        assert shown(views.topology_blocks(box, "box")) == read("tree")
+        alone = replace(box, gpus=box.gpus[:1], links=(("X",),))
+        assert "X" not in "".join(tree(alone)), "one GPU has no links"
 
-    def test_says_what_is_not_told(self) -> None:
-        four = frozenset(range(4))
-        bare = Topology(cpus=four, allowed=four)
-        assert shown(views.topology_blocks(bare, "it")) == (
-            "it: 4 CPUs, no GPU\n"
-            "unknown: cores, sockets, L3 caches, NUMA nodes\n"
-            "CPUs  0-3"
-        )  # fmt: skip
-
-    def test_knows_nothing_at_all(self) -> None:
-        assert "no CPU known, no GPU" in shown(views.topology_blocks(Topology(), "it"))
+    def test_says_what_is_unknown(self) -> None:
+        unknown = "unknown: cores, sockets, L3 caches, NUMA nodes"
+        bare = Topology(cpus=FOUR, allowed=FOUR)
+        assert tree(bare) == ["box: 4 CPUs, no GPU", unknown, "CPUs  0-3"]
+        assert tree(Topology()) == ["box: no CPU known, no GPU", unknown]
 
     @pytest.mark.case("A9", "A10")
     def test_nodes_without_cpus_take_one_line(self) -> None:
-        four = frozenset(range(4))
         nodes = (
-            NumaNode(id=0, cpus=four, has_memory=True),
+            NumaNode(id=0, cpus=FOUR, has_memory=True),
             *(NumaNode(id=n, cpus=frozenset(), has_memory=True) for n in range(1, 9)),
         )
-        gpu = Gpu(index=0, node_cpus=four, numa_node=0, memory_node=1)
-        seen = Topology(cpus=four, allowed=four, numa_nodes=nodes, gpus=(gpu,), visible=(0,))
-        lines = shown(views.topology_blocks(seen, "gh")).splitlines()
-        assert lines[0] == "gh: 4 CPUs, 9 NUMA nodes (1 with CPUs), 1 GPU"
+        gpu = Gpu(index=0, node_cpus=FOUR, numa_node=0, memory_node=1)
+        lines = tree(Topology(cpus=FOUR, allowed=FOUR, numa_nodes=nodes, gpus=(gpu,), visible=(0,)))
+        assert lines[0] == "box: 4 CPUs, 9 NUMA nodes (1 with CPUs), 1 GPU"
         assert lines[-2:] == ["  GPU 0    cuda:0, its memory is node 1", "nodes 1-8  no CPUs"]
 
     def test_a_node_over_two_packages_stands_for_itself(self, box: Topology) -> None:
         one = NumaNode(id=0, cpus=box.cpus, has_memory=True)
         gpus = tuple(replace(gpu, numa_node=0) for gpu in box.gpus)
-        lines = shown(
-            views.topology_blocks(replace(box, numa_nodes=(one,), gpus=gpus), "box")
-        ).splitlines()
+        lines = tree(replace(box, numa_nodes=(one,), gpus=gpus))
         assert [line.split("  ")[0] for line in lines[2:5]] == ["socket 0", "socket 1", "node 0"]
         assert lines[5].strip().startswith("GPU 0")
         assert "near 4-7,12-15" in lines[5]
 
     def test_a_gpu_may_sit_at_a_package(self, box: Topology) -> None:
-        gpu = Gpu(index=0, node_cpus=box.cpus - {0, 1, 2, 3, 8, 9, 10, 11})
-        packages = replace(box, numa_nodes=None, gpus=(gpu,), links=None)
-        lines = shown(views.topology_blocks(packages, "box")).splitlines()
-        assert lines[-1] == "  GPU 0   cuda:1"
-        some = replace(gpu, node_cpus=frozenset({4, 5}))
-        lines = shown(views.topology_blocks(replace(packages, gpus=(some,)), "box")).splitlines()
-        assert lines[-1] == "  GPU 0   cuda:1, near 4-5"
+        near = {frozenset({4, 5, 6, 7, 12, 13, 14, 15}): "", frozenset({4, 5}): ", near 4-5"}
+        for cpus, remark in near.items():
+            gpus = (Gpu(index=0, node_cpus=cpus),)
+            lines = tree(replace(box, numa_nodes=None, gpus=gpus, links=None))
+            assert lines[-1] == f"  GPU 0   cuda:1{remark}"
 
     def test_tells_slow_cores_and_mig(self) -> None:
         cpus = frozenset(range(6))
@@ -143,55 +137,46 @@ class TestTree:
             gpus=(Gpu(index=0, numa_node=3, mig=mig),),
             visible=(0,),
         )
-        lines = shown(views.topology_blocks(seen, "hybrid"))
+        lines = "\n".join(tree(seen))
         assert "5 cores, 6 CPUs (1-2 threads per core)" in lines
         assert "efficiency cores: 2-5" in lines
         assert "GPU 0  cuda:0, near CPUs unknown, node 3, MIG: 1 instance" in lines
 
-    def test_one_gpu_has_no_links(self, box: Topology) -> None:
-        alone = replace(box, gpus=box.gpus[:1], links=(("X",),))
-        assert "X" not in shown(views.topology_blocks(alone, "box"))
-
     @pytest.mark.case("A25")
     def test_long_lists_are_broken_only_for_a_terminal(self, on_width: OnWidth) -> None:
-        even = frozenset(range(0, 128, 2))
-        odd = frozenset(range(1, 128, 2))
-        nodes = (NumaNode(id=0, cpus=even), NumaNode(id=1, cpus=odd))
-        seen = Topology(cpus=even | odd, allowed=even | odd, numa_nodes=nodes)
-        whole = ",".join(str(cpu) for cpu in sorted(even))
-        assert f"  {whole}\n" in shown(views.topology_blocks(seen, "x"))
-        broken = on_width(views.topology_blocks(seen, "x"), 60)
+        nodes = (NumaNode(id=0, cpus=EVEN), NumaNode(id=1, cpus=ODD))
+        seen = Topology(cpus=EVEN | ODD, allowed=EVEN | ODD, numa_nodes=nodes)
+        whole = ",".join(str(cpu) for cpu in sorted(EVEN))
+        blocks = views.topology_blocks(seen, "x")
+        assert f"  {whole}\n" in shown(blocks)
+        broken = on_width(blocks, 60)
         assert max(map(len, broken.splitlines())) <= 60
         assert whole in re.sub(r",\n\s*", ",", broken), "after commas only"
 
 
 class TestPicture:
     def test_table_and_strips(self, box: Topology) -> None:
-        assert shown(views.plan_blocks(box, plan(*THREE), "box")) == (
-            "box: 3 ranks, unique_contiguous, by node\n"
-            "\n"
-            "rank  GPU  NUMA  cores  source  CPUs\n"
-            "   0    1     0      2  given   0-1,8-9\n"
-            "   1    0     1      2  given   4-5,12-13\n"
-            "   2    -   0-1      2  all     1-2,9-10\n"
-            "\n"
-            "one character a core: the rank that has it, . free, - not allowed, * several ranks\n"
-            "node 0  GPU 1  0* 2.  0-3,8-11\n"
-            "node 1  GPU 0  11 .-  4-7,12-15"
-        )
+        assert shown(views.plan_blocks(box, plan(*THREE), "box")) == read("plan")
 
-    def test_names_only_what_is_not_the_default(self, box: Topology) -> None:
-        odd = replace(
-            plan(*THREE[:1], balanced=False), multithreading=Multithreading.SINGLE_LOGICAL
-        )
-        first = shown(views.plan_blocks(box, odd, "box")).splitlines()[0]
-        assert first == "box: 1 rank, unique_contiguous, by node, single_logical, unbalanced"
-        whole = plan(*THREE[:1], mode=Mode.CORE_COMPLEX, balanced=False)
-        assert ", by node, unbalanced\n" in shown(views.plan_blocks(box, whole, "box"))
-        shared = plan(*THREE[:1], mode=Mode.ALL, balanced=False)
-        assert shown(views.plan_blocks(box, shared, "box")).startswith(
-            "box: 1 rank, all, by node\n"
-        )
+    @pytest.mark.parametrize(
+        ("chosen", "said"),
+        [
+            ({}, "unique_contiguous, by node"),
+            (
+                {"multithreading": Multithreading.SINGLE_LOGICAL},
+                "unique_contiguous, by node, single_logical",
+            ),
+            ({"balanced": False}, "unique_contiguous, by node, unbalanced"),
+            ({"mode": Mode.CORE_COMPLEX, "balanced": False}, "core_complex, by node, unbalanced"),
+            ({"mode": Mode.ALL, "balanced": False}, "all, by node"),
+            ({"partition": Partition.MACHINE}, "unique_contiguous, by node, cut by machine"),
+        ],
+    )
+    def test_names_only_what_is_not_the_default(
+        self, box: Topology, chosen: dict[str, Any], said: str
+    ) -> None:
+        heading = views.plan_blocks(box, replace(plan(*THREE[:1]), **chosen), "box")[0]
+        assert formatting.plain(heading) == f"box: 1 rank, {said}"
 
     def test_shows_what_is_kept_for_helpers(self, box: Topology) -> None:
         """Rank 0 keeps core 1, rank 1 core 6; core 5 is kept for both; core 7 is not allowed."""
@@ -202,20 +187,7 @@ class TestPicture:
             share(3, 1, {2, 10}, nodes=(0,)),
         ]
         blocks = views.plan_blocks(box, plan(*kept), "box")
-        assert shown(blocks) == (
-            "box: 4 ranks, unique_contiguous, by node\n"
-            "\n"
-            "rank  GPU  NUMA  cores  source  CPUs  reserved\n"
-            "   0    1     0      1  given   0,8   1,9\n"
-            "   1    0     1      1  given   4,12  5-6,13-14\n"
-            "   2    0     1      1  given   4,12  5,13\n"
-            "   3    1     0      1  given   2,10  -\n"
-            "\n"
-            "one character a core: the rank that has it, . free, + kept free for helpers, "
-            "- not allowed, * several ranks\n"
-            "node 0  GPU 1  0+ 3.  0-3,8-11\n"
-            "node 1  GPU 0  *+ +-  4-7,12-15"
-        )
+        assert shown(blocks) == read("reserved")
         picture = blocks[-1]
         assert isinstance(picture, formatting.Table)
         strips = [formatting.line(row[2]) for row in picture.rows]
@@ -227,51 +199,38 @@ class TestPicture:
         half = replace(share(0, 1, {0}, nodes=(0,)), reserved=frozenset({8}))
         assert "node 0  GPU 1  0. .." in shown(views.plan_blocks(box, plan(half), "box"))
 
-    def test_names_the_borders(self, box: Topology) -> None:
-        cut = replace(plan(*THREE[:1]), partition=Partition.MACHINE)
-        first = shown(views.plan_blocks(box, cut, "box")).splitlines()[0]
-        assert first == "box: 1 rank, unique_contiguous, by node, cut by machine"
-
-    def test_a_share_of_nothing(self, box: Topology) -> None:
-        row = shown(views.plan_blocks(box, plan(share(0, None, set())), "box")).splitlines()[3]
-        assert row == "   0    -     -      0  all     -"
-
     def test_draws_cpus_where_cores_are_unknown(self) -> None:
-        cpus = frozenset(range(4))
-        seen = Topology(cpus=cpus, allowed=cpus)
-        lines = shown(views.plan_blocks(seen, plan(share(0, None, {0, 1})), "it")).splitlines()
-        assert lines[-2:] == [
+        seen = Topology(cpus=FOUR, allowed=FOUR)
+        assert drawn(seen, share(0, None, {0, 1})) == [
+            "   0    -     -      2  all     0-1",
+            "",
             "one character a CPU (cores are not known): the rank that has it, . free",
             "CPUs  00..  0-3",
         ]
+        assert drawn(Topology(), share(0, None, set()))[0] == "   0    -     -      0  all     -"
 
     def test_draws_packages_and_what_is_in_none(self, box: Topology) -> None:
         part = replace(box, numa_nodes=None, packages=box.packages and box.packages[:1])
-        lines = shown(views.plan_blocks(part, plan(*THREE), "box")).splitlines()
-        assert lines[-2:] == [
+        assert drawn(part, *THREE)[-2:] == [
             "socket 0   GPU 1  0* 2.  0-3,8-11",
             "elsewhere         11 .-  4-7,12-15",
         ]
 
-    def test_knows_no_cpu(self) -> None:
-        lines = shown(views.plan_blocks(Topology(), plan(share(0, None, set())), "it"))
-        assert lines.splitlines()[-1].startswith("one character")
-
-    @pytest.mark.parametrize(("rank", "sign"), [(9, "9"), (10, "a"), (36, "A"), (61, "Z")])
-    def test_each_rank_has_a_letter(self, rank: int, sign: str) -> None:
+    @pytest.mark.parametrize(
+        ("rank", "sign", "legend"),
+        [
+            (9, "9", ""),
+            (10, "a", ""),
+            (36, "A", ""),
+            (61, "Z", ""),
+            (62, "#", ", # a rank above 61"),
+        ],
+    )
+    def test_each_rank_has_a_letter(self, rank: int, sign: str, legend: str) -> None:
         one = frozenset({0})
-        seen = Topology(cpus=one, allowed=one, cores=(one,))
-        lines = shown(views.plan_blocks(seen, plan(share(rank, None, {0})), "it")).splitlines()
-        assert lines[-1] == f"CPUs  {sign}  0"
-
-    def test_ranks_without_a_letter_share_one(self) -> None:
-        one = frozenset({0})
-        seen = Topology(cpus=one, allowed=one, cores=(one,))
-        lines = shown(views.plan_blocks(seen, plan(share(62, None, {0})), "it")).splitlines()
-        assert lines[-2:] == [
-            "one character a core: the rank that has it, # a rank above 61",
-            "CPUs  #  0",
-        ]
+        lines = drawn(Topology(cpus=one, allowed=one, cores=(one,)), share(rank, None, {0}))
+        legend = f"one character a core: the rank that has it{legend}"
+        assert lines[-2:] == [legend, f"CPUs  {sign}  0"]
 
     def test_long_strips_are_broken_only_for_a_terminal(self, on_width: OnWidth) -> None:
         cpus = frozenset(range(100))
@@ -293,19 +252,16 @@ class TestPicture:
 
 
 class TestSeats:
-    def test_near_cpus_in_two_nodes_are_no_seat(self, box: Topology) -> None:
-        assert views.place_of(box, Gpu(index=0, node_cpus=frozenset({3, 4}))) is None
-
     @pytest.mark.case("A9", "A10")
-    def test_a_node_without_cpus_is_no_seat(self, box: Topology) -> None:
+    def test_where_a_gpu_is(self, box: Topology) -> None:
+        assert box.packages is not None
         nodes = (*(box.numa_nodes or ()), NumaNode(id=2, cpus=frozenset()))
         more = replace(box, numa_nodes=nodes)
-        assert views.place_of(more, Gpu(index=0, numa_node=2)) is None
-
-    def test_socket_cpus_tell_the_package(self, box: Topology) -> None:
+        assert views.place_of(box, Gpu(index=0, node_cpus=frozenset({3, 4}))) is None, "two nodes"
+        assert views.place_of(more, Gpu(index=0, numa_node=2)) is None, "a node without CPUs"
         found = views.place_of(box, Gpu(index=0, socket_cpus=frozenset({4, 5})))
-        assert box.packages is not None
         assert found == box.packages[1]
+        assert views.place_of(Topology(), Gpu(index=0, node_cpus=frozenset({0}))) is None
 
     def test_each_gpu_has_one_seat(self, box: Topology) -> None:
         places = [*(box.numa_nodes or ()), *(box.packages or ()), None]
@@ -432,8 +388,3 @@ class TestOutput:
     def test_json_is_indented_ascii_in_order(self, capsys: pytest.CaptureFixture[str]) -> None:
         output.show_json({"b": "é", "a": 1})
         assert capsys.readouterr().out == '{\n  "b": "\\u00e9",\n  "a": 1\n}\n'
-
-
-def test_package_of_unknown_packages() -> None:
-    assert views.place_of(Topology(), Gpu(index=0, node_cpus=frozenset({0}))) is None
-    assert views.regions_of(Topology(packages=(Package(id=0, cpus=frozenset({1})),)))[0][2] == []

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,66 +15,16 @@ import pytest
 
 from gpuaff.cpuset import format_cpulist
 from tests import environments, pci_devices
+from tests.cli.machine import HOLD, RUN, Machine, heard, said, told
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import CPUS, as_text, command_line, environment
+from tests.processes import CPUS
 
 pytestmark = pytest.mark.fake_driver
 
-RUN = (sys.executable, "-m", "gpuaff", "run")
-HOLD = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read x")
-"""A command that tells its GPUs, and has them until its standard input ends."""
-
-
-class Machine:
-    """Two GPUs, and nobody on them."""
-
-    def __init__(self, driver: FakeDriver, folder: Path) -> None:
-        self.driver = driver
-        self.variables = {
-            **driver.env(),
-            "GPUAFF_LOCK_DIR": str(folder / "locks"),
-            "GPUAFF_SAFE_GPU": "off",
-        }
-
-    def run(
-        self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
-        variables = environment({**self.variables, **(env or {})})
-        if not prefix:
-            return as_text(command_line("run", *words, env=variables))
-        return subprocess.run(
-            [*prefix, *RUN, *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=variables,
-            check=False,
-        )
-
-    @contextmanager
-    def running(
-        self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
-    ) -> Iterator[subprocess.Popen[str]]:
-        """Start it, and kill it at the end."""
-        with subprocess.Popen(
-            [*prefix, *RUN, "--no-pin", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment({**self.variables, **(env or {})}),
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
-
-    def all_are_free(self) -> bool:
-        """Whether both can be had at once."""
-        done = self.run("-n", "2", "--no-pin", "--", "true")
-        assert done.returncode in (0, 75), done.stderr
-        return done.returncode == 0
+ECHO = ("--no-pin", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+MASK = (sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))")
+LOST = "GPU 0 is left out: its handle: GPU is lost"
+RANKS = [dict(rank.environ) for rank in environments.started("torchrun", "torchrun")]
 
 
 @pytest.fixture
@@ -82,36 +32,15 @@ def machine(driver: FakeDriver, tmp_path: Path) -> Machine:
     return Machine(driver, tmp_path)
 
 
-def heard(process: subprocess.Popen[str]) -> str:
-    """The next line that a command prints."""
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        assert process.stderr is not None
-        raise AssertionError(f"it ended: {process.stderr.read()}")
-    return line
-
-
-def tell(process: subprocess.Popen[str], line: str) -> None:
-    """Give a shell its next line."""
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    """The next line that is said on its standard error."""
-    assert process.stderr is not None
-    return process.stderr.readline().strip()
-
-
-def told(done: subprocess.CompletedProcess[str]) -> str:
-    """The line in which a failure is told, and the indented ones below it."""
-    assert done.stdout == ""
-    first, *below = done.stderr.splitlines()
-    assert first.startswith("gpuaff: ")
-    assert all(line.startswith("  ") for line in below)
-    return " | ".join([first, *map(str.strip, below)])
+@contextmanager
+def used(machine: Machine, gpu: int) -> Iterator[int]:
+    """The id of another program's process on a GPU."""
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        machine.driver.use(gpu, stranger.pid)
+        try:
+            yield stranger.pid
+        finally:
+            stranger.kill()
 
 
 class TestClaims:
@@ -122,20 +51,15 @@ class TestClaims:
             assert third.returncode == 75
             assert f"(pid {first.pid})" in told(third)
 
-    @pytest.mark.parametrize("which", [("--gpus", "1"), ("-n", "1")])
-    def test_beside_a_lost_gpu_the_command_is_shown_a_uuid(
-        self, machine: Machine, which: tuple[str, str]
-    ) -> None:
+    def test_beside_a_lost_gpu_the_command_is_shown_a_uuid(self, machine: Machine) -> None:
         machine.driver.lose_gpu(0)
-        with machine.running(*which, "--", *HOLD) as one:
-            assert heard(one) == "GPU-00000000-0000-4000-8000-000000000001"
-            assert "GPU 0 is left out: its handle: GPU is lost" in said(one)
-
-    def test_a_lost_gpu_asked_for_by_its_index(self, machine: Machine) -> None:
-        machine.driver.lose_gpu(0)
+        for which in (("--gpus", "1"), ("-n", "1")):
+            done = machine.run(*which, *ECHO)
+            assert done.stdout == "GPU-00000000-0000-4000-8000-000000000001\n"
+            assert LOST in done.stderr
         done = machine.run("--gpus", "0", "--wait", "--", "true")
         assert done.returncode == 4
-        assert "GPU 0 is left out: its handle: GPU is lost" in told(done)
+        assert LOST in told(done)
 
     def test_the_claim_is_the_commands_and_ends_with_it(self, machine: Machine) -> None:
         with machine.running("-n", "2", "--", *HOLD) as one:
@@ -161,15 +85,13 @@ class TestClaims:
             heard(one)
             assert machine.driver.state.process_count == 0
 
-    @pytest.mark.parametrize("words", [["--gpus", "1,0"], ["--gpus=1", "--wait", "0"]])
-    def test_exactly_these(self, words: list[str], machine: Machine) -> None:
-        done = machine.run(*words, "--no-pin", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.strip() == words[0].removeprefix("--gpus=").replace("--gpus", "1,0")
-
-    def test_some_of_these(self, machine: Machine) -> None:
-        words = ("--candidates", "1", "--no-pin", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-        assert machine.run(*words).stdout.strip() == "1"
+    @pytest.mark.parametrize(
+        ("words", "gpus"),
+        [("--gpus 1,0", "1,0"), ("--gpus=1 --wait 0", "1"), ("--candidates 1", "1")],
+    )
+    def test_these(self, words: str, gpus: str, machine: Machine) -> None:
+        done = machine.run(*words.split(), *ECHO)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{gpus}\n", "")
 
     def test_a_command_that_cannot_start_holds_nothing(
         self, machine: Machine, tmp_path: Path
@@ -183,6 +105,9 @@ class TestClaims:
         assert machine.all_are_free()
 
 
+INVALID = ["--gpus=7", "--candidates=GPU-nosuch", "-n=auto", "-n=5000"]
+
+
 class TestFailures:
     def test_no_driver(self, machine: Machine) -> None:
         machine.driver.refuse(9)
@@ -191,62 +116,41 @@ class TestFailures:
         assert "kernel module" in told(done)
 
     def test_not_enough(self, machine: Machine) -> None:
-        for words in (["-n", "3"], ["-n", "3", "--wait"], ["--candidates", "0", "-n", "2"]):
-            done = machine.run(*words, "--", "true")
+        for words in ("-n 3", "-n 3 --wait", "--candidates 0 -n 2"):
+            done = machine.run(*words.split(), "--", "true")
             assert done.returncode == 4, words
             told(done)
-
-    def test_not_enough_is_told_as_it_was_spelled(self, machine: Machine) -> None:
-        done = machine.run("--candidates", "0", "-n", "2", "--", "true")
         assert told(done) == "gpuaff: requested 2 GPUs; --candidates names 1"
         machine.driver.state.gpus[0].uuid = b"x"
         done = machine.run("--gpus", "0", "--dry-run", "--", "true")
         assert "GPU 0 is left out: its UUID, 'x', is invalid" in told(done)
 
-    @pytest.mark.parametrize(
-        ("words", "option"),
-        [
-            (["--gpus", "7"], "--gpus="),
-            (["--candidates", "GPU-nosuch"], "--candidates="),
-            (["--gpus", "0", "--candidates", "1"], "--candidates="),
-            (["-n", "auto"], "-n="),
-            (["-n", "5000"], "-n="),
-        ],
-    )
-    def test_wrong_use_is_told_as_it_was_spelled(
-        self, words: list[str], option: str, machine: Machine
-    ) -> None:
-        done = machine.run(*words, "--", "true")
+    @pytest.mark.parametrize("words", [*INVALID, "--candidates=1 --gpus=0"])
+    def test_wrong_use_is_told_as_it_was_spelled(self, words: str, machine: Machine) -> None:
+        done = machine.run(*words.replace("n=", "n").split(), "--", "true")
         assert done.returncode == 2
-        assert told(done).startswith(f"gpuaff: {option}")
+        assert told(done).startswith(f"gpuaff: {words.split('=')[0]}=")
 
     def test_others_compute(self, machine: Machine) -> None:
-        with subprocess.Popen(["sleep", "60"]) as stranger:
-            machine.driver.use(1, stranger.pid)
+        with used(machine, 1) as pid:
             done = machine.run("-n", "2", "--", "true")
-            stranger.kill()
+            few = machine.run("--candidates", "1", "--", "true")
+            late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")
+        queue = "to queue: --wait 10m (at most ten minutes) or --wait (no limit)"
         assert done.returncode == 75
         assert told(done).startswith(
-            "gpuaff: requested 2 GPUs; only 1 is free"
-            " | to queue: --wait 10m (at most ten minutes) or --wait (no limit)"
-            f" | GPU 1: in use by sleep 60 (pid {stranger.pid})"
+            f"gpuaff: requested 2 GPUs; only 1 is free | {queue}"
+            f" | GPU 1: in use by sleep 60 (pid {pid})"
         )
+        allowed = "; --candidates allows 1 GPU of the 2 here"
+        assert f"{allowed} | {queue}" in told(few)
+        assert f"{allowed}\n  GPU 1: " in late.stderr, "what has been tried is not advised"
 
-    def test_few_candidates(self, machine: Machine) -> None:
-        with subprocess.Popen(["sleep", "60"]) as stranger:
-            machine.driver.use(1, stranger.pid)
-            done = machine.run("--candidates", "1", "--", "true")
-            late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")
-            stranger.kill()
-        few = "; --candidates allows 1 GPU of the 2 here"
-        assert f"{few} | to queue: --wait 10m" in told(done)
-        assert f"{few}\n  GPU 1: " in late.stderr, "what has been tried is not advised"
-
-    def test_a_lock_directory_that_cannot_be(self, machine: Machine, tmp_path: Path) -> None:
-        (tmp_path / "locks").write_text("a file\n")
+    def test_a_lock_directory_that_cannot_be(self, machine: Machine) -> None:
+        machine.locks.write_text("a file\n")
         done = machine.run("--", "true")
         assert done.returncode == 1
-        assert str(tmp_path / "locks") in told(done)
+        assert str(machine.locks) in told(done)
 
 
 class TestWaits:
@@ -284,36 +188,32 @@ class TestWaits:
 
 
 class TestInsideOfALauncher:
-    def ranks(self) -> list[dict[str, str]]:
-        return [dict(rank.environ) for rank in environments.started("torchrun", "torchrun")]
-
     def test_each_rank_claims_its_own(self, machine: Machine) -> None:
-        first, second = self.ranks()
         words = ("--per-rank", "-n", "1", "--", *HOLD)
-        with machine.running(*words, env=first) as one, machine.running(*words, env=second) as two:
+        first, second = (machine.running(*words, env=rank) for rank in RANKS)
+        with first as one, second as two:
             assert {heard(one), heard(two)} == {"0", "1"}
-
-    def test_a_rank_that_claims_beside_a_lost_gpu(self, machine: Machine) -> None:
         machine.driver.lose_gpu(0)
-        words = ("--per-rank", "-n", "1", "--", *HOLD)
-        with machine.running(*words, env=self.ranks()[0]) as one:
+        with machine.running(*words, env=RANKS[0]) as one:
             assert heard(one) == "GPU-00000000-0000-4000-8000-000000000001"
 
     def test_ranks_claim_from_the_claim_around_them(self, machine: Machine) -> None:
         """The outer claim is of GPU 1 alone, so the second rank finds nothing, though 0 is free."""
-        rank = " ".join(f"{key}={value}" for key, value in self.ranks()[0].items())
+        rank = " ".join(f"{key}={value}" for key, value in RANKS[0].items())
         inner = f"env {rank} {' '.join(RUN)} --no-pin --per-rank --"
         with machine.running("--gpus", "1", "--", "sh") as outer:
-            tell(outer, f"{inner} sh -c 'echo $CUDA_VISIBLE_DEVICES; exec sleep 60' &")
+            assert outer.stdin is not None
+            hold = "echo $CUDA_VISIBLE_DEVICES; exec sleep 60"
+            print(f"{inner} sh -c '{hold}' &", file=outer.stdin, flush=True)
             assert heard(outer) == "1"
-            tell(outer, f"{inner} true; echo $?; kill $!")
+            print(f"{inner} true; echo $?; kill $!", file=outer.stdin, flush=True)
             assert heard(outer) == "75"
             assert said(outer).startswith("gpuaff: requested 1 GPU; none is free; the claim in ")
             assert said(outer).startswith("to queue: ")
             assert said(outer).startswith("GPU 1: claimed inside this claim by")
 
     def test_a_rank_below_a_claim_is_pinned_and_claims_nothing(self, machine: Machine) -> None:
-        rank = " ".join(f"{key}={value}" for key, value in self.ranks()[1].items())
+        rank = " ".join(f"{key}={value}" for key, value in RANKS[1].items())
         script = f"env {rank} {' '.join(RUN)} -- sh -c 'echo $CUDA_VISIBLE_DEVICES'"
         done = machine.run("-n", "2", "--no-pin", "--", "sh", "-c", script)
         assert done.stdout.split() == ["0,1"], done.stderr
@@ -323,13 +223,11 @@ class TestInsideOfALauncher:
 class TestPins:
     """Each GPU has half of this machine's CPUs as its border."""
 
-    MASK = (sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))")
-
     def test_to_the_borders_of_its_gpus(self, machine: Machine, tmp_path: Path) -> None:
         prefix = pci_devices.gpus(tmp_path / "pci", 2)
         masks = []
         for gpus in ("0", "1", "0,1"):
-            done = machine.run("--gpus", gpus, "--", *self.MASK, prefix=prefix)
+            done = machine.run("--gpus", gpus, "--", *MASK, prefix=prefix)
             assert (done.returncode, done.stderr) == (0, "")
             masks.append(set(map(int, done.stdout.split())))
         assert masks[0] & masks[1] == set()
@@ -354,13 +252,15 @@ class TestPins:
         assert masks[0] & masks[1] == set()
         assert masks[0] | masks[1] == set(CPUS)
 
-    @pytest.mark.parametrize("how", [("--no-pin", {}), ("--wait=0", {"GPUAFF": "off"})])
-    def test_not(self, how: tuple[str, dict[str, str]], machine: Machine, tmp_path: Path) -> None:
-        word, env = how
+    def test_not(self, machine: Machine, tmp_path: Path) -> None:
         prefix = pci_devices.gpus(tmp_path / "pci", 2)
-        done = machine.run(word, "--", *self.MASK, env=env, prefix=prefix)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert set(map(int, done.stdout.split())) == set(CPUS)
+        off = {"GPUAFF": "off"}
+        for done in (
+            machine.run("--no-pin", "--", *MASK, prefix=prefix),
+            machine.run("--", *MASK, env=off, prefix=prefix),
+        ):
+            assert (done.returncode, done.stderr) == (0, "")
+            assert set(map(int, done.stdout.split())) == set(CPUS)
 
     def test_a_border_that_cannot_be_had_is_said(self, machine: Machine) -> None:
         done = machine.run("--", "true")
@@ -372,7 +272,7 @@ class TestDryRun:
     def test_tells_what_a_real_call_would_do(self, machine: Machine, tmp_path: Path) -> None:
         prefix = pci_devices.gpus(tmp_path / "pci", 2) if pci_devices.available() else []
         machine.driver.set_memory_used(0, 5 << 30)
-        words = ("--", *TestPins.MASK)
+        words = ("--", *MASK)
         dry = machine.run("--dry-run", *words, prefix=prefix)
         real = machine.run(*words, prefix=prefix)
         assert (dry.returncode, dry.stderr) == (0, real.stderr)
@@ -381,7 +281,7 @@ class TestDryRun:
         if prefix and len(CPUS) > 1:
             cpus = format_cpulist(map(int, real.stdout.split()))
             assert pin == f"would pin    to CPUs {cpus}"
-        assert run == f"would run    {sys.executable} -c '{TestPins.MASK[2]}'"
+        assert run == f"would run    {sys.executable} -c '{MASK[2]}'"
 
     def test_takes_nothing_and_starts_nothing(self, machine: Machine, tmp_path: Path) -> None:
         mark = tmp_path / "mark"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import pty
@@ -17,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuaff.cli import main
 from gpuaff.topology.model import Topology
+from tests.cli.calls import as_json, called, on_one_cpu, refused
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -28,31 +27,11 @@ On-line CPU(s) list:     0-3
 NUMA node(s):            1
 NUMA node0 CPU(s):       0-3
 """
+EXPECTED = "expected a saved JSON or pasted text\n"
 
 
-def run(*args: str) -> tuple[int, str, str]:
-    """The command in this process: exit code, standard output, standard error."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(args)
-    return code, out.getvalue(), err.getvalue()
-
-
-def topo(*args: str) -> dict[str, Any]:
-    code, out, err = run("topo", *args, "--json")
-    assert (code, err) == (0, "")
-    found: dict[str, Any] = json.loads(out)
-    return found
-
-
-def refused(*args: str) -> str:
-    """The one line that says why the command failed."""
-    code, out, err = run(*args)
-    assert (code, out) == (1, "")
-    assert err.startswith("gpuaff: ")
-    assert err.endswith("\n")
-    assert err.count("\n") == 1
-    return err
+def topo(*words: str) -> dict[str, Any]:
+    return as_json("topo", *words)
 
 
 @pytest.fixture
@@ -65,23 +44,15 @@ def saved(tmp_path: Path) -> Path:
 
 
 class TestWhat:
-    def test_a_machine_that_ships(self) -> None:
-        assert topo("--from", "dgx-a100")["cpus"] == "0-255"
-
-    def test_a_file_wins_over_a_machine(
+    def test_a_file_wins_over_a_machine_and_a_folder_does_not(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (tmp_path / "dgx-a100").write_text(LSCPU)
-        monkeypatch.chdir(tmp_path)
-        assert topo("--from", "dgx-a100")["cpus"] == "0-3"
-
-    def test_a_folder_does_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "dgx-a100").mkdir()
         monkeypatch.chdir(tmp_path)
         assert topo("--from", "dgx-a100")["cpus"] == "0-255"
-
-    def test_a_saved_file(self, saved: Path) -> None:
-        assert topo("--from", str(saved))["cpus"] == "0-255"
+        (tmp_path / "dgx-a100").write_text(LSCPU)
+        (tmp_path / "dgx-1").mkdir()
+        assert topo("--from", "dgx-a100")["cpus"] == "0-3"
+        assert topo("--from", "dgx-1")["cpus"] == "0-79"
 
     @pytest.mark.parametrize("start", ["", "\n \t", "\ufeff"])
     def test_json_is_known_by_its_content(self, start: str, saved: Path, tmp_path: Path) -> None:
@@ -89,10 +60,18 @@ class TestWhat:
         odd.write_text(start + saved.read_text(), encoding="utf-8")
         assert topo("--from", str(odd))["cpus"] == "0-255"
 
-    def test_a_prompt_is_not_json(self, tmp_path: Path) -> None:
-        paste = tmp_path / "paste"
-        paste.write_text(f"[me@node01 ~]$ lscpu\n{LSCPU}")
-        assert topo("--from", str(paste))["cpus"] == "0-3"
+    @pytest.mark.parametrize(
+        "text",
+        [
+            LSCPU.encode(),
+            LSCPU.encode("utf-16"),  # what PowerShell writes
+            f"[me@node01 ~]$ lscpu\n{LSCPU}".encode(),
+            f"\x1b[4mhost\x1b[0m\n{LSCPU}".encode(),  # underlined, as nvidia-smi's tables
+        ],
+    )
+    def test_a_paste(self, text: bytes, tmp_path: Path) -> None:
+        (tmp_path / "paste").write_bytes(text)
+        assert topo("--from", str(tmp_path / "paste"))["cpus"] == "0-3"
 
     def test_standard_input(self, gpuaff: Runner, saved: Path) -> None:
         for text, cpus in ((LSCPU, "0-3"), (saved.read_text(), "0-255")):
@@ -100,19 +79,11 @@ class TestWhat:
             assert (done.returncode, done.stderr) == (0, "")
             assert json.loads(done.stdout)["cpus"] == cpus
 
-    def test_a_pipe_is_read_once(self, gpuaff: Runner, tmp_path: Path) -> None:
+    def test_a_pipe_is_read_once(self, tmp_path: Path) -> None:
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)
         with subprocess.Popen(["/bin/sh", "-c", f"printf '%s' \"$0\" > {fifo}", LSCPU]):
-            assert gpuaff("topo", "--from", str(fifo)).stdout.startswith(f"{fifo}: 4 CPUs")
-
-    def test_what_powershell_writes(self, gpuaff: Runner) -> None:
-        done = gpuaff("topo", "--from", "-", given=LSCPU.encode("utf-16"))
-        assert done.stdout.startswith("standard input: 4 CPUs")
-
-    def test_underlined_tables_are_text(self, gpuaff: Runner) -> None:
-        done = gpuaff("topo", "--from", "-", given=f"\x1b[4mhost\x1b[0m\n{LSCPU}")
-        assert done.returncode == 0
+            assert called("topo", "--from", str(fifo)).out.startswith(f"{fifo}: 4 CPUs")
 
 
 class TestRefused:
@@ -128,77 +99,34 @@ class TestRefused:
         assert "expected a file, - or a machine that ships" in line
         assert len(line) < 400
 
-    def test_a_folder(self, tmp_path: Path) -> None:
+    def test_what_cannot_be_read(self, tmp_path: Path) -> None:
         assert "Is a directory; expected a file" in refused("topo", "--from", str(tmp_path))
-
-    def test_binary(self, tmp_path: Path) -> None:
-        file = tmp_path / "b"
-        file.write_bytes(b"\x7fELF\x00\x01")
-        assert refused("topo", "--from", str(file)) == (
-            f"gpuaff: {file}: binary; expected a saved JSON or pasted text\n"
-        )
-
-    def test_endless(self) -> None:
+        assert "Input/output error; expected a file" in refused("topo", "--from", "/proc/self/mem")
         assert "/dev/zero: more than 4 MiB" in refused("topo", "--from", "/dev/zero")
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="not here: root reads everything")
-    def test_unreadable(self, tmp_path: Path) -> None:
-        file = tmp_path / "secret"
-        file.touch(mode=0)
-        assert "Permission denied; expected a file" in refused("topo", "--from", str(file))
-
-    def test_failing_while_read(self) -> None:
-        assert "Input/output error; expected a file" in refused("topo", "--from", "/proc/self/mem")
-
-    @pytest.mark.parametrize("text", ["", " \n\n"])
-    def test_empty(self, text: str, gpuaff: Runner) -> None:
-        done = gpuaff("plan", "--from", "-", given=text)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == (
-            "gpuaff: standard input: empty; expected a saved JSON or pasted text\n"
-        )
+    @pytest.mark.parametrize(
+        ("data", "problem"),
+        [
+            (b"\x7fELF\x00\x01", f"binary; {EXPECTED}"),
+            (b"", f"empty; {EXPECTED}"),
+            (b" \n\n", f"empty; {EXPECTED}"),
+            (b"Dear all,\nwhere are my GPUs?\n", ""),
+            *((text, "") for text in (b"[", b"[]", b"{}", b'["a"]', b"{]")),
+            (b'{"schema_version": NaN}', "NaN is not a JSON number"),
+            (b'{"schema_version": 1, "cpus": "0", "cpus": "1"}', "'cpus' stands twice"),
+            (b'{"a":' * 200_000, "n"),
+        ],
+    )
+    def test_what_is_no_topology(self, data: bytes, problem: str, tmp_path: Path) -> None:
+        file = tmp_path / "x"
+        file.write_bytes(data)
+        line = refused("topo", "--from", str(file))
+        assert line.startswith(f"gpuaff: {file}: ")
+        assert problem in line
 
     def test_closed_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", None)
-        assert refused("topo", "--from", "-") == (
-            "gpuaff: standard input: empty; expected a saved JSON or pasted text\n"
-        )
-
-    def test_a_text_about_something_else(self, tmp_path: Path) -> None:
-        file = tmp_path / "letter"
-        file.write_text("Dear all,\nwhere are my GPUs?\n")
-        assert refused("topo", "--from", str(file)).startswith(f"gpuaff: {file}: ")
-
-    @pytest.mark.parametrize("text", ["[", "[]", "{}", '["a"]', "{]", '{"schema_version": NaN}'])
-    def test_json_of_something_else(self, text: str, tmp_path: Path) -> None:
-        file = tmp_path / "x.json"
-        file.write_text(text)
-        assert refused("topo", "--from", str(file)).startswith(f"gpuaff: {file}: ")
-
-    @pytest.mark.parametrize(
-        ("text", "problem"),
-        [
-            (
-                '{"schema_version": 1, "cpus": "0", "gpus": [], "x": NaN}',
-                "NaN is not a JSON number",
-            ),
-            (
-                '{"schema_version": 1, "cpus": "0", "gpus": [], "cpus": "1"}',
-                "the key 'cpus' stands twice in one object",
-            ),
-        ],
-    )
-    def test_json_is_read_as_strictly_as_by_load(
-        self, text: str, problem: str, tmp_path: Path
-    ) -> None:
-        file = tmp_path / "x.json"
-        file.write_text(text)
-        assert problem in refused("topo", "--from", str(file))
-
-    def test_json_without_a_bottom(self, tmp_path: Path) -> None:
-        file = tmp_path / "deep.json"
-        file.write_text('{"a":' * 200_000)
-        assert refused("topo", "--from", str(file)).startswith(f"gpuaff: {file}: n")
+        assert refused("topo", "--from", "-") == f"gpuaff: standard input: empty; {EXPECTED}"
 
     @settings(max_examples=30, deadline=None)
     @given(st.data())
@@ -214,9 +142,9 @@ class TestRefused:
     )
     def test_anything_at_all_is_one_line(self, data: bytes) -> None:
         with _file(data) as name:
-            code, out, err = run("topo", "--from", name)
-        assert code in (0, 1)
-        assert (err.count("\n"), out) == (1, "") if code else True
+            said = called("topo", "--from", name)
+        assert said.code in (0, 1)
+        assert (said.err.count("\n"), said.out) == (1, "") if said.code else True
 
 
 @contextlib.contextmanager
@@ -233,54 +161,39 @@ def _file(data: bytes) -> Iterator[str]:
 class TestNeutral:
     """With ``--from``, the process that saved and the process that asks play no part."""
 
-    def test_all_cpus_are_allowed_and_all_gpus_visible(self, saved: Path) -> None:
-        found = topo("--from", str(saved))
-        assert found["allowed"] == "0-255"
-        assert found["visible"] == list(range(8))
+    def test_all_cpus_are_allowed_and_all_gpus_visible(
+        self, saved: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", "bogus")
+        with on_one_cpu():
+            found = topo("--from", str(saved))
+        assert (found["cpus"], found["allowed"], found["visible"]) == (
+            "0-255",
+            "0-255",
+            [*range(8)],
+        )
+        assert topo("--from", str(saved), "--visible-devices", "1,0")["visible"] == [1, 0]
 
     def test_notes_say_how_it_was(self, saved: Path) -> None:
-        code, _, err = run("topo", "--from", str(saved))
-        assert code == 0
+        said = called("topo", "--from", str(saved))
+        assert said.code == 0
         assert (
             f"gpuaff: note: {saved} was saved by a process allowed 0-9 only; "
-            "gpuaff plan --allowed 0-9 plans for it [saved-allowed]\n" in err
+            "gpuaff plan --allowed 0-9 plans for it [saved-allowed]\n" in said.err
         )
         assert (
             f"gpuaff: note: {saved} was saved by a process that saw GPU 3,1 only; "
-            "--visible-devices '3,1' shows it so [saved-visible]\n" in err
+            "--visible-devices '3,1' shows it so [saved-visible]\n" in said.err
         )
-
-    def test_json_has_the_notes_and_standard_error_is_quiet(self, saved: Path) -> None:
-        code, out, err = run("plan", "--from", str(saved), "--json")
-        assert (code, err) == (0, "")
-        codes = [warning["code"] for warning in json.loads(out)["warnings"]]
-        assert {"saved-allowed", "saved-visible"} <= set(codes)
+        codes = {one["code"] for one in as_json("plan", "--from", str(saved))["warnings"]}
+        assert {"saved-allowed", "saved-visible"} <= codes
 
     def test_who_says_so_needs_no_note(self, saved: Path) -> None:
-        args = ("--from", str(saved), "--allowed", "0-9", "--visible-devices", "3,1", "--json")
-        code, out, err = run("plan", *args)
-        plan = json.loads(out)
-        assert (code, err) == (0, "")
+        words = ("--from", str(saved), "--allowed", "0-9", "--visible-devices", "3,1")
+        plan = as_json("plan", *words)
         assert [share["gpu"] for share in plan["ranks"]] == [3, 1]
         assert not [w for w in plan["warnings"] if w["code"].startswith("saved-")]
-
-    def test_the_environment_does_not_count(
-        self, saved: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        before = topo("--from", str(saved))
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-        monkeypatch.setenv("CUDA_DEVICE_ORDER", "bogus")
-        assert topo("--from", str(saved)) == before
-        assert topo("--from", str(saved), "--visible-devices", "1,0")["visible"] == [1, 0]
-
-    def test_the_mask_does_not_count(self, gpuaff: Runner) -> None:
-        mask = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(mask)})
-        try:
-            done = gpuaff("topo", "--from", "dgx-a100", "--json")
-        finally:
-            os.sched_setaffinity(0, mask)
-        assert json.loads(done.stdout)["allowed"] == "0-255"
 
     @pytest.mark.parametrize(
         ("text", "visible"), [("", []), ("-1", []), ("7,0", [7, 0]), ("0,99,1", [0]), ("0,0", [])]
@@ -292,70 +205,32 @@ class TestNeutral:
         assert topo("--from", "dgx-a100", f"--visible-devices={text}")["visible"] == visible
 
 
-class TestTreeOfFiles:
-    """GPUAFF_FSROOT: the files of another machine, without its driver."""
-
-    @pytest.mark.case("F3")
-    def test_shows_the_cpus(self, tree: Path, gpuaff: Runner) -> None:
-        done = gpuaff("topo", "--json", env={"GPUAFF_FSROOT": str(tree)})
-        found = json.loads(done.stdout)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert (found["cpus"], found["allowed"], found["gpus"]) == ("0-3", "0-3", [])
-        assert found["cores"] == ["0,2", "1,3"]
-
-    def test_is_called_by_its_path(self, tree: Path, gpuaff: Runner) -> None:
-        done = gpuaff("topo", env={"GPUAFF_FSROOT": str(tree)})
-        assert done.stdout.startswith(f"{tree}: 1 socket, 2 cores, 4 CPUs (2 threads per core)")
-
-    def test_options_of_the_environment_do_not_count(self, tree: Path, gpuaff: Runner) -> None:
-        env = {"GPUAFF_FSROOT": str(tree), "GPUAFF_MODE": "nonsense"}
-        done = gpuaff("plan", "--json", "--nproc", "2", env=env)
-        plan = json.loads(done.stdout)
-        assert plan["mode"] == "unique_contiguous"
-        assert [share["cpus"] for share in plan["ranks"]] == ["0-3", "0-3"]
-
-    def test_from_wins(self, tree: Path, gpuaff: Runner) -> None:
-        done = gpuaff("topo", "--from", "dgx-a100", env={"GPUAFF_FSROOT": str(tree)})
-        assert done.stdout.startswith("dgx-a100: ")
-
-    def test_an_empty_one_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("GPUAFF_FSROOT", str(tmp_path))
-        line = refused("topo")
-        assert line == (
-            f"gpuaff: GPUAFF_FSROOT={tmp_path}: there is no sys/devices/system below it\n"
-        )
+@pytest.mark.case("F3")
+def test_the_files_of_another_machine(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUAFF_FSROOT: without its driver."""
+    monkeypatch.setenv("GPUAFF_FSROOT", str(tree))
+    found = topo()
+    assert (found["cpus"], found["allowed"], found["gpus"]) == ("0-3", "0-3", [])
+    assert found["cores"] == ["0,2", "1,3"]
+    shown = called("topo").out
+    assert shown.startswith(f"{tree}: 1 socket, 2 cores, 4 CPUs (2 threads per core)")
+    assert called("topo", "--from", "dgx-a100").out.startswith("dgx-a100: "), "--from wins"
+    monkeypatch.setenv("GPUAFF_FSROOT", str(tree.parent))
+    said = f"gpuaff: GPUAFF_FSROOT={tree.parent}: there is no sys/devices/system below it\n"
+    assert refused("topo") == said
 
 
-class TestAllowed:
-    def test_limits_the_plan(self) -> None:
-        code, out, _ = run(
-            "plan", "--from", "dgx-a100", "--visible-devices", "0,1", "--allowed", "48-63", "--json"
-        )
-        assert code == 0
-        used = {share["cpus"] for share in json.loads(out)["ranks"]}
-        assert used == {"48-55", "56-63"}
-
-    @pytest.mark.case("A18")
-    def test_absent_cpus_are_told(self) -> None:
-        code, _, err = run("plan", "--from", "dgx-a100", "--allowed", "0-300")
-        assert code == 0
-        assert (
-            "gpuaff: note: --allowed: dgx-a100 has no CPU 256-300 online [allowed-absent]\n" in err
-        )
-
-    def test_only_absent_cpus_are_an_error(self) -> None:
-        code, out, err = run("plan", "--from", "dgx-a100", "--allowed", "900")
-        assert (code, out) == (2, "")
-        assert err == ("gpuaff: --allowed='900': expected some of the CPUs of dgx-a100, 0-255\n")
-
-    @pytest.mark.parametrize("text", ["", "x", "3-1", "0-99999999", "1,,2", "0x3"])
-    def test_what_is_no_cpulist(self, text: str) -> None:
-        code, out, err = run("plan", f"--allowed={text}")
-        assert (code, out) == (2, "")
-        assert f"argument --allowed: {text!r}: expected a list of CPUs such as 0-3,8" in err
+@pytest.mark.case("A18")
+def test_absent_cpus_are_told() -> None:
+    said = called("plan", "--from", "dgx-a100", "--allowed", "0-300")
+    note = "gpuaff: note: --allowed: dgx-a100 has no CPU 256-300 online [allowed-absent]\n"
+    assert said.code == 0
+    assert note in said.err
+    line = refused("plan", "--from", "dgx-a100", "--allowed", "900", code=2)
+    assert line == "gpuaff: --allowed='900': expected some of the CPUs of dgx-a100, 0-255\n"
 
 
-def test_ctrl_c_is_quiet(tmp_path: Path, gpuaff: Runner) -> None:
+def test_ctrl_c_is_quiet(gpuaff: Runner) -> None:
     """Interrupted while it waits for a paste, it says nothing more: exit code 130."""
     ours, theirs = pty.openpty()
     command = gpuaff("--version").args[:-1]

@@ -154,6 +154,92 @@ def said(env: Mapping[str, str], script: str) -> list[str]:
     return printed(BEGIN + script, env=with_source(env)).splitlines()
 
 
+LOCKED = ["acquiring lock", "lock acquired"]
+
+# A script, and the last lines that it prints and logs.
+SAID: dict[str, tuple[str, list[str]]] = {
+    "a second claim is refused, and the first stays": (
+        """
+safe_gpu.claim_gpus()
+first = safe_gpu.gpu_owner
+try:
+    safe_gpu.claim_gpus()
+except AlreadyClaimedError as error:
+    print("refused:", isinstance(error, RuntimeError), safe_gpu.gpu_owner is first)
+print(first.devices_taken, os.environ["CUDA_VISIBLE_DEVICES"])
+""",
+        ["lock released", "refused: True True", "[0] 0"],
+    ),
+    "none hides them all": (
+        """
+safe_gpu.claim_gpus(0)
+print(safe_gpu.gpu_owner.devices_taken, repr(os.environ["CUDA_VISIBLE_DEVICES"]))
+""",
+        [*LOCKED, "Set CUDA_VISIBLE_DEVICES=", "lock released", "[] ''"],
+    ),
+    "the default is a context without any framework": (
+        """
+safe_gpu.claim_gpus()
+print("torch" in sys.modules, len(safe_gpu.gpu_owner.placeholders))
+""",
+        ["False 1"],
+    ),
+    "PyCUDA's context is current, as scripts expect it that launch kernels at once": (
+        """
+safe_gpu.claim_gpus(placeholder_fn=safe_gpu.PyCudaPlaceholder())
+import pycuda.driver
+is_current = pycuda.driver.Context.get_current() == safe_gpu.gpu_owner.placeholders[0]
+safe_gpu.release_gpus()
+print(is_current)
+""",
+        ["True"],
+    ),
+    "a placeholder that fails": (
+        """
+def fail(device_no):
+    raise RuntimeError("out of memory")
+try:
+    safe_gpu.claim_gpus(placeholder_fn=fail)
+except RuntimeError as error:
+    print("raised:", error)
+print(safe_gpu.gpu_owner, os.environ.get("CUDA_VISIBLE_DEVICES"))
+""",
+        [
+            *LOCKED,
+            "Failed to acquire placeholder: out of memory",
+            "lock released",
+            "raised: out of memory",
+            "None None",
+        ],
+    ),
+    **{
+        f"what fails when it has claimed: {options}": (
+            f"""
+import gpuaff
+class Logger:
+    def info(self, message):
+        if message == "lock released":
+            raise ValueError(message)
+try:
+    safe_gpu.claim_gpus({options})
+except (TypeError, ValueError):
+    print("raised")
+print(safe_gpu.gpu_owner, gpuaff.current_claim(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+""",
+            ["raised", "None None None"],
+        )
+        for options in ("debug_sleep=-1", "debug_sleep='x'", "logger=Logger()")
+    },
+}
+
+
+@pytest.mark.parametrize(("script", "expected"), SAID.values(), ids=SAID)
+def test_what_a_script_prints_and_logs(
+    env: dict[str, str], script: str, expected: list[str]
+) -> None:
+    assert said(env, script)[-len(expected) :] == expected
+
+
 def test_beside_a_lost_gpu_a_uuid_is_shown(env: dict[str, str], driver: FakeDriver) -> None:
     driver.fail("nvmlDeviceGetHandleByIndex_v2", NVML.GPU_IS_LOST, gpu=0)
     script = """
@@ -163,29 +249,9 @@ print(safe_gpu.gpu_owner.devices_taken, os.environ["CUDA_VISIBLE_DEVICES"])
     assert said(env, script)[-1] == "[1] GPU-00000000-0000-4000-8000-000000000001"
 
 
-def test_a_second_claim_is_refused_and_the_first_stays(env: dict[str, str]) -> None:
-    script = """
-safe_gpu.claim_gpus()
-first = safe_gpu.gpu_owner
-try:
-    safe_gpu.claim_gpus()
-except AlreadyClaimedError as error:
-    print("refused:", isinstance(error, RuntimeError), safe_gpu.gpu_owner is first)
-print(first.devices_taken, os.environ["CUDA_VISIBLE_DEVICES"])
-"""
-    assert said(env, script)[-3:] == ["lock released", "refused: True True", "[0] 0"]
-
-
 def test_too_few_are_free(env: dict[str, str]) -> None:
+    taken = "\nsafe_gpu.claim_gpus()\nprint('has it')\nsys.stdin.readline()\n"
     script = """
-safe_gpu.claim_gpus()
-print(*safe_gpu.gpu_owner.devices_taken)
-sys.stdin.readline()
-"""
-    with stopped(BEGIN + script, env=with_source(env)) as other:
-        while other.heard() != "0":
-            pass
-        script = """
 try:
     safe_gpu.claim_gpus(2)
 except RuntimeError as error:
@@ -194,28 +260,10 @@ print(safe_gpu.gpu_owner, os.environ.get("CUDA_VISIBLE_DEVICES"))
 safe_gpu.release_gpus()
 print(safe_gpu.get_free_gpus())
 """
-        assert said(env, script) == [
-            "acquiring lock",
-            "lock acquired",
-            "lock released",
-            "GpusBusyError 2 1 False",
-            "None None",
-            "['1']",
-        ]
-
-
-def test_more_than_there_are(env: dict[str, str]) -> None:
-    done = run(BEGIN + "safe_gpu.claim_gpus(3)", env=with_source(env))
-    assert "NotEnoughGpusError: requested 3 GPUs; this machine has 2 GPUs" in done.stderr
-
-
-def test_none_hides_them_all(env: dict[str, str]) -> None:
-    script = """
-safe_gpu.claim_gpus(0)
-print(safe_gpu.gpu_owner.devices_taken, repr(os.environ["CUDA_VISIBLE_DEVICES"]))
-"""
-    lines = ["acquiring lock", "lock acquired", "Set CUDA_VISIBLE_DEVICES=", "lock released"]
-    assert said(env, script) == [*lines, "[] ''"]
+    with stopped(BEGIN + taken, env=with_source(env)) as other:
+        until(other, "has it")
+        last = ["GpusBusyError 2 1 False", "None None", "['1']"]
+        assert said(env, script) == [*LOCKED, "lock released", *last]
 
 
 @pytest.mark.parametrize(
@@ -225,19 +273,12 @@ print(safe_gpu.gpu_owner.devices_taken, repr(os.environ["CUDA_VISIBLE_DEVICES"])
         ("claim_gpus(1.0)", "TypeError"),
         ("claim_gpus(-1)", "InvalidOptionError: nb_gpus=-1"),
         ("claim_gpus(placeholder_fn='torhc')", "InvalidOptionError: placeholder_fn='torhc'"),
+        ("claim_gpus(3)", "NotEnoughGpusError: requested 3 GPUs; this machine has 2 GPUs"),
     ],
 )
-def test_what_cannot_be_meant(env: dict[str, str], call: str, error: str) -> None:
+def test_invalid_arguments(env: dict[str, str], call: str, error: str) -> None:
     done = run(f"{BEGIN}safe_gpu.{call}", env=with_source(env))
     assert error in done.stderr.splitlines()[-1]
-
-
-def test_the_default_is_a_context_without_any_framework(env: dict[str, str]) -> None:
-    script = """
-safe_gpu.claim_gpus()
-print("torch" in sys.modules, len(safe_gpu.gpu_owner.placeholders))
-"""
-    assert said(env, script)[-1] == "False 1"
 
 
 @pytest.mark.parametrize(
@@ -280,54 +321,6 @@ def until(user: Program, last: str) -> list[str]:
     while (line := user.heard()) != last:
         lines.append(line)
     return lines
-
-
-def test_pycudas_context_is_current(env: dict[str, str]) -> None:
-    """As scripts expect it that launch kernels at once."""
-    script = """
-safe_gpu.claim_gpus(placeholder_fn=safe_gpu.PyCudaPlaceholder())
-import pycuda.driver
-print(pycuda.driver.Context.get_current() == safe_gpu.gpu_owner.placeholders[0])
-safe_gpu.release_gpus()
-"""
-    assert "True" in said(env, script)
-
-
-def test_a_placeholder_that_fails(env: dict[str, str], driver: FakeDriver) -> None:
-    script = """
-def fail(device_no):
-    raise RuntimeError("out of memory")
-try:
-    safe_gpu.claim_gpus(placeholder_fn=fail)
-except RuntimeError as error:
-    print("raised:", error)
-print(safe_gpu.gpu_owner, os.environ.get("CUDA_VISIBLE_DEVICES"))
-"""
-    assert said(env, script) == [
-        "acquiring lock",
-        "lock acquired",
-        "Failed to acquire placeholder: out of memory",
-        "lock released",
-        "raised: out of memory",
-        "None None",
-    ]
-
-
-@pytest.mark.parametrize("options", ["debug_sleep=-1", "debug_sleep='x'", "logger=Logger()"])
-def test_what_fails_when_it_has_claimed(env: dict[str, str], options: str) -> None:
-    script = f"""
-import gpuaff
-class Logger:
-    def info(self, message):
-        if message == "lock released":
-            raise ValueError(message)
-try:
-    safe_gpu.claim_gpus({options})
-except (TypeError, ValueError):
-    print("raised")
-print(safe_gpu.gpu_owner, gpuaff.current_claim(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-"""
-    assert said(env, script)[-2:] == ["raised", "None None None"]
 
 
 def test_a_screen_on_the_only_gpu(

@@ -72,9 +72,3 @@ def test_what_was_measured_is_shown_where_the_next_claim_fails(
     done = run_example(SCRIPT, "--gpus", "1", "3", *TINY, "--epochs=1", env=env, fails=True)
     assert "NotEnoughGpusError" in done.stderr
     assert [row["visible GPUs"] for row in table(done.stdout, "method")] == ["0", "0"]
-
-
-def test_gpus_that_torch_cannot_use_are_told(driver: FakeDriver, lock_folder: Path) -> None:
-    env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)}
-    done = run_example(SCRIPT, "--gpus=1", *TINY[1:], env=env, fails=True)
-    assert "cannot use a GPU here (1 visible, 0 promised by Slurm)" in done.stderr

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakedriver.driver import FakeDriver, MakeDriver
-from tests.fakedriver.play import this_machine
+from tests.fakedriver.driver import FakeDriver
 from tests.processes import CPUS, masks, stopped, worker_cpus
 
 pytestmark = [
@@ -16,11 +15,6 @@ pytestmark = [
     pytest.mark.needs("torch", "two-cpus"),
     pytest.mark.timeout(120),
 ]
-
-
-@pytest.fixture
-def driver(fake_driver: MakeDriver) -> FakeDriver:
-    return fake_driver(this_machine(2))
 
 
 # Torch narrows the main thread as it is imported, where GOMP_CPU_AFFINITY says so; its workers

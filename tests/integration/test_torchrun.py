@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff.cpuset import parse_cpulist
-from tests.fakedriver.driver import FakeDriver, MakeDriver
-from tests.fakedriver.play import this_machine
+from tests.fakedriver.driver import FakeDriver
 from tests.processes import environment, masks
 
 ROOT = Path(__file__).parents[2]
@@ -22,11 +21,6 @@ pytestmark = [
     pytest.mark.fake_driver,
     pytest.mark.needs("two-cpus"),
 ]
-
-
-@pytest.fixture
-def driver(fake_driver: MakeDriver) -> FakeDriver:
-    return fake_driver(this_machine(2))
 
 
 def shares(printed: str) -> dict[int, str]:
@@ -85,28 +79,23 @@ def test_the_example_under_torchrun(driver: FakeDriver, tmp_path: Path) -> None:
     assert err.read_text().count("gpuaff: rank ") == 2, "the one line of each rank"
 
 
+def example(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLE), *words],
+        capture_output=True,
+        text=True,
+        env=environment(env),
+        check=True,
+    )
+
+
 def test_the_example_without_torchrun(driver: FakeDriver) -> None:
-    found = []
-    for rank in (0, 1):
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLE)],
-            capture_output=True,
-            text=True,
-            env=environment({**driver.env(), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}),
-            check=True,
-        )
-        found.append(shares(done.stdout)[rank])
-    assert found[0] != found[1]
+    found = [example(**driver.env(), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2") for rank in (0, 1)]
+    assert shares(found[0].stdout)[0] != shares(found[1].stdout)[1]
 
 
 @pytest.mark.case("A4")
 def test_the_example_without_a_gpu() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--local_rank", "0"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=True,
-    )
+    done = example("--local_rank", "0")
     assert shares(done.stdout)[0]
     assert "not pinned" in done.stderr

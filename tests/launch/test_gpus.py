@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.launch.gpus import OwnGpus, own_gpus, sharers
+from gpuaff.launch.binding import OwnGpus, own_gpus, sharers
 from gpuaff.launch.ranks import Ranks, classify_ranks
 from gpuaff.launch.slurm import gpu_indices
-from tests.environments import Started, started, variables
+from tests.environments import Started, started, table, variables
 
 
 def found(rank: Started, changes: str = "", *, visible: int = 1) -> OwnGpus | None:
@@ -82,24 +82,8 @@ def test_what_variables_say_of_a_task(name: str, changes: str) -> None:
     assert found(started("slurm", name)[0], changes) == CHANGED[name, changes]
 
 
-SHARED = {
-    "map_gpu:0,0": True,
-    "map_gpu:0,1": False,
-    "map_gpu:0*2,1*2": True,
-    "map_gpu:0": True,  # used again
-    "map_gpu:0x1,1": True,
-    "map_gpu:?": True,
-    "mask_gpu:0x1,0x2": False,
-    "verbose,mask_gpu:0x3,0x6": True,
-    "q,single:1": False,
-    "single:2": True,
-    "closest": True,
-    "per_task:2": False,
-}
-
-
 @pytest.mark.case("D10")
-@pytest.mark.parametrize(("text", "shared"), SHARED.items())
+@pytest.mark.parametrize(("text", "shared"), table("shared gpus"))
 def test_several_tasks_may_be_on_one_gpu(text: str, shared: bool) -> None:
     tres = f"gres/gpu:{text.replace('_gpu', '')}+gres/nic:single:2"
     for changes in (f"SLURM_GPU_BIND={text}", f"SLURM_TRES_BIND={tres}"):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.launchers import Launcher
-from gpuaff.launch.masks import Masks, Whose
+from gpuaff.launch import Launcher
+from gpuaff.launch.binding import Masks, Whose
 from gpuaff.launch.ranks import Ranks, active_row
 from gpuaff.launch.slurm import named_masks, tasks_here
-from tests.environments import Started, masks_seen, started, variables
+from tests.environments import Started, masks_seen, started, table, variables
 
 NARROW, WIDE, FOUR = frozenset({0}), frozenset({0, 1}), frozenset(range(4))
 
@@ -150,28 +150,11 @@ def test_a_list_counts_where_the_own_mask_agrees(
     assert why in masks.source
 
 
-LISTS: dict[tuple[str, str], list[set[int]] | None] = {
-    ("mask_cpu", "0x1,0x2"): [{0}, {1}, {0}],
-    ("mask_cpu", "1,2,4,8"): [{0}, {1}, {2}],
-    ("mask_cpu", "0x3*2,0xc"): [{0, 1}, {0, 1}, {2, 3}],
-    ("mask_cpu", "0x1*60000"): [{0}, {0}, {0}],
-    ("mask_cpu", "0x0000000000000400000000000000"): [{58}] * 3,
-    ("mask_cpu", "0x1*"): [{0}] * 3,
-    ("map_cpu", "1,0"): [{1}, {0}, {1}],
-    ("map_cpu", "0*2,0x10"): [{0}, {0}, {16}],
-    ("map_cpu", "08"): [{8}] * 3,
-    **dict.fromkeys(
-        [("mask_cpu", text) for text in ("", "0x0,0x1", "0x1,", "0x1*x", "0x1*0", "0xg", "-1")]
-        + [("map_cpu", text) for text in ("0x", "a", "1_0", "99999", " ")]
-    ),
-}
-
-
-@pytest.mark.parametrize(("kind", "text"), LISTS)
-def test_lists_of_masks_and_of_cpus(kind: str, text: str) -> None:
-    said = {"SLURM_CPU_BIND_TYPE": f"cores,{kind}:", "SLURM_CPU_BIND_LIST": text}
-    expected = LISTS[kind, text]
-    assert named_masks(said.get, 3) == (expected and tuple(map(frozenset, expected)))
+@pytest.mark.parametrize(("said", "expected"), table("masks"))
+def test_lists_of_masks_and_of_cpus(said: str, expected: list[list[int]] | None) -> None:
+    kind, _, text = said.partition(" ")
+    env = {"SLURM_CPU_BIND_TYPE": f"cores,{kind}:", "SLURM_CPU_BIND_LIST": text}
+    assert named_masks(env.get, 3) == (expected and tuple(map(frozenset, expected)))
 
 
 @given(st.text("0123456789abcdefx*,", max_size=20), st.sampled_from(["mask_cpu:", "map_cpu:"]))
@@ -195,23 +178,11 @@ def test_a_list_that_repeats_itself_takes_little_memory() -> None:
     assert peak < 5_000_000, "some 8 bytes a task"
 
 
-COUNTS = {
-    ("2(x3),1", 0): 2,
-    ("2(x3),1", 2): 2,
-    ("2(x3),1", 3): 1,
-    ("4", 0): 4,
-    ("3,1(x2)", 1): 1,
-    ("2(x60000)", 50000): 2,
-    ("2(x)", 0): 2,
-    **dict.fromkeys([("2(x3),1", 4), ("4", 1), ("2(x99999999)", 7), ("", 0), ("x", 0)]),
-    **dict.fromkeys([("2(x-1)", 0), ("-2", 0)]),
-}
-
-
-@pytest.mark.parametrize(("counts", "node"), COUNTS)
-def test_tasks_of_this_node(counts: str, node: int) -> None:
-    said = {"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}
-    assert tasks_here(said.get) == COUNTS[counts, node]
+@pytest.mark.parametrize(("said", "expected"), table("tasks"))
+def test_tasks_of_this_node(said: str, expected: int | None) -> None:
+    counts, _, node = said.partition(" at ")
+    env = {"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": node}
+    assert tasks_here(env.get) == expected
 
 
 INSIDE = [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.launchers import ROWS, Launcher
+from gpuaff.launch import ROWS, Launcher
 from gpuaff.launch.ranks import Ranks, classify_ranks
 from tests.environments import recorded, started, variables
 
@@ -195,7 +195,7 @@ def test_numbers_in_the_job(environ: Environ, expected: tuple[int | None, ...]) 
 
 MESSAGES: dict[str, tuple[Environ, str]] = {
     "a lost node": ({**STEP, "SLURM_NODEID": "4"}, "SLURM_NODEID='4'"),
-    "a batch script": (BATCH, "no task of srun, and none of the job's 10 tasks"),
+    "a batch script": (BATCH, "a batch script or a shell of Slurm is no task of srun"),
     "a step elsewhere": (STEP, "SLURMD_NODENAME='n4' is not this machine, n1"),
     "a rank above": ({**NUMBERS, "LOCAL_RANK": "4"}, "LOCAL_RANK=4 is not below 4"),
     "no size": ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 is set, but LOCAL_WORLD_SIZE is not"),

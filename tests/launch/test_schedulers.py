@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuaff.launch import allocation
 from gpuaff.launch.allocation import Granted, classify_grant
-from tests.environments import started, variables
+from tests.environments import started, table, variables
 from tests.processes import printed
 
 
@@ -56,78 +56,19 @@ def test_slurm(name: str, expected: list[tuple[int | None, tuple[int, ...] | Non
         assert counted({**unset, "CUDA_VISIBLE_DEVICES": "0"}) == (count, None)
 
 
-FIRST = "SLURM_JOB_NUM_NODES=2 SLURM_NODEID=0"
-JOB = "SLURM_JOB_ID=1 SLURM_JOB_GPUS=8-11 SLURM_GPUS_ON_NODE=4"
-LISTED = (8, 9, 10, 11)
-
-GRANTS: dict[str, tuple[int | None, tuple[int, ...] | None]] = {
-    f"{JOB} SLURM_JOB_NUM_NODES=1": (4, LISTED),
-    f"{JOB} SLURM_NNODES=1": (4, LISTED),
-    # A batch script is on the first node; so is the first node of a step that is on all.
-    f"{JOB} {FIRST}": (4, LISTED),
-    f"{JOB} SLURM_JOB_NUM_NODES=2 SLURM_NODEID=1": (4, None),
-    f"{JOB} {FIRST} SLURM_STEP_ID=0": (4, None),
-    f"{JOB} {FIRST} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2": (4, LISTED),
-    f"{JOB} {FIRST} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1": (4, None),
-    JOB: (4, None),
-    # A step of fewer GPUs that names none: which ones it has of the job's is unknown.
-    f"{JOB} SLURM_JOB_NUM_NODES=1 SLURM_GPUS_ON_NODE=2": (2, LISTED),
-    f"{JOB} SLURM_JOB_NUM_NODES=1 SLURM_GPUS_ON_NODE=0": (0, LISTED),
-    # Left over from another job.
-    f"{JOB} SLURM_STEP_GPUS=0-7": (4, None),
-    f"{JOB} SLURM_STEP_GPUS=0,8 SLURM_JOB_NUM_NODES=1": (4, None),
-    f"{JOB} SLURM_GPUS_ON_NODE=8 SLURM_JOB_NUM_NODES=1": (8, None),
-    f"{JOB} SLURM_STEP_GPUS=0 SLURM_GPUS_ON_NODE= SLURM_NNODES=1": (None, None),
-    # Unreadable.
-    **{f"SLURM_STEP_GPUS={x} SLURM_GPUS_ON_NODE=2": (2, None) for x in ("", "all", "0,,1", "-1")},
-    **{f"SLURM_GPUS_ON_NODE={x} SLURM_STEP_GPUS=4-5": (2, (4, 5)) for x in ("", "all", "-1")},
-    "SLURM_JOB_ID=7": (None, None),
-    # Grid Engine's resource maps.
-    "SGE_HGR_GPU_CARD=11": (1, (11,)),
-    "SGE_HGR_cuda=1,0": (2, (0, 1)),
-    "SGE_HGR_gpu=GPU1,GPU2": (2, None),
-    "SGE_HGR_gpu=0,gpu1": (2, None),
-    "SGE_HGR_gpu=1,1": (1, (1,)),
-    "SGE_HGR_gpu=0 SGE_HGR_cuda=0": (1, (0,)),
-    "SGE_HGR_gpu=0 SGE_HGR_cuda=1": (None, None),
-    **dict.fromkeys(["SGE_HGR_fpga=0", "SGE_HGR_gpu=", "SGE_HGR_gpu=NONE"], (None, None)),
-    # Several schedulers, or none.
-    "SLURM_JOB_ID=1 SGE_HGR_gpu=3": (1, (3,)),
-    "LSB_JOBID=101 SLURM_GPUS_ON_NODE=2": (2, None),
-    **dict.fromkeys(
-        [f"CUDA_VISIBLE_DEVICES={x}" for x in ("", "0", "GPU-1,GPU-2", "NoDevFiles")], (None, None)
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("said", GRANTS)
-def test_what_variables_grant(said: str) -> None:
-    assert counted(variables(said)) == GRANTS[said]
+@pytest.mark.parametrize(("said", "granted"), table("grants"))
+def test_what_variables_grant(said: str, granted: list[Any]) -> None:
+    count, indices = granted
+    assert counted(variables(said)) == (count, indices and tuple(indices))
 
 
 def test_a_map_is_listed_with_blanks() -> None:
     assert counted({"SGE_HGR_gpu": "0 2"}) == (2, (0, 2))
 
 
-SOURCES = {
-    "": "no scheduler has set",
-    "SLURM_JOB_ID=7": "Slurm granted no GPUs",
-    "CUDA_VISIBLE_DEVICES=0": "CUDA_VISIBLE_DEVICES",
-    "LSB_JOBID=101 LSB_HOSTS=node7": "LSF gives its GPUs by CUDA_VISIBLE_DEVICES",
-    "LSB_JOBID=101 CUDA_VISIBLE_DEVICES=2,3": "CUDA_VISIBLE_DEVICES",
-    "SLURM_GPUS_ON_NODE=1 SGE_HGR_gpu=0": "SLURM_GPUS_ON_NODE=1",
-    "SLURM_GPUS_ON_NODE=2 SGE_HGR_gpu=0": (
-        "SLURM_GPUS_ON_NODE=2, but SGE_HGR_gpu=0: one is left over from another job"
-    ),
-    f"{JOB} SLURM_STEP_GPUS=0-7": (
-        "SLURM_STEP_GPUS=0-7, SLURM_JOB_GPUS=8-11, SLURM_GPUS_ON_NODE=4 contradict each other: is"
-    ),
-}
-
-
-@pytest.mark.parametrize("said", SOURCES)
-def test_where_it_comes_from(said: str) -> None:
-    assert of(variables(said)).source.startswith(SOURCES[said])
+@pytest.mark.parametrize(("said", "source"), table("sources"))
+def test_where_it_comes_from(said: str, source: str) -> None:
+    assert of(variables(said)).source.startswith(source)
 
 
 TORQUE = {"PBS_GPUFILE": "/var/spool/torque/aux//12.headgpu"}
@@ -218,25 +159,7 @@ usage    1:                 cpu=00:01:30, mem=1.0 GBs, io=0.0
 """
 
 
-@pytest.mark.parametrize(
-    ("requests", "count"),
-    [
-        ("gpu=2,h_rt=3600", 2),
-        ("h_rt=3600,mem_free=8G,ngpus=1", 1),
-        ("GPU=3", 3),
-        ("gpu=0", 0),
-        ("gpu=1,cuda=1", 1),
-        ("gpu=1,cuda=2", None),
-        ("gpu=true", None),
-        ("gpu=2.5", None),
-        ("gpu=-1", None),
-        ("gpu=" + "9" * 5000, None),
-        ("gpu=0x2", None),
-        ("gpu=", None),
-        ("gpu_mem=16,gpu_type=7", None),
-        ("h_rt=3600", None),
-    ],
-)
+@pytest.mark.parametrize(("requests", "count"), table("qstat"))
 def test_what_qstat_prints(requests: str, count: int | None) -> None:
     found, said = allocation.parse_qstat(REPORT.format(requests=requests), "4711")
     assert (found, bool(said)) == (count, True)

@@ -14,9 +14,8 @@ from gpuaff import GPUAffinityError, Plan, Topology
 from gpuaff.allocator.model import Options, Share
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.gpus import OwnGpus
+from gpuaff.launch.binding import Masks, OwnGpus, Whose
 from gpuaff.launch.inherited import Pinned
-from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks
 from gpuaff.pinning.rank_plan import inputs_of_all, plan_for_rank, plan_inside_share
 from gpuaff.topology.model import Gpu

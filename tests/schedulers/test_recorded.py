@@ -36,39 +36,7 @@ TORCHRUN = "torch 2.13 on a machine of 2 CPUs"
 AS_ROOT = " --allow-run-as-root"
 """Only tests are root."""
 
-TOLD = {
-    "slurm": (
-        *("SLURMD_NODENAME", "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND"),
-        *("SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_GPUS", "SLURM_GPUS_ON_NODE"),
-        *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_GTIDS"),
-        *("SLURM_HET_SIZE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_JOB_ID"),
-        *("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID", "SLURM_NNODES"),
-        *("SLURM_NODEID", "SLURM_NODELIST", "SLURM_NPROCS", "SLURM_NTASKS"),
-        *("SLURM_NTASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_GPUS", "SLURM_STEP_ID"),
-        *("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"),
-        *("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_ARRAY_TASK_ID"),
-        *("SLURM_JOB_ID_HET_GROUP_0", "SLURM_NTASKS_HET_GROUP_0", "SLURM_HET_GROUP"),
-        *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES"),
-        *("ZE_AFFINITY_MASK", "PMI_RANK", "PMI_SIZE", "PMI_JOBID", "PMIX_RANK"),
-    ),
-    "openmpi": (
-        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        *("OMPI_COMM_WORLD_NODE_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        *("OMPI_UNIVERSE_SIZE", "OMPI_MCA_orte_bound_at_launch", "OMPI_MCA_orte_num_nodes"),
-        *("OMPI_MCA_hwloc_base_binding_policy", "PMIX_RANK", "PMIX_NAMESPACE"),
-    ),
-    "mpich": ("MPI_LOCALNRANKS", "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE"),
-    "grid_engine": (
-        *("ARC", "JOB_ID", "JOB_NAME", "NHOSTS", "NQUEUES", "NSLOTS", "PE", "PE_HOSTFILE"),
-        *("QUEUE", "REQUEST", "RESTARTED", "SGE_BINDING", "SGE_CELL", "SGE_ROOT"),
-        *("SGE_TASK_FIRST", "SGE_TASK_ID", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE"),
-    ),
-    "torchrun": (
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"),
-        *("RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS"),
-        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"),
-    ),
-}
+NAMES: dict[str, str] = json.loads((FOLDER.parent / "environment_names.json").read_text())
 """The variables that tell of ranks, masks and GPUs; not those that name people, hosts and ports."""
 
 SAME = {
@@ -93,7 +61,7 @@ def seen(
     parents = [int(text.split()[1]) for text in above]
     (parent,) = {frozenset.union(*masks(pid).values()) for pid in parents}
     (parent_name,) = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in parents}
-    names = sorted(name for launcher in launchers for name in TOLD[launcher])
+    names = sorted(name for launcher in launchers for name in NAMES[launcher].split())
     return {
         "name": name,
         "seen": said,
@@ -162,34 +130,22 @@ def test_steps_of_slurm(on_slurm: Stage, name: str) -> None:
 
 
 INSIDE = {
-    "batch": ("-N2 --ntasks-per-node=2 --gres=gpu:2", "", 1, "", ["slurm"]),
+    "batch": ("-N2 --ntasks-per-node=2 --gres=gpu:2", "", "", "slurm"),
     "batch-srun": (
         "-N2 --ntasks-per-node=2 --gpus-per-task=1 --cpus-per-task=1",
-        "srun -N1 -n2",
-        2,
-        "SLURM_LOCALID",
-        ["slurm"],
+        *("srun -N1 -n2", "SLURM_LOCALID", "slurm"),
     ),
     "torchrun-in-srun": (
         "-N1 --ntasks-per-node=1 --gres=gpu:2 --cpus-per-task=2",
-        "srun torchrun --nproc-per-node=2",
-        2,
-        "LOCAL_RANK",
-        ["slurm", "torchrun"],
+        *("srun torchrun --nproc-per-node=2", "LOCAL_RANK", "slurm torchrun"),
     ),
     "openmpi-in-batch": (
         "-N1 -n2 --gres=gpu:2",
-        "mpirun.openmpi --allow-run-as-root -n 2",
-        2,
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ["slurm", "openmpi"],
+        *("mpirun.openmpi --allow-run-as-root -n 2", "OMPI_COMM_WORLD_LOCAL_RANK", "slurm openmpi"),
     ),
     "mpich-in-batch": (
         "-N1 -n2 --gres=gpu:2",
-        "mpirun.mpich -launcher fork -n 2",
-        2,
-        "MPI_LOCALRANKID",
-        ["slurm", "mpich"],
+        *("mpirun.mpich -launcher fork -n 2", "MPI_LOCALRANKID", "slurm mpich"),
     ),
 }
 
@@ -198,7 +154,8 @@ INSIDE = {
 @pytest.mark.needs("mpirun.openmpi", "mpirun.mpich", "torch", "torchrun")
 @pytest.mark.parametrize("name", INSIDE)
 def test_batch_scripts_of_slurm(on_slurm: Stage, name: str) -> None:
-    options, command, count, by, launchers = INSIDE[name]
+    options, command, by, names = INSIDE[name]
+    launchers, count = names.split(), 2 if command else 1
     python, *rank = on_slurm.rank()
     words = [*command.split(), *([] if "torchrun" in command else [python]), *rank]
     with on_slurm.ranks(*batch(on_slurm, options, words), count=count) as ranks:
@@ -207,12 +164,10 @@ def test_batch_scripts_of_slurm(on_slurm: Stage, name: str) -> None:
         compare("slurm", record)
 
 
+MPIRUN = "mpirun.openmpi --allow-run-as-root -n 2"
 MPIRUNS = {
-    ("openmpi", "all"): ("mpirun.openmpi --allow-run-as-root -n 2", OPEN_MPI),
-    ("openmpi", "all-unbound"): (
-        "mpirun.openmpi --allow-run-as-root -n 2 --bind-to none",
-        OPEN_MPI,
-    ),
+    ("openmpi", "all"): (MPIRUN, OPEN_MPI),
+    ("openmpi", "all-unbound"): (f"{MPIRUN} --bind-to none", OPEN_MPI),
     ("mpich", "unbound"): ("mpirun.mpich -n 2", MPICH),
     ("mpich", "bound"): ("mpirun.mpich -n 2 -bind-to core", MPICH),
 }

@@ -14,17 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-_INTERRUPTED = 130
-"""As a shell reports a process that SIGINT ended."""
+_INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``gpuaff`` with these arguments; None takes the process's own.
-
-    Returns:
-        The exit code, as docs/cli.md lists them; 130 after Ctrl-C. ``run`` returns only where its
-        command was not started.
-    """
+    """Run ``gpuaff`` with these arguments, else the process's own; returns the exit code."""
     try:
         from gpuaff.cli.dispatch import dispatch
 

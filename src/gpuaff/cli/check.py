@@ -18,7 +18,7 @@ from gpuaff.notices import Notice
 from gpuaff.options import count
 from gpuaff.pinning.check import Check, evaluate, observe_process, render
 from gpuaff.topology.model import Topology
-from gpuaff.topology.pci import device_files
+from gpuaff.topology.sysfs import device_files
 
 CHECK_SCHEMA_VERSION = 1
 
@@ -61,9 +61,8 @@ def run(args: argparse.Namespace) -> int:
         devices = device_files(kernel.Tree(), indices)
         users, notices = _users()
         checks = [
-            with_gpus(check, topology, gpus_of(check.pid, users, files, devices))
+            with_gpus(check, topology, users, kernel.open_files(check.pid), devices)
             for check in checks
-            for files in [kernel.open_files(check.pid)]
         ]
     ok = all(check.ok for check in checks)
     if args.json:
@@ -115,29 +114,21 @@ def _users() -> tuple[dict[int, set[int]], tuple[Notice, ...]]:
     return ({}, (_FOREIGN,)) if is_foreign else (users, ())
 
 
-# Evaluate. Pure.
-
-
-def gpus_of(
-    pid: int,
+def with_gpus(
+    check: Check,
+    topology: Topology,
     users: Mapping[int, Collection[int]],
     files: Collection[str],
     devices: Mapping[str, int],
-) -> set[int]:
-    """The GPUs of a process: of those whose users the driver lists, else by its open files.
+) -> Check:
+    """A check with the process's GPUs and the CPUs near them. Pure.
 
-    CUDA opens the device files of all visible GPUs, so these say less.
+    They are those of which the driver lists it as a user, else those whose files it has open: CUDA
+    opens the files of all visible GPUs. Which of these it uses is not certain: it is far only
+    outside the sockets of all of them, as a whole socket is a choice that set_affinity offers too.
     """
-    listed = {index for index, pids in users.items() if pid in pids}
-    return listed or {devices[name] for name in devices.keys() & files}
-
-
-def with_gpus(check: Check, topology: Topology, indices: Collection[int]) -> Check:
-    """A check with the process's GPUs and the CPUs near them.
-
-    Which of these GPUs it uses is not certain: it is far only outside the sockets of all of them.
-    A whole socket is a choice that set_affinity offers too (``scope="socket"``).
-    """
+    indices = {index for index, pids in users.items() if check.pid in pids}
+    indices = indices or {devices[name] for name in devices.keys() & files}
     gpus = [gpu for gpu in topology.gpus if gpu.index in indices]
     search = Neighbourhood(topology, topology.cpus)
     near, socket = (

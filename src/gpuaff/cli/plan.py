@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpuaff import settings
-from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
+from gpuaff._system import env
+from gpuaff.allocator.model import (
+    TEXT_READERS,
+    Mode,
+    Multithreading,
+    Partition,
+    Scope,
+    given_options,
+)
 from gpuaff.allocator.plan import plan
 from gpuaff.cli import output, source, views
 from gpuaff.cli.dispatch import add_option
@@ -19,18 +27,15 @@ from gpuaff.options import count, cpus
 # Notices of a topology that no plan depends on, or that the planner repeats.
 _IRRELEVANT = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknown", "no-gpus"}
 
-# The options that are words: the sign of these, the words, and the default.
-_WORDS = {
+# The planner's options: the sign of a value; the default and all words, or what a number does.
+_OPTIONS: dict[str, tuple[str, Iterable[str], str]] = {
     "mode": ("M", Mode, Mode.UNIQUE_CONTIGUOUS),
     "scope": ("S", Scope, Scope.NODE),
     "multithreading": ("T", Multithreading, Multithreading.ALL_LOGICAL),
     "partition": ("P", Partition, Partition.AUTO),
-}
-
-_NUMBERS = {
-    "min_physical_cores": "fail if a rank gets fewer physical cores than N",
-    "max_physical_cores": "give no rank more physical cores than N",
-    "reserve": "keep N physical cores of each rank's part free, for helpers",
+    "min_physical_cores": ("N", (), "fail if a rank gets fewer physical cores than N"),
+    "max_physical_cores": ("N", (), "give no rank more physical cores than N"),
+    "reserve": ("N", (), "keep N physical cores of each rank's part free, for helpers"),
 }
 
 
@@ -41,9 +46,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     ranks = "as many as --rank-allowed names, else the number of visible GPUs, or 1"
     meaning = f"ranks on the machine; the default is {ranks}"
     add_option(parser, "--nproc", "N", partial(count, text=True), meaning)
-    for name, (sign, words, default) in _WORDS.items():
-        meaning = f"{', '.join(map(str, words))} (default: {default})"
-        add_option(parser, f"--{name}", sign, settings.READERS[name], meaning)
+    for name, (sign, words, meaning) in _OPTIONS.items():
+        text = f"{', '.join(words)} (default: {meaning})" if words else meaning
+        add_option(parser, f"--{name.replace('_', '-')}", sign, TEXT_READERS[name], text)
     parser.add_argument(
         "--unbalanced",
         dest="balanced",
@@ -51,9 +56,6 @@ def register(parser: argparse.ArgumentParser) -> None:
         const=False,
         help="let the ranks' numbers of cores differ, so that fewer stay free",
     )
-    for name, meaning in _NUMBERS.items():
-        option = f"--{name.replace('_', '-')}"
-        add_option(parser, option, "N", settings.READERS[name], meaning)
     which = parser.add_mutually_exclusive_group()
     meaning = "plan as if the ranks may use only these CPUs, e.g. 0-3,8"
     add_option(which, "--allowed", "CPULIST", cpus, meaning)
@@ -75,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
         expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
         raise InvalidOptionError("--nproc", args.nproc, expected)
     nproc = args.nproc or lists or len(topology.visible) or 1
-    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in settings.READERS}
+    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in TEXT_READERS}
     if machine.live:
-        chosen = settings.with_environment(chosen)
+        chosen = given_options(chosen, env.option)
     given = {name: value for name, value in chosen.items() if value is not None}
     made = plan(topology, nproc, rank_allowed=args.rank_allowed, **given)
     # A plan is only as good as its topology.

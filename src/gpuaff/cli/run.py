@@ -22,7 +22,6 @@ from gpuaff.formatting import Span, Table, counted
 from gpuaff.launch.ranks import Ranks, ranks
 
 if TYPE_CHECKING:
-    from gpuaff.claims.claim import Claim
     from gpuaff.claims.model import Waiting
 
 _USAGE = """\
@@ -92,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_claim and not here.is_told:
         is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
         if is_bad or (here.rank is not None and here.size != 1):
-            from gpuaff.pinning.report import say
+            from gpuaff.pinning.state import say
 
             say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)
@@ -101,10 +100,16 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             _show(job, [path, *args.words[1:]])
             return 0
-        claim = None if job.claim is None else _claimed(job.claim)
+        claim = None
+        if job.claim is not None:
+            from gpuaff.claims import claim_gpus
+
+            raise_on_interrupt()
+            # Without a context: the command makes its own.
+            claim = claim_gpus(placeholder=None, on_wait=_report, **job.claim)
     try:
         if job.pin:
-            from gpuaff.pinning.affinity import set_affinity
+            from gpuaff.pinning import set_affinity
 
             set_affinity()
         raise_on_interrupt()  # the command gets SIGINT as this process got it
@@ -139,25 +144,11 @@ def _spelled(text: str) -> str:
     return text.replace("candidates=", "--candidates").replace("gpus=", "--gpus")
 
 
-def _claimed(arguments: Mapping[str, Any]) -> Claim:
-    """A claim without a context: the command makes its own."""
-    from gpuaff.claims import claim_gpus
-
-    raise_on_interrupt()
-    on_wait = None if arguments["wait"] == 0 else _report
-    return claim_gpus(placeholder=None, on_wait=on_wait, **arguments)
-
-
 def _report(waiting: Waiting) -> None:
-    print_stderr(in_words(waiting))
-
-
-def in_words(waiting: Waiting) -> str:
-    """The state of a wait, in one line."""
     place = f"{waiting.position} before us" if waiting.position else "next in line"
     reasons = "".join(f"; {reason}" for reason in waiting.reasons)
     free = waiting.free or "none"
-    return f"waiting for {counted(waiting.wanted, 'GPU')}, {place}, {free} free{reasons}"
+    print_stderr(f"waiting for {counted(waiting.wanted, 'GPU')}, {place}, {free} free{reasons}")
 
 
 class Job(NamedTuple):
@@ -167,7 +158,7 @@ class Job(NamedTuple):
     process is pinned as its rank; a claim pins by an argument of its own.
     """
 
-    claim: Mapping[str, object] | None
+    claim: Mapping[str, Any] | None
     pin: bool
 
 
@@ -218,13 +209,13 @@ def _show(job: Job, words: Sequence[str]) -> None:
     from shlex import join
 
     from gpuaff.claims.acquire import preview
-    from gpuaff.pinning.affinity import set_affinity
+    from gpuaff.pinning import set_affinity
     from gpuaff.pinning.grant import take_grant
 
     claim = dict(job.claim or {})
     is_pinned = claim.pop("pin", False)
     cpus: CpuSet | None = None
-    devices = preview(claim.pop("n"), arguments=claim) if claim else ()
+    devices = preview(claim) if claim else ()
     if job.pin:
         affinity = set_affinity()
         cpus = affinity if affinity.pinned else None

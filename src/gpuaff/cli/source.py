@@ -67,18 +67,16 @@ def observe(
             order = env.get("CUDA_DEVICE_ORDER")
             topology = topology.with_visible_devices(shown, device_order=order)
     else:
-        name, topology = _read_tree(links=links) if what is None else _read(what)
+        tree = kernel.machine_tree()
+        if what is None and not tree.exists("sys/devices/system"):
+            problem = "there is no sys/devices/system below it"
+            raise TopologyError(f"GPUAFF_FSROOT={tree.root}", problem)
+        seen = _read(what) if what is not None else (tree.root, Topology.observe(links=links))
+        name, topology = seen
         topology = _neutral(topology, name, shown, is_limited=limit is not None)
     if limit is not None:
         topology = _limited(topology, name, *limit)
     return Machine(topology, name, live)
-
-
-def _read_tree(*, links: bool) -> tuple[str, Topology]:
-    tree = kernel.machine_tree()
-    if not tree.exists("sys/devices/system"):
-        raise TopologyError(f"GPUAFF_FSROOT={tree.root}", "there is no sys/devices/system below it")
-    return tree.root, Topology.observe(links=links)
 
 
 def _neutral(
@@ -115,10 +113,20 @@ def _limited(topology: Topology, name: str, option: str, cpus: CpuSet) -> Topolo
 def _read(what: str) -> tuple[str, Topology]:
     """What ``--from`` names, and its name in the output; a file wins over a machine."""
     name = "standard input" if what == "-" else what
+    if what == "-" and sys.stdin is not None and sys.stdin.isatty():
+        print_stderr("paste the text here, then press Ctrl-D")
     try:
-        data = _standard_input() if what == "-" else _contents(what)
+        # Once and from one descriptor: it may be a pipe (``--from <(nvidia-smi topo -m)``).
+        with open(0 if what == "-" else what, "rb", closefd=what != "-") as stream:
+            data = stream.read(_LONGEST + 1)
     except (OSError, ValueError) as error:
-        return name, _shipped(what, error)
+        names = list(serialize.machine_names())
+        if what in names:
+            return name, Topology.named(what)
+        why = error.strerror if isinstance(error, OSError) else error
+        ships = f"a machine that ships ({', '.join(names)}){suggestion(what, names)}"
+        problem = f"{why}; expected a file, - or {ships}"
+        raise TopologyError(f"--from {what[:80]!r}", problem) from None
     text = _text(data, name)
     if text.lstrip().startswith("{"):
         return name, serialize.loads(text, name)
@@ -126,33 +134,6 @@ def _read(what: str) -> tuple[str, Topology]:
         return name, Topology.parse(text)
     except TopologyError as error:
         raise TopologyError(name, error.problem) from error
-
-
-def _standard_input() -> bytes:
-    if sys.stdin is None:
-        return b""
-    if sys.stdin.isatty():
-        print_stderr("paste the text here, then press Ctrl-D")
-    return sys.stdin.buffer.read(_LONGEST + 1)
-
-
-def _contents(name: str) -> bytes:
-    """Read once and from one descriptor: it may be a pipe (``--from <(nvidia-smi topo -m)``)."""
-    with open(name, "rb") as stream:  # noqa: PTH123 - "" is no file, Path("") is a folder
-        return stream.read(_LONGEST + 1)
-
-
-def _shipped(name: str, error: OSError | ValueError) -> Topology:
-    """A machine that ships, where no file of that name can be read."""
-    names = list(serialize.machine_names())
-    if name in names:
-        return Topology.named(name)
-    why = error.strerror if isinstance(error, OSError) else error
-    raise TopologyError(
-        f"--from {name[:80]!r}",
-        f"{why}; expected a file, - or a machine that ships ({', '.join(names)})"
-        f"{suggestion(name, names)}",
-    )
 
 
 def _text(data: bytes, name: str) -> str:

@@ -1,8 +1,4 @@
-"""Topologies and plans as text.
-
-A topology is a tree of packages, NUMA nodes and the GPUs there; a plan is a table of the ranks and
-a picture of the cores.
-"""
+"""Topologies as trees of packages, NUMA nodes and GPUs; plans as tables and pictures of cores."""
 
 from __future__ import annotations
 
@@ -17,13 +13,12 @@ from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
 
 _Row: TypeAlias = Sequence[Line | Span | str]
 
-_LETTERS = string.digits + string.ascii_letters
-"""The sign of each rank."""
+_LETTERS = string.digits + string.ascii_letters  # the sign of each rank
 
 _COLUMNS = ("rank", "GPU", "NUMA", "cores", "source", "CPUs", "reserved")
 
+# The modes for which ``balanced`` matters.
 _BALANCING = (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED, Mode.CORE_COMPLEX)
-"""The modes for which ``balanced`` matters."""
 
 _MEANINGS = {
     ".": "free",
@@ -125,21 +120,17 @@ def _strip(topology: Topology, plan: Plan, cpus: CpuSet) -> Line:
     domains = [l3.get(min(core)) for core in cores]
     spans = []
     for core, here, after in zip(cores, domains, [*domains[1:], *domains[-1:]], strict=True):
-        sign = _sign(core, plan, is_allowed=bool(core & topology.allowed))
-        spans.append(Span(sign.text + (" " if here != after else ""), sign.style))
+        ranks = sorted(share.rank for share in plan.shares if share.cpus & core)
+        kept = [share.rank for share in plan.shares if share.reserved & core]
+        sign, style = "." if core & topology.allowed else "-", "dim"
+        if len(ranks) > 1:
+            sign, style = "*", "bad"
+        elif ranks:
+            sign, style = (_LETTERS + "#")[min(ranks[0], len(_LETTERS))], f"rank:{ranks[0]}"
+        elif kept:
+            sign, style = "+", f"rank:{kept[0]}" if len(kept) == 1 else "dim"
+        spans.append(Span(sign + (" " if here != after else ""), style))
     return tuple(spans)
-
-
-def _sign(core: CpuSet, plan: Plan, *, is_allowed: bool) -> Span:
-    ranks = sorted(share.rank for share in plan.shares if share.cpus & core)
-    if len(ranks) > 1:
-        return Span("*", "bad")
-    if ranks:
-        return Span((_LETTERS + "#")[min(ranks[0], len(_LETTERS))], f"rank:{ranks[0]}")
-    kept = [share.rank for share in plan.shares if share.reserved & core]
-    if kept:
-        return Span("+", f"rank:{kept[0]}" if len(kept) == 1 else "dim")
-    return Span("." if is_allowed else "-", "dim")
 
 
 # A topology.

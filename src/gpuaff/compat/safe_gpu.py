@@ -69,16 +69,6 @@ def is_single_gpu_display_mode() -> bool:
         return _has_one_for_display(session)
 
 
-def pytorch_placeholder(device_no: int) -> object:
-    """Occupy a GPU with a tensor of PyTorch's (the name of safe_gpu 1.x)."""
-    return load("torch").make(device_no)
-
-
-def tensorflow_placeholder(device_no: int) -> object:
-    """Occupy a GPU with a tensor of TensorFlow's (the name of safe_gpu 1.x)."""
-    return load("tensorflow").make(device_no)
-
-
 class _Placeholder:
     _framework: ClassVar[str]
     _name: ClassVar[str]
@@ -123,6 +113,10 @@ class PyCudaPlaceholder(_Placeholder):
         """Release the context."""
         placeholder.detach()
         self.logger.info("PyCUDA's context is released")
+
+
+pytorch_placeholder, tensorflow_placeholder = PytorchPlaceholder(), TensorflowPlaceholder()
+"""The names of safe_gpu 1.x."""
 
 
 class GPUOwner:

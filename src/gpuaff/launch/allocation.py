@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
 from gpuaff.formatting import one_line
-from gpuaff.launch import slurm
-from gpuaff.launch.launchers import Get, number
+from gpuaff.launch import Get, number, slurm
 
 _NO_SCHEDULER = (
     "no scheduler has set how many GPUs were granted (SLURM_GPUS_ON_NODE, SGE_HGR_gpu, "
@@ -59,11 +58,20 @@ def granted(*, may_ask: bool = True) -> Granted:
         gpu_file=kernel.Tree().read(file.lstrip("/")) if file.startswith("/") else None,
         host=kernel.host_name(),
     )
-    job = _grid_engine_job(env.get)
-    if found.count is not None or job is None or not may_ask:
+    job = env.get("JOB_ID") or ""  # other programs set it, too; it becomes an argument of qstat
+    is_number = job.isascii() and job.isdecimal() and len(job) <= 20
+    is_grid_engine = is_number and (env.get("SGE_ROOT") or env.get("QUEUE"))
+    if found.count is not None or not is_grid_engine or not may_ask:
         return found
-    count, source = _ask_qstat(job)
-    return replace(found, count=count, source=source)
+    from gpuaff._system.subprocess import ProgramError, output_of  # hardly any claim needs it
+
+    command = f"qstat -j {job}"
+    try:
+        count, said = parse_qstat(output_of("qstat", "-j", job, seconds=SECONDS), job)
+    except ProgramError as error:
+        source = f"the number of GPUs that Grid Engine granted is unknown: {command} {error}"
+        return replace(found, source=source)
+    return replace(found, count=count, source=f"{command}: {said}")
 
 
 def classify_grant(
@@ -155,24 +163,20 @@ def _of_maps(get: Get, names: Iterable[str]) -> Granted | None:
 
 # Torque: PBS_GPUFILE is a file with a line ``<host>-gpu<index>`` for each GPU of the job.
 
+_OF_TORQUE = re.compile("(.*)-gpu([0-9]{1,5})")
+
 
 def _of_torque(get: Get, gpu_file: str | None, host: str | None) -> Granted | None:
     name = get("PBS_GPUFILE")
     if not name:
         return None
-    if gpu_file is None:
-        return _grant(f"PBS_GPUFILE={name} is unreadable")
-    found: set[int] = set()
-    for line in gpu_file.split():
-        machine, mark, text = line.rpartition("-gpu")
-        index = number(text)
-        if not mark or index is None:
-            return _grant(f"PBS_GPUFILE={name} has a line that is not <host>-gpu<index>")
-        if slurm.short_name(machine) == slurm.short_name(host or ""):
-            found.add(index)
-    if not found:
-        return _grant(f"PBS_GPUFILE={name} names no GPU of this host")
-    return _grant("PBS_GPUFILE", indices=found)
+    lines = [_OF_TORQUE.fullmatch(line) for line in (gpu_file or "").split()]
+    here = slurm.short_name(host or "")
+    found = [number(line[2]) for line in lines if line and slurm.short_name(line[1]) == here]
+    indices = [index for index in found if index is not None]
+    if None in lines or not indices:
+        return _grant(f"PBS_GPUFILE={name} has no line <host>-gpu<index> of this host, or others")
+    return _grant("PBS_GPUFILE", indices=indices)
 
 
 # Grid Engine without resource maps (Son of Grid Engine, SGE 6): a GPU is a counted resource of the
@@ -189,26 +193,6 @@ SECONDS = 5.0  # how long ``qstat`` may take: it asks a master that serves the w
 _COUNT = re.compile("cuda|(n|n_|num_)?gpus?|gpu_?cards?|gpu_count", re.IGNORECASE)
 
 _REQUEST = re.compile(r"\s*hard[ _]resource_list:\s*(.*?)\s*")
-
-
-def _grid_engine_job(get: Get) -> str | None:
-    """The job's id; other programs set JOB_ID, too. It becomes an argument of ``qstat``."""
-    job = get("JOB_ID") or ""
-    is_number = job.isascii() and job.isdecimal() and len(job) <= 20
-    return job if is_number and (get("SGE_ROOT") or get("QUEUE")) else None
-
-
-def _ask_qstat(job: str) -> tuple[int | None, str]:
-    """How many GPUs a job requested, and so was granted; and the source, or why it is unknown."""
-    from gpuaff._system.subprocess import ProgramError, output_of  # hardly any claim needs it
-
-    command = f"qstat -j {job}"
-    try:
-        text = output_of("qstat", "-j", job, seconds=SECONDS)
-    except ProgramError as error:
-        return None, f"the number of GPUs that Grid Engine granted is unknown: {command} {error}"
-    count, found = parse_qstat(text, job)
-    return count, f"{command}: {found}"
 
 
 def parse_qstat(text: str, job: str) -> tuple[int | None, str]:

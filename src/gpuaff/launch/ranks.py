@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff.launch import inherited, slurm
-from gpuaff.launch.launchers import BY_PROGRAM, ROWS, Get, Launcher, Row, number, quoted
+from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
 from gpuaff.notices import Notice
 
 __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "from_environment", "ranks"]
@@ -99,15 +98,25 @@ def classify_ranks(
     ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
     rows = list(present(get))
-    is_task = any(row.launcher is Launcher.SLURM for row in rows)
-    stale = _stale_step(get, host, ancestors, cgroup) if is_task else None
-    if stale is not None:
+    is_stale, warnings = False, tuple[Notice, ...]()
+    if any(row.launcher is Launcher.SLURM for row in rows):
+        from gpuaff.launch import slurm  # only under Slurm
+
+        is_stale = slurm.is_stale(get, host, ancestors, cgroup)
+    if is_stale:
         rows = [row for row in rows if row.launcher is not Launcher.SLURM]
+        text = (
+            f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and "
+            "this process is in no step of Slurm, so srun's variables are ignored; unset them, "
+            f"or, in a container with another host name, {_CALL}"
+        )
+        warnings = (Notice("ranks-stale", text),)
     report, contradiction = _settle([_report(get, row) for row in rows], ancestors)
-    warnings = tuple(notice for notice in (stale, contradiction) if notice is not None)
+    if contradiction is not None:
+        warnings = (*warnings, contradiction)
     if report is None:
         alone = _with_job_numbers(ALONE, get, _PMI)
-        return replace(alone, warnings=(*warnings, _no_rank(get, alone, stale)))
+        return replace(alone, warnings=(*warnings, _no_rank(get, alone)))
     if report.rank is None or report.size is None:
         text = f"{report.problem}, so the rank on this node is invalid "
         text += f"({report.row.launcher.value}); correct the variables, or {_CALL}"
@@ -158,8 +167,10 @@ def present(get: Get) -> Iterator[Row]:
         is_set = all(map(get, (row.local_rank, *row.marks)))
         if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
             is_set = any(map(get, (row.local_rank, row.local_size)))
-        if row.launcher is Launcher.SLURM and slurm.is_shell(get):
-            is_set = False
+        if is_set and row.launcher is Launcher.SLURM:
+            from gpuaff.launch import slurm  # only under Slurm
+
+            is_set = not slurm.is_shell(get)
         if is_set and row.local_rank not in taken:
             taken.add(row.local_rank)
             yield row
@@ -167,7 +178,11 @@ def present(get: Get) -> Iterator[Row]:
 
 def local_size(get: Get, row: Row) -> int | None:
     """How many processes a launcher says that it started on this node; None if it does not."""
-    return slurm.tasks_here(get) if row.launcher is Launcher.SLURM else number(get(row.local_size))
+    if row.launcher is not Launcher.SLURM:
+        return number(get(row.local_size))
+    from gpuaff.launch import slurm  # only under Slurm
+
+    return slurm.tasks_here(get)
 
 
 def _report(get: Get, row: Row) -> _Report:
@@ -281,26 +296,6 @@ def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Noti
     )
 
 
-def _stale_step(
-    get: Get, host: str | None, ancestors: Callable[[], tuple[str, ...]], cgroup: Callable[[], str]
-) -> Notice | None:
-    """The warning where srun's variables are those of a step on another machine (ssh keeps them).
-
-    A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
-    proves that they are right; so does the step's cgroup, where /proc hides root's processes.
-    """
-    if host is None or not slurm.is_elsewhere(get, host):
-        return None
-    if "slurmstepd" in ancestors() or slurm.is_cgroup_of_step(get, cgroup()):
-        return None
-    return Notice(
-        "ranks-stale",
-        f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and this "
-        "process is in no step of Slurm, so srun's variables are ignored; unset them, or, in a "
-        f"container with another host name, {_CALL}",
-    )
-
-
 # Numbers in the whole job.
 
 # Without a local rank, PMI or PMIx may give the rank in the job.
@@ -320,6 +315,8 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
         impossible, rank, size = ("rank", "size"), None, None
     elif nodes is not None and nodes <= (node or 0):
         impossible, node, nodes = ("node", "nodes"), None, None
+    found = replace(here, rank=rank, size=size, node=node, nodes=nodes)
+    sources = {key: name for key, name in names.items() if getattr(found, key) is not None}
     warnings = here.warnings
     if impossible:
         given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
@@ -328,9 +325,7 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
             "so the numbers in the whole job are unknown; correct what sets them"
         )
         warnings = (*warnings, Notice("world-unknown", text, rank=here.local_rank))
-    here = replace(here, rank=rank, size=size, node=node, nodes=nodes, warnings=warnings)
-    sources = {key: name for key, name in names.items() if getattr(here, key) is not None}
-    return replace(here, sources={**here.sources, **sources})
+    return replace(found, sources={**here.sources, **sources}, warnings=warnings)
 
 
 # No rank.
@@ -338,16 +333,12 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
 _ASSUMED = "rank 0 of 1 is assumed"
 
 
-def _no_rank(get: Get, alone: Ranks, stale: Notice | None) -> Notice:
-    tasks = number(get("SLURM_NTASKS")) or 1
+def _no_rank(get: Get, alone: Ranks) -> Notice:
     if alone.rank is not None and alone.size != 1:
         given = f"{alone.sources['rank']}={alone.rank}"
         why = f"{given} is the rank in the whole job; that on this node is not set"
-    elif stale is not None:
-        why = "srun's variables are ignored, and no other launcher's are set"
     elif get("SLURM_JOB_ID"):
-        of_many = f", and none of the job's {tasks} tasks" if tasks > 1 else ""
-        why = f"a batch script or a shell of Slurm is no task of srun{of_many}"
+        why = "a batch script or a shell of Slurm is no task of srun"
     else:
         why = (
             "no launcher has set the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "

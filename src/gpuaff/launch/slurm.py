@@ -9,10 +9,10 @@ them itself. Where tasks have GPUs of their own, ``SLURM_STEP_GPUS`` lists those
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
-from gpuaff.launch.launchers import Get, number
+from gpuaff.launch import Get, number
 from gpuaff.options import natural
 
 # ``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task.
@@ -45,16 +45,21 @@ def is_shell(get: Get) -> bool:
     return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
 
 
-def is_cgroup_of_step(get: Get, cgroup: str) -> bool:
-    """Whether ``/proc/self/cgroup`` (its text) is of the step: ``…/job_7/step_0/user/task_1``."""
-    step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
-    return any(step in f"{line}/" for line in cgroup.splitlines())
+def is_stale(
+    get: Get, host: str | None, ancestors: Callable[[], tuple[str, ...]], cgroup: Callable[[], str]
+) -> bool:
+    """Whether the variables are those of a step on another machine: ssh may hand them on.
 
-
-def is_elsewhere(get: Get, host: str) -> bool:
-    """Whether the step's variables are those of another node's task; domains are ignored."""
+    A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
+    proves that they are right; so does the step's cgroup (``…/job_7/step_0/user/task_1``), where
+    /proc hides root's processes.
+    """
     node = get("SLURMD_NODENAME")
-    return bool(node) and short_name(node or "") != short_name(host)
+    if host is None or not node or short_name(node) == short_name(host):
+        return False
+    step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
+    is_inside = any(step in f"{line}/" for line in cgroup().splitlines())
+    return not is_inside and "slurmstepd" not in ancestors()
 
 
 def short_name(host: str) -> str:

@@ -14,13 +14,12 @@ from gpuaff.allocator.model import Options, Partition, Plan
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
-from gpuaff.launch.gpus import OwnGpus
+from gpuaff.launch.binding import Masks, OwnGpus, Whose
 from gpuaff.launch.inherited import Pinned
-from gpuaff.launch.masks import Masks, Whose
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import address_key
+from gpuaff.topology.sysfs import address_key
 
 
 def plan_for_rank(

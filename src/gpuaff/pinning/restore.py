@@ -11,7 +11,6 @@ from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
-from gpuaff.pinning.report import refusal, say
 from gpuaff.pinning.state import (
     VARIABLES,
     Process,
@@ -20,6 +19,8 @@ from gpuaff.pinning.state import (
     inherit,
     known_process,
     place,
+    refusal,
+    say,
     this_process,
     transaction,
     way_back,
