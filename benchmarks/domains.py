@@ -19,8 +19,7 @@ from gpuaff._system.kernel import Tree
 from gpuaff.allocator.domains import gpu_domains
 from gpuaff.cpuset import format_cpulist
 from gpuaff.topology.model import Gpu, Topology
-from gpuaff.topology.pci import accelerators
-from gpuaff.topology.sysfs import read_cpus
+from gpuaff.topology.sysfs import accelerators, read_cpus
 
 GPUS = 16
 

@@ -98,6 +98,11 @@ def occupant_that_waits():
 
 def indices(claim):
     return [gpu.index for gpu in claim.gpus]
+
+def shown(claim):
+    say(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+    say(*((gpu.index, gpu.local) for gpu in claim.gpus))
+    say(*(warning.code for warning in claim.warnings))
 """
 
 
@@ -130,6 +135,14 @@ class Lab:
         """The only line that a program prints."""
         (line,) = self.run(code, **env)
         return line
+
+    def shown(self, call: str, **env: str | None) -> list[str]:
+        """Of a claim: CUDA's variables, each GPU's index and ordinal, the warnings' codes."""
+        return self.run(f"shown(gpuaff.claim_gpus({call}))", **env)
+
+    def refused(self, call: str, **env: str | None) -> str:
+        """Why a claim is refused; the program sees to it that nothing is left behind."""
+        return self.one(f"told(refused({call}))", **env)
 
     def holder(self, code: str, **env: str | None) -> Program:
         """A program that claims, and then holds until it is told to go on.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.masks import Ancestry, Masks, classify_masks
+from gpuaff.launch.binding import Ancestry, Masks, classify_masks
 from gpuaff.launch.ranks import Ranks
 
 FOLDER = Path(__file__).parent / "data" / "environments"

@@ -60,37 +60,13 @@ def cpus(text: str) -> CpuSet:
     return parse_cpulist(text)
 
 
-# Half a DGX A100 twice over: 256 CPUs, 8 nodes of 16 cores, GPUs next to four of them.
-NEAR = ("48-63,176-191", "16-31,144-159", "112-127,240-255", "80-95,208-223")
-SOCKET = ("0-63,128-191", "0-63,128-191", "64-127,192-255", "64-127,192-255")
-NODES = (3, 1, 7, 5)
-BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")
-
-DGX = Topology(
-    cpus=cpus("0-255"),
-    allowed=cpus("0-255"),
-    gpus=tuple(
-        Gpu(
-            index=index,
-            uuid=f"GPU-{index:08x}-1111-2222-3333-444444444444",
-            pci_bus_id=f"0000:{bus}:00.0",
-            name="A100-SXM4-40GB",
-            node_cpus=cpus(NEAR[index // 2]),
-            socket_cpus=cpus(SOCKET[index // 2]),
-            numa_node=NODES[index // 2],
-        )
-        for index, bus in enumerate(BUSES)
-    ),
-    links=tuple(tuple("X" if i == j else "NV12" for j in range(8)) for i in range(8)),
-)
-
-SLICES = (
+SLICES = tuple(
     MigInstance(
-        uuid="MIG-aaaaaaaa-0000-0000-0000-000000000001", gpu_instance=1, compute_instance=0
-    ),
-    MigInstance(
-        uuid="MIG-aaaaaaaa-0000-0000-0000-000000000002", gpu_instance=5, compute_instance=0
-    ),
+        uuid=f"MIG-aaaaaaaa-0000-0000-0000-00000000000{number}",
+        gpu_instance=instance,
+        compute_instance=0,
+    )
+    for number, instance in ((1, 1), (2, 5))
 )
 
 # A machine whose GPUs answer every question: GPU 0 is cut by MIG, each has memory of its own,

@@ -325,6 +325,15 @@ def all_hold(script: str, *, env: Mapping[str, str], inside: tuple[str, ...] = (
     assert done.stdout.endswith("the end\n"), done.stdout + done.stderr
 
 
+def perform(
+    program: Callable[[], None], *, env: Mapping[str, str], inside: tuple[str, ...] = ()
+) -> None:
+    """Run a function of a module in tests/programs in a process of its own, up to its end."""
+    load = f"from {program.__module__} import {program.__name__} as program"
+    done = run(f"{load}\nprogram()\nprint('the end')", env=env, inside=inside)
+    assert done.stdout.endswith("the end\n"), done.stdout + done.stderr
+
+
 _COMMAND = "import runpy; runpy.run_module('gpuaff', run_name='__main__', alter_sys=True)"
 
 

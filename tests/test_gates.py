@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import gpuaff
+from tests.fakedriver.driver import FakeDriver
+from tests.fakedriver.play import this_machine
 
 SOURCE = Path(str(gpuaff.__path__[0]))
 GATES = {
@@ -60,7 +63,6 @@ def test_only_its_gates_import_it(foreign: str) -> None:
 def test_only_gates_open_files() -> None:
     for name, tree in modules().items():
         calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        calls.discard("locks.read_at")
         opens = {call for call in calls if call in ("open", "os.open")}
         opens |= {c for c in calls if c.endswith((".open", ".read_text", ".read_bytes"))}
         assert not opens or name in OPENS, name
@@ -72,3 +74,20 @@ def test_gates_import_nothing_above_them() -> None:
         if name.startswith("_system/"):
             known = {part for module in imported(name) for part in module.split(".")[1:2]}
             assert not known & above, name
+
+
+@pytest.mark.fake_driver
+@pytest.mark.parametrize(("call", "most"), [("set_affinity(0, 2)", 35), ("claim_gpus(1)", 48)])
+def test_a_call_loads_few_modules(
+    call: str, most: int, tmp_path: Path, driver_builds: Path
+) -> None:
+    """A process that imports it pays for each of them."""
+    program = f"""
+import sys, gpuaff
+gpuaff.{call}
+print(*sorted(name for name in sys.modules if name.startswith("gpuaff")))
+"""
+    driver = FakeDriver(this_machine(2), tmp_path / "driver", builds=driver_builds)
+    env = {"GPUAFF_LOCK_DIR": str(tmp_path / "locks")}
+    loaded = driver.run([sys.executable, "-c", program], env=env).stdout.split()
+    assert len(loaded) <= most, loaded

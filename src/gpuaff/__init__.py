@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from gpuaff.claims.claim import Claim, current_claim
     from gpuaff.claims.model import ClaimedGpu, Waiting
     from gpuaff.errors import *
-    from gpuaff.launch.launchers import Launcher
+    from gpuaff.launch import Launcher
     from gpuaff.launch.ranks import Ranks, ranks
     from gpuaff.notices import Notice
-    from gpuaff.pinning.affinity import set_affinity
+    from gpuaff.pinning import set_affinity
     from gpuaff.pinning.check import Check, ThreadCheck, check
     from gpuaff.pinning.restore import Affinity
     from gpuaff.pinning.spread import spread
@@ -40,8 +40,8 @@ _NAMES = {  # each is loaded when it is first used, so that ``import gpuaff`` co
     "allocator.model": "Mode Multithreading Partition Plan Scope Share",
     "allocator.plan": "plan", "claims": "claim_gpus",
     "claims.claim": "Claim current_claim", "claims.model": "ClaimedGpu Waiting",
-    "launch.ranks": "Ranks ranks", "launch.launchers": "Launcher", "notices": "Notice",
-    "pinning.affinity": "set_affinity", "pinning.check": "Check ThreadCheck check",
+    "launch.ranks": "Ranks ranks", "launch": "Launcher", "notices": "Notice",
+    "pinning": "set_affinity", "pinning.check": "Check ThreadCheck check",
     "pinning.restore": "Affinity", "pinning.spread": "spread", "topology.model": "Topology",
 }  # fmt: skip
 _HOME = {name: f"gpuaff.{home}" for home, names in _NAMES.items() for name in names.split()}

@@ -20,7 +20,7 @@ MAX_CPU_ID = 65_535
 """The highest id accepted."""
 
 _ELEMENT = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9})/(\d{1,9}))?)?", re.ASCII)
-_MASK = re.compile(r"(?:0x)?[0-9a-fA-F]+(?:,[0-9a-fA-F]{1,8})*", re.ASCII)
+_MASK = r"(?:0x)?[0-9a-fA-F]+(?:,[0-9a-fA-F]{1,8})*"
 
 
 def parse_cpulist(text: str) -> CpuSet:
@@ -82,7 +82,7 @@ def grouped(cpus: Iterable[int], key: Callable[[int], Hashable]) -> tuple[CpuSet
 def parse_mask(text: str) -> CpuSet:
     """Read a mask as sysfs and Slurm write it, ``00000001,0000000f`` or ``0xff``; or ValueError."""
     stripped = text.strip()
-    if not _MASK.fullmatch(stripped):
+    if not re.fullmatch(_MASK, stripped):
         raise ValueError(f"{stripped[:40]!r} is not a hexadecimal CPU mask")
     first, *rest = stripped.removeprefix("0x").split(",")
     digits = first.lstrip("0") + "".join(word.zfill(8) for word in rest)

@@ -8,7 +8,6 @@ torchrun's error files) complete. Of their fields ``problem`` says what was foun
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gpuaff.formatting import counted, one_line
@@ -19,15 +18,7 @@ _LONGEST = 80  # characters of a value that a message shows
 class GpuaffError(Exception):
     """The base of all errors of this package."""
 
-    __match_args__: ClassVar[tuple[str, ...]] = ()  # the names of the fields: dataclasses set it
     _message: ClassVar[str] = ""  # the sentence that the fields make
-
-    def __post_init__(self) -> None:
-        self.args = tuple(getattr(self, name) for name in self.__match_args__)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        fields = tuple(getattr(self, name) for name in self.__match_args__)
-        return type(self), fields or self.args, vars(self)
 
     def __str__(self) -> str:
         return self._message.format_map(vars(self)) or "".join(map(str, self.args[:1]))
@@ -40,36 +31,30 @@ class GPUAffinityError(GpuaffError, RuntimeError):
     """
 
 
-@dataclass(eq=False, repr=False)
 class NoDriverError(GpuaffError, RuntimeError):
     """NVML cannot be used."""
 
-    reason: str
-    remedy: str = ""
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        self.reason, self.remedy = self.args = reason, remedy
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
-@dataclass(eq=False, repr=False)
 class InvalidOptionError(GpuaffError, ValueError):
     """An argument, an option or a variable has an invalid value.
 
     A value that does not pickle arrives in another process as text.
     """
 
-    option: str
-    value: object
-    expected: str
-    _shown: str = field(init=False)
     _message = "{option}={_shown}: expected {expected}"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, option: str, value: object, expected: str) -> None:
+        self.option, self.value, self.expected = self.args = option, value, expected
         try:
-            self._shown = one_line(repr(self.value), _LONGEST, end="...")
+            self._shown = one_line(repr(value), _LONGEST, end="...")
         except Exception:  # noqa: BLE001 - its repr fails, or it is an int of more than 4300 digits
-            self._shown = f"<{type(self.value).__name__}>"
+            self._shown = f"<{type(value).__name__}>"
 
     def __reduce__(self) -> tuple[object, ...]:
         import pickle
@@ -82,23 +67,22 @@ class InvalidOptionError(GpuaffError, ValueError):
         return type(self), (self.option, value, self.expected), {**vars(self), "value": value}
 
 
-@dataclass(eq=False, repr=False)
 class TopologyError(GpuaffError, ValueError):
     """A topology could not be read: the input is something else, or contradicts itself.
 
     ``source`` is where it came from: a path, ``pasted text``, a machine's name.
     """
 
-    source: str
-    problem: str
     _message = "{source}: {problem}"
+
+    def __init__(self, source: str, problem: str) -> None:
+        self.source, self.problem = self.args = source, problem
 
 
 class ClaimError(GpuaffError, RuntimeError):
     """GPUs could not be claimed. Everything is as it was before."""
 
 
-@dataclass(eq=False, repr=False)
 class NotEnoughGpusError(ClaimError):
     """More GPUs were requested than exist, or than may be used here; waiting does not help.
 
@@ -106,15 +90,13 @@ class NotEnoughGpusError(ClaimError):
     ``reason``, each has its own line there.
     """
 
-    wanted: int
-    found: int
-    reason: str
+    def __init__(self, wanted: int, found: int, reason: str) -> None:
+        self.wanted, self.found, self.reason = self.args = wanted, found, reason
 
     def __str__(self) -> str:
         return f"requested {counted(self.wanted, 'GPU')}; {self.reason}"
 
 
-@dataclass(eq=False, repr=False)
 class GpusBusyError(ClaimError):
     """Of the ``wanted`` GPUs only so many are ``free`` now, and not kept for an earlier waiter.
 
@@ -122,11 +104,17 @@ class GpusBusyError(ClaimError):
     were considered, and is empty when all were.
     """
 
-    wanted: int
-    free: int
-    reasons: tuple[str, ...]
-    narrowed: str = ""
-    remedy: str = ""
+    def __init__(
+        self,
+        wanted: int,
+        free: int,
+        reasons: tuple[str, ...],
+        narrowed: str = "",
+        remedy: str = "",
+    ) -> None:
+        self.args = wanted, free, reasons, narrowed, remedy
+        self.wanted, self.free, self.reasons = wanted, free, reasons
+        self.narrowed, self.remedy = narrowed, remedy
 
     def __str__(self) -> str:
         free = f"only {self.free}" if self.free else "none"
@@ -136,31 +124,26 @@ class GpusBusyError(ClaimError):
         return "\n  ".join(filter(None, (first, self.remedy, *self.reasons)))
 
 
-@dataclass(eq=False, repr=False)
 class ClaimTimeoutError(ClaimError, TimeoutError):
     """The GPUs did not become free in time: it ``waited`` so many seconds."""
 
-    waited: float
-    busy: GpusBusyError
     _message = "waited {waited:.1f} s: {busy}"
 
-
-@dataclass(eq=False, repr=False)
-class _ProblemError(ClaimError):
-    problem: str
-    gpus: tuple[str, ...] = ()
-    _message = "{problem}"
+    def __init__(self, waited: float, busy: GpusBusyError) -> None:
+        self.waited, self.busy = self.args = waited, busy
 
 
-class CudaInitializedError(_ProblemError):
+class CudaInitializedError(ClaimError):
     """CUDA is initialized in this process already, so its visible GPUs are fixed (case D9).
 
     Those of an earlier claim, ``gpus``, can be claimed again, all of them.
     """
 
+    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
+        self.problem, self.gpus = self.args = problem, gpus
 
-@dataclass(eq=False, repr=False)
-class ClaimLostError(_ProblemError):
+
+class ClaimLostError(ClaimError):
     """A foreign process took a GPU between the probe and the claim; the claim was undone.
 
     CUDA is usually initialized by then, so this process can claim no other GPUs: restart it.
@@ -169,18 +152,27 @@ class ClaimLostError(_ProblemError):
     CUDA was not ``cuda_started`` in this process, it may claim again.
     """
 
-    pids: tuple[int, ...] = ()
-    cuda_started: bool = True
+    def __init__(
+        self,
+        problem: str,
+        gpus: tuple[str, ...] = (),
+        pids: tuple[int, ...] = (),
+        cuda_started: bool = True,
+    ) -> None:
+        self.args = problem, gpus, pids, cuda_started
+        self.problem, self.gpus, self.pids, self.cuda_started = problem, gpus, pids, cuda_started
 
 
-class AlreadyClaimedError(_ProblemError):
+class AlreadyClaimedError(ClaimError):
     """This process holds a claim already; a process can hold one.
 
     Its ``gpus`` are empty while it is being made.
     """
 
+    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
+        self.problem, self.gpus = self.args = problem, gpus
 
-@dataclass(eq=False, repr=False)
+
 class PlaceholderError(ClaimError):
     """A claimed GPU could not be occupied.
 
@@ -188,11 +180,15 @@ class PlaceholderError(ClaimError):
     not matter); ``code`` is CUDA's error (``CUresult``), None for other errors.
     """
 
-    problem: str
-    placeholder: str | None = None
-    gpus: tuple[str, ...] = ()
-    code: int | None = None
-    _message = "{problem}"
+    def __init__(
+        self,
+        problem: str,
+        placeholder: str | None = None,
+        gpus: tuple[str, ...] = (),
+        code: int | None = None,
+    ) -> None:
+        self.args = problem, placeholder, gpus, code
+        self.problem, self.placeholder, self.gpus, self.code = problem, placeholder, gpus, code
 
 
 class LockDirectoryError(GpuaffError, OSError):
@@ -201,20 +197,20 @@ class LockDirectoryError(GpuaffError, OSError):
     ``errno`` is the kernel's error; None when the kernel refused nothing.
     """
 
-    __match_args__ = ("path", "problem", "errno")
     _message = "{path}: {problem}"
 
     def __init__(self, path: str, problem: str, errno: int | None = None) -> None:
         super().__init__(errno, problem, path)  # as OSError reads them: errno, strerror, filename
-        self.path = path
-        self.problem = problem
+        self.path, self.problem = path, problem
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path, self.problem, self.errno)
 
 
-@dataclass(eq=False, repr=False)
 class CommandError(GpuaffError):
     """The command cannot be run; ``found``: whether there is such a file."""
 
-    command: str
-    found: bool
-    problem: str
     _message = "{command}: {problem}"
+
+    def __init__(self, command: str, found: bool, problem: str) -> None:
+        self.command, self.found, self.problem = self.args = command, found, problem

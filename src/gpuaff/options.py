@@ -24,15 +24,13 @@ MOST_GPUS = 1024
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
+# Not compiled at once: pinning needs none of these.
 _NUMBER = r"([0-9]{1,15})(?:\.([0-9]{1,9}))?"
-
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in _SECONDS), re.IGNORECASE)
-
+_DURATION = "".join(f"(?:{_NUMBER}{unit})?" for unit in _SECONDS)
 _UNITS = "kmgtp"
-_SIZE = re.compile(rf"{_NUMBER}\s*(?:([{_UNITS}])(i?b?)|b)?", re.IGNORECASE)
-
-_PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7]", re.IGNORECASE)
+_SIZE = rf"{_NUMBER}\s*(?:([{_UNITS}])(i?b?)|b)?"
+_PCI_ADDRESS = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7]"
 
 
 def natural(text: str | None) -> int | None:
@@ -138,7 +136,7 @@ def duration(name: str, text: str, *, hint: str = "") -> float:
     """A duration in seconds: ``90``, ``0.5``, ``10m``, ``1h30m``; the error ends in ``hint``."""
     if re.fullmatch(_NUMBER, text):
         return float(text)
-    parts = _DURATION.fullmatch(text)
+    parts = re.fullmatch(_DURATION, text, re.IGNORECASE)
     if not text or not parts:
         expected = f"a duration such as 90 (seconds), 10m or 1h30m{hint}"
         raise InvalidOptionError(name, text, expected)
@@ -152,7 +150,7 @@ def size(name: str, text: str) -> int:
 
     As in coreutils ``G`` and ``GiB`` are 2³⁰ bytes, and ``GB`` is 10⁹.
     """
-    parts = _SIZE.fullmatch(text)
+    parts = re.fullmatch(_SIZE, text, re.IGNORECASE)
     if not parts or (parts[2] and not parts[3]):  # there are no parts of a byte
         raise InvalidOptionError(name, text, "a size such as 40G, 40GiB, 512M, or bytes")
     digits, part, unit, suffix = parts.groups()
@@ -172,7 +170,7 @@ def gpus(name: str, text: str) -> tuple[int | str, ...]:
         first, last = ends[0], ends[-1]
         if len(ends) <= 2 and first is not None and last is not None and first <= last < MOST_GPUS:
             found.extend(range(first, last + 1))
-        elif part.startswith(("GPU-", "MIG-")) or _PCI_ADDRESS.fullmatch(part):
+        elif part.startswith(("GPU-", "MIG-")) or re.fullmatch(_PCI_ADDRESS, part.lower()):
             found.append(part)
         else:
             expected = "GPUs by index (0,2 or 4-7), by UUID (GPU-…, MIG-…) or by PCI address"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpuaff.allocator.model import Plan
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
-from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
+from gpuaff.topology.model import Accelerator, Gpu, NumaNode, Package, Source, Topology
 
 
 def cpus(text: str) -> CpuSet:
@@ -118,6 +119,25 @@ def bare(text: str, *gpus: Gpu, allowed: str | None = None) -> Topology:
         cores=tuple(frozenset((cpu,)) for cpu in sorted(online)),
         gpus=gpus,
         visible=tuple(gpu.index for gpu in gpus),
+    )
+
+
+def on_the_bus(machine: Topology) -> Topology:
+    """The machine with each GPU as a PCI device, on bus 1, 2, …"""
+    places = [f"0000:{number + 1:02x}:00.0" for number in range(len(machine.gpus))]
+    pairs = list(zip(machine.gpus, places, strict=True))
+    return replace(
+        machine,
+        gpus=tuple(replace(gpu, pci_bus_id=place) for gpu, place in pairs),
+        accelerators=tuple(
+            Accelerator(
+                pci_bus_id=place,
+                vendor="10de",
+                local_cpus=gpu.node_cpus,
+                numa_node=gpu.numa_node,
+            )
+            for gpu, place in pairs
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The domain rule, step by step, and what holds on any machine."""
+"""The domains of GPUs, and ``partition="machine"``: what holds on any machine."""
 
 from __future__ import annotations
 
@@ -6,216 +6,133 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuaff.allocator.domains import DOMAIN_RULE, gpu_domains
-from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.allocator.model import Plan
+from gpuaff.allocator.plan import plan
+from gpuaff.cpuset import CpuSet
 from gpuaff.notices import Notice
-from gpuaff.topology.model import Accelerator, Gpu, NumaNode, Package, Source, Topology
-from tests.allocator.described import bare, cpus, one_node, spread_cores
-from tests.allocator.random_machines import any_machine, some_of
-from tests.allocator.special_machines import dgx_a100_on_the_bus, on_the_bus
-
-FOUR_NODES = ("0-3", "4-7", "8-11", "12-15")
-
-
-def device(number: int, local: str | None = None, node: int | None = None) -> Accelerator:
-    return Accelerator(
-        pci_bus_id=f"0000:{number + 1:02x}:00.0",
-        vendor="10de",
-        local_cpus=None if local is None else cpus(local),
-        numa_node=node,
-    )
+from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Source, Topology
+from tests.allocator.described import (
+    box,
+    codes,
+    cpus,
+    dgx_a100,
+    on_the_bus,
+    one_node,
+    spread_cores,
+    union,
+)
+from tests.allocator.random_machines import MODES, SCOPES, any_machine, regular, some_of
 
 
-def machine(
-    *devices: Accelerator,
-    nodes: Sequence[str] = FOUR_NODES,
-    distances: Sequence[Sequence[int]] | None = None,
-    packages: Sequence[str] = (),
-) -> Topology:
-    """Sixteen CPUs, one a core, and a GPU for each device."""
-    gpus = [Gpu(index=n, pci_bus_id=one.pci_bus_id) for n, one in enumerate(devices)]
-    numa = [
-        NumaNode(id=at, cpus=cpus(text), distances=tuple(distances[at]) if distances else None)
-        for at, text in enumerate(nodes)
-    ]
-    return replace(
-        bare("0-15", *gpus),
-        numa_nodes=tuple(numa),
-        packages=tuple(Package(id=at, cpus=cpus(text)) for at, text in enumerate(packages)),
-        accelerators=devices,
-    )
-
-
-def lists(topology: Topology) -> list[str]:
-    return [format_cpulist(found) for _, found in sorted(gpu_domains(topology).items())]
-
-
-def test_the_version() -> None:
-    """Whoever changes a domain of any machine must make it 2, and say so in the changelog."""
+def test_a_change_of_any_domain_makes_the_version_2_and_is_in_the_changelog() -> None:
     assert DOMAIN_RULE == 1
 
 
-class TestHome:
-    """Step 1. Two devices; what is nobody's home goes to the other one, or to both."""
+def test_no_gpu_swaps_its_local_cores_for_others() -> None:
+    """Both GPUs of a DGX A100's node keep half of it, though the free nodes are as large."""
+    found = gpu_domains(on_the_bus(dgx_a100()))
+    assert all(len(found[gpu] & cpus("48-63,176-191")) == 16 for gpu in (0, 1))
 
-    def test_first_the_cpus_of_the_device(self) -> None:
-        assert lists(machine(device(0, "0-3", 1), device(1, "4-15", 0))) == ["0-3", "4-15"]
 
-    def test_as_far_as_they_are_online(self) -> None:
-        assert lists(machine(device(0, "0-1,40-47"), device(1, "2-15"))) == ["0-1", "2-15"]
+def test_devices_that_the_driver_does_not_show_have_their_part() -> None:
+    """One of four, on bus 3, is this process's; the others are with virtual machines."""
+    known = on_the_bus(one_node(spread_cores(16, smt=1), gpus=4))
+    seen = replace(known, gpus=(Gpu(index=0, pci_bus_id="0000:03:00.0"),))
+    assert gpu_domains(seen) == {0: cpus("8-11")}
 
-    def test_then_its_node(self) -> None:
-        found = lists(machine(device(0, None, 1), device(1, "0-3,8-15")))
-        assert found == ["4-7", "0-3,8-15"]
 
-    def test_a_list_of_offline_cpus_is_none(self) -> None:
-        found = lists(machine(device(0, "40-47", 1), device(1, "0-3,8-15")))
-        assert found == ["4-7", "0-3,8-15"]
+def test_a_gpu_that_sysfs_does_not_show_has_none() -> None:
+    known = on_the_bus(one_node(spread_cores(8, smt=1), gpus=1))
+    gpus = (*known.gpus, Gpu(index=1, pci_bus_id="0000:99:00.0"), Gpu(index=2))
+    assert gpu_domains(replace(known, gpus=gpus)) == {0: cpus("0-7")}
+    hidden = replace(known, accelerators=())
+    assert gpu_domains(hidden) == {}
+    found = plan(hidden, 1, partition="machine")
+    assert found.partition == "job"
+    message = (
+        'partition="machine" has no effect: GPU 0 is missing from sysfs, so its domain is unknown; '
+        "the CPUs 0-7 are cut among the ranks of this job only, and another job may get the same "
+        "ones"
+    )
+    assert found.warnings == (Notice("border-unused", message),)
 
-    def test_then_the_nodes_nearest_to_that(self) -> None:
-        """Node 2 has no CPUs; from it nodes 0 and 1 are equally near, node 3 is farther. So both
-        are at home on 0-7, and share it before the rest."""
-        found = machine(
-            device(0, None, 2),
-            device(1, "0-7"),
-            nodes=("0-3", "4-7", "", "8-15"),
-            distances=((10, 12, 20, 40), (12, 10, 20, 40), (20, 20, 10, 30), (40, 40, 30, 10)),
+
+def test_where_the_driver_disagrees_with_sysfs_the_warning_names_the_domain() -> None:
+    """sysfs puts GPU 0 next to 0-3, and so its domain; the driver says 4-7."""
+    known = on_the_bus(
+        box(
+            spread_cores(8, smt=1),
+            nodes=[range(4), range(4, 8)],
+            sockets=[[0], [1]],
+            gpus=[0, 1],
         )
-        assert lists(found) == ["0-3,8-11", "4-7,12-15"]
-
-    @pytest.mark.parametrize("node", [None, 2, 7])
-    def test_else_all(self, node: int | None) -> None:
-        """Nothing told; a node without CPUs and without distances; one that is not there."""
-        found = machine(device(0, None, node), device(1, "0-15"), nodes=("0-7", "8-15", ""))
-        assert lists(found) == ["0-7", "8-15"]
-
-
-class TestAtHome:
-    """Step 2 and 4: cores in a home are shared among those at home there."""
-
-    def test_in_blocks_by_address(self) -> None:
-        home = [device(number, "0-15") for number in range(4)]
-        assert lists(machine(*home)) == list(FOUR_NODES)
-
-    def test_the_lower_address_gets_the_odd_core(self) -> None:
-        home = [device(number, "0-15") for number in range(3)]
-        assert lists(machine(*home)) == ["0-5", "6-10", "11-15"]
-
-    def test_homes_that_overlap(self) -> None:
-        """The first can only have 0-3. The second's other 12 are its own."""
-        assert lists(machine(device(0, "0-3"), device(1, "0-15"))) == ["0-3", "4-15"]
-
-    def test_cores_are_whole(self) -> None:
-        """Four cores (i, i + 4); two for each. A core is at home where any of its CPUs is."""
-        shared = on_the_bus(one_node(spread_cores(4), 2))
-        assert lists(shared) == ["0-1,4-5", "2-3,6-7"]
-        split = replace(
-            shared,
-            accelerators=(device(0, "0-3"), device(1, "4-7")),
-        )
-        assert lists(split) == ["0-1,4-5", "2-3,6-7"]
-
-    def test_a_cpu_that_is_in_no_core_counts_as_one(self) -> None:
-        """The cores (0,4), 1, 2, 3 and 5, 6, 7."""
-        shared = replace(on_the_bus(one_node(spread_cores(4), 2)), cores=(cpus("0,4"),))
-        assert lists(shared) == ["0-4", "5-7"]
-
-    def test_cores_are_in_the_order_of_their_lowest_cpu(self) -> None:
-        """Only the core (5,6) is known; the seven are 0, 1, 2, 3 and 4, (5,6), 7."""
-        shared = replace(on_the_bus(one_node(spread_cores(4), 2)), cores=(cpus("5-6"),))
-        assert lists(shared) == ["0-3", "4-7"]
-
-    def test_offline_siblings_are_not_there(self) -> None:
-        shared = on_the_bus(one_node(spread_cores(4), 2))
-        assert lists(replace(shared, cpus=cpus("0-5"))) == ["0-1,4-5", "2-3"]
+    )
+    mistaken = (replace(known.gpus[0], node_cpus=cpus("4-7"), numa_node=1), known.gpus[1])
+    found = plan(replace(known, gpus=mistaken), 1, partition="machine")
+    message = (
+        "no local CPU available: none of the CPUs near GPU 0 (4-7) is in the GPU's domain, so the "
+        "nearest allowed CPUs are used; allow some of these"
+    )
+    assert found.warnings == (Notice("near-not-allowed", message, rank=0),)
 
 
-class TestInNobodysHome:
-    """Step 3. GPUs at the nodes 0 and 3; the nodes 1 and 2 (CPUs 4-11) are nobody's."""
-
-    DEVICES = (device(0, "0-3", 0), device(1, "12-15", 3))
-
-    def test_the_nearest_home_has_them(self) -> None:
-        apart = ((10, 20, 12, 40), (20, 10, 40, 12), (12, 40, 10, 20), (40, 12, 20, 10))
-        found = machine(*self.DEVICES, distances=apart)
-        assert lists(found) == ["0-3,8-11", "4-7,12-15"]
-
-    def test_the_row_of_the_core_counts(self) -> None:
-        """Tables need not be symmetric: from node 1 it is nearer to node 3."""
-        odd = ((10, 11, 11, 40), (30, 10, 40, 20), (20, 40, 10, 30), (40, 11, 11, 10))
-        found = machine(*self.DEVICES, distances=odd)
-        assert lists(found) == ["0-3,8-11", "4-7,12-15"]
-
-    def test_those_equally_near_share_them(self) -> None:
-        flat = [[10 if here == there else 20 for there in range(4)] for here in range(4)]
-        assert lists(machine(*self.DEVICES, distances=flat)) == ["0-7", "8-15"]
-
-    def test_without_distances_the_package_counts(self) -> None:
-        found = machine(*self.DEVICES, packages=("0-3,8-11", "4-7,12-15"))
-        assert lists(found) == ["0-3,8-11", "4-7,12-15"]
-
-    def test_a_package_without_a_home_is_for_all(self) -> None:
-        found = machine(*self.DEVICES, packages=("0-3", "4-11", "12-15"))
-        assert lists(found) == ["0-7", "8-15"]
-
-    def test_and_so_is_what_nobody_knows(self) -> None:
-        assert lists(machine(*self.DEVICES)) == ["0-7", "8-15"]
-
-    def test_who_has_less_at_home_gets_more(self) -> None:
-        """Three GPUs share 0-7: 3, 3, 2; one has 8-11: 4. With the free 12-15 all get 4."""
-        home = [device(number, "0-7") for number in range(3)]
-        found = machine(*home, device(3, "8-11"))
-        assert lists(found) == ["0-2,12", "3-5,13", "6-7,14-15", "8-11"]
-
-    def test_nobody_swaps_its_home_for_it(self) -> None:
-        """Both GPUs of a DGX A100's node keep half of it, though the free nodes are as large."""
-        found = gpu_domains(dgx_a100_on_the_bus())
-        assert all(len(found[gpu] & cpus("48-63,176-191")) == 16 for gpu in (0, 1))
-
-
-class TestWhoCounts:
-    def test_devices_that_are_no_gpus_of_ours_have_their_part(self) -> None:
-        """One of four is with a virtual machine: the driver does not show it."""
-        home = [device(number, "0-15") for number in range(4)]
-        seen = replace(machine(*home), gpus=(Gpu(index=0, pci_bus_id="0000:03:00.0"),))
-        assert lists(seen) == ["8-11"]
-
-    def test_a_gpu_that_sysfs_does_not_show_has_none(self) -> None:
-        gpus = (
-            Gpu(index=0, pci_bus_id="0000:01:00.0"),
-            Gpu(index=1, pci_bus_id="0000:99:00.0"),
-            Gpu(index=2),
-        )
-        assert set(gpu_domains(replace(machine(device(0, "0-7")), gpus=gpus))) == {0}
-
-    def test_no_accelerator_no_domain(self) -> None:
-        assert gpu_domains(replace(machine(), gpus=(Gpu(index=0, node_cpus=cpus("0-3")),))) == {}
-        assert gpu_domains(Topology()) == {}
-
-    def test_where_they_are_not_told_the_gpus_count(self) -> None:
-        gpus = (
-            Gpu(index=0, local_cpus=cpus("12-15"), node_cpus=cpus("0-15")),
-            Gpu(index=1, node_cpus=cpus("4-7"), numa_node=2),
-            Gpu(index=2, numa_node=2),
-            Gpu(index=5, pci_bus_id="0000:09:00.0"),
-        )
-        described = replace(machine(), gpus=gpus, accelerators=None)
-        assert lists(described) == ["12-15", "4-7", "8-11", "0-3"]
-
-    def test_more_of_them_than_cores(self) -> None:
-        home = [device(number, "0-1") for number in range(3)]
-        flat = machine(*home, device(3, "2-15"))
-        assert lists(flat) == ["0", "1", "", "2-15"]
-
-    def test_no_cpu_is_known(self) -> None:
-        gpus = (Gpu(index=0, node_cpus=cpus("0-3")),)
-        assert gpu_domains(Topology(gpus=gpus, visible=(0,))) == {0: frozenset()}
+def test_mig_instances_share_a_domain_and_the_warning_says_so() -> None:
+    instances = tuple(
+        MigInstance(uuid=f"MIG-{letter}", gpu_instance=at, compute_instance=0)
+        for at, letter in enumerate("ab", 1)
+    )
+    first, *others = dgx_a100().gpus
+    machine = replace(dgx_a100(), gpus=(replace(first, mig=instances), *others))
+    found = plan(replace(machine, visible=(0,)), 1, partition="machine")
+    assert found.warnings[0] == Notice(
+        "border-shared",
+        "GPU 0 has MIG instances, which share its domain: a job on another instance gets the same "
+        "CPUs; give each job CPUs of its own (cpus=)",
+    )
+    assert found.shares == plan(machine, 8, partition="machine").shares[:1]
+    assert codes(plan(replace(machine, visible=(1,)), 1, partition="machine")) == ["scope-hint"]
 
 
 # --- on any machine ------------------------------------------------------------------------
+
+
+@st.composite
+def strangers_job(draw: st.DrawFn, machine: Topology, gpus: list[int]) -> Plan:
+    """A job on these GPUs; it sees the machine its own way and asks its own things."""
+    needed = union(gpu_domains(machine)[gpu] for gpu in gpus)
+    more = draw(st.sets(st.sampled_from(sorted(machine.cpus))))
+    seen = replace(machine, visible=tuple(gpus)).with_allowed(needed | more)
+    if draw(st.booleans()):  # a driver that knows nothing about near CPUs
+        silent = tuple(replace(gpu, node_cpus=None, socket_cpus=None) for gpu in seen.gpus)
+        seen = replace(seen, gpus=silent)
+    return plan(
+        seen,
+        draw(st.integers(1, 2 * len(gpus))),
+        partition="machine",
+        mode=draw(st.sampled_from((*MODES, "core_complex"))),
+        scope=draw(st.sampled_from(SCOPES)),
+        balanced=draw(st.booleans()),
+        multithreading=draw(st.sampled_from(("all_logical", "single_logical"))),
+        max_physical_cores=draw(st.one_of(st.none(), st.integers(1, 4))),
+    )
+
+
+@pytest.mark.case("B13", "B14")
+@given(st.data())
+def test_jobs_that_know_nothing_of_each_other_get_different_cpus(data: st.DataObject) -> None:
+    machine = on_the_bus(data.draw(regular()))
+    assume(len(machine.gpus) > 1 and all(gpu_domains(machine).values()))
+    order = data.draw(st.permutations([gpu.index for gpu in machine.gpus]))
+    cut = data.draw(st.integers(1, len(order) - 1))
+    one, other = (data.draw(strangers_job(machine, part)) for part in (order[:cut], order[cut:]))
+    assert (one.partition, other.partition) == ("machine", "machine")
+    taken = [union(share.cpus for share in found.shares) for found in (one, other)]
+    assert taken[0].isdisjoint(taken[1])
+    assert all(share.cpus for found in (one, other) for share in found.shares)
 
 
 @st.composite
@@ -279,17 +196,12 @@ def test_two_strangers_find_the_same_domains(data: st.DataObject) -> None:
 
 
 @given(st.one_of(with_devices(), any_machine()))
-def test_each_online_cpu_is_in_one_domain(topology: Topology) -> None:
+def test_each_online_cpu_is_in_one_domain_and_cores_stay_whole(topology: Topology) -> None:
     found = list(gpu_domains(topology).values())
     assert frozenset().union(*found) == topology.cpus
     assert sum(map(len, found)) == len(topology.cpus)
-
-
-@given(with_devices())
-def test_cores_stay_whole(topology: Topology) -> None:
-    for domain in gpu_domains(topology).values():
-        for core in topology.cores or ():
-            assert core <= domain or core.isdisjoint(domain)
+    for core in topology.cores or ():
+        assert any(core <= domain for domain in found)
 
 
 @st.composite
@@ -308,7 +220,7 @@ def told(draw: st.DrawFn) -> tuple[Topology, list[CpuSet]]:
 
 
 @given(told())
-def test_who_is_at_home_goes_first_and_who_is_nearest_then(
+def test_local_accelerators_go_first_and_then_the_nearest(
     drawn: tuple[Topology, list[CpuSet]],
 ) -> None:
     topology, homes = drawn

@@ -1,13 +1,14 @@
-"""Filling shares by L3 domain, by hand and against a second statement of the rule."""
+"""How lists of cores are cut: by L3 domain also against a second statement of the rule."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.cutting import in_blocks, in_l3_domains, in_turn
+from gpuaff.allocator.cores import Cutter, in_blocks, in_l3_domains, in_turn
 
 
 def domains(*sizes: int) -> list[int]:
@@ -71,6 +72,25 @@ class TestByHand:
 
     def test_domains_need_not_be_consecutive(self) -> None:
         assert in_l3_domains(range(6), [3, 3], l3_of=(0, 1, 0, 1, 0, 1)) == [(0, 2, 4), (1, 3, 5)]
+
+
+def cutter(slow_from: int, domains: tuple[int, ...] = ()) -> Cutter:
+    return Cutter(slow_from, partial(in_l3_domains, l3_of=domains) if domains else in_blocks)
+
+
+def test_fast_and_slow_cores_are_cut_apart_if_there_are_fast_ones_for_all() -> None:
+    assert cutter(slow_from=2).kinds(range(6), 2) == [(0, 1), (2, 3, 4, 5)]
+    assert cutter(slow_from=2).kinds(range(6), 3) == [(0, 1, 2, 3, 4, 5)], "too few fast ones"
+    assert cutter(slow_from=4).kinds((1, 2), 2) == [(1, 2)], "one kind is one list"
+    assert cutter(slow_from=2).kinds((3, 4), 2) == [(3, 4)]
+
+
+def test_trimming_keeps_fast_cores_then_whole_domains() -> None:
+    """One fast core, 0, and six slow ones in three L3 domains: 1-3, 4-5, and 6 beside core 0."""
+    by_domain = cutter(slow_from=1, domains=(0, 1, 1, 1, 2, 2, 0))
+    assert by_domain.in_trimming_order(range(7), 3) == (0, 4, 5, 1, 2, 3, 6)
+    assert by_domain.in_trimming_order(range(7), None) == (0, 1, 2, 3, 4, 5, 6)
+    assert cutter(slow_from=1).in_trimming_order(range(7), 3) == (0, 1, 2, 3, 4, 5, 6)
 
 
 LISTS = st.lists(st.integers(0, 5), min_size=1, max_size=14)

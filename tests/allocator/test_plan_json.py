@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpuaff.allocator.plan import plan
-from tests.allocator.described import dgx_a100
+from gpuaff.errors import GPUAffinityError
+from gpuaff.notices import Notice
+from gpuaff.pinning.state import refuse_if_broken
+from tests.allocator.described import codes, dgx_a100
 
 
 def test_a_share_and_the_warnings() -> None:
@@ -56,3 +59,19 @@ def test_a_rank_of_which_nothing_is_known(rank: int) -> None:
     full = plan(dgx_a100(), 8)
     with pytest.raises(KeyError, match=f"^{rank}$"):
         replace(full, shares=(full.shares[5],)).share_of(rank)
+
+
+def test_what_the_topology_says_of_the_visible_devices_is_carried_over() -> None:
+    notes = (
+        Notice("visible-duplicate", "GPU 0 is listed twice"),
+        Notice("nvml-missing", "no driver"),
+    )
+    machine = replace(dgx_a100(), notes=notes)
+    assert codes(plan(machine, 8, scope="socket")) == ["visible-duplicate"]
+    assert codes(plan(replace(machine, visible=()), 2)) == ["visible-duplicate", "no-gpu"]
+
+
+def test_strict_does_not_accept_unknown_l3_domains() -> None:
+    found = plan(dgx_a100(), 8, mode="core_complex")
+    with pytest.raises(GPUAffinityError, match="complex-unknown; strict"):
+        refuse_if_broken(found.warnings)

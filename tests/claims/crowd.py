@@ -33,16 +33,14 @@ PATIENCE = 20.0
 class Crowd:
     """Processes that claim GPUs of a fake driver."""
 
-    def __init__(self, driver: FakeDriver, folder: Path, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, driver: FakeDriver, folder: Path) -> None:
         self.driver, self.folder = driver, folder
         self.pids: dict[str, int] = {}
         self.seen: list[Event] = []
         self._new: list[Event] = []
         self._heard: queue.Queue[Event] = queue.Queue()
         self._ends = ExitStack()
-        self._program = self._ends.enter_context(
-            stopped(_MEMBERS, env=self.variables, prefix=prefix)
-        )
+        self._program = self._ends.enter_context(stopped(_MEMBERS, env=self.variables))
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -52,21 +50,11 @@ class Crowd:
         return {**self.driver.env(), "GPUAFF_LOCK_DIR": locks, "GPUAFF_SAFE_GPU": "off"}
 
     def start(
-        self,
-        who: str,
-        n: int = 1,
-        *,
-        raises: bool = False,
-        user: int = 0,
-        **claim: Any,
+        self, who: str, n: int = 1, *, raises: bool = False, user: int = 0, **claim: Any
     ) -> int:
         """Let somebody claim; returns the process id."""
-        self._order(
-            start=who,
-            raises=raises,
-            user=user,
-            claim={"n": n, "placeholder": None, **claim},
-        )
+        wish = {"n": n, "placeholder": None, **claim}
+        self._order(start=who, raises=raises, user=user, claim=wish)
         self.pids[who] = int(self.until(who, "begins")["pid"])
         return self.pids[who]
 
@@ -133,9 +121,9 @@ class Crowd:
 
 
 @contextmanager
-def crowd(driver: FakeDriver, folder: Path, prefix: Sequence[str] = ()) -> Iterator[Crowd]:
+def crowd(driver: FakeDriver, folder: Path) -> Iterator[Crowd]:
     """A crowd that is gone at the end."""
-    found = Crowd(driver, folder, prefix)
+    found = Crowd(driver, folder)
     try:
         yield found
     finally:
@@ -157,20 +145,11 @@ def open_to_all(topology: Topology) -> Iterator[Crowd]:
 def serve(
     of: Crowd, wishes: Mapping[str, int], killed: Collection[str], users: Sequence[int]
 ) -> int:
-    """Let many wait, kill some, and give GPUs back one by one.
+    """Let many wait before eight GPUs, kill some, and give GPUs back one by one.
 
-    Args:
-        of: a crowd before eight GPUs.
-        wishes: who wants how many, in the order in which they come.
-        killed: who is killed while all wait.
-        users: whose processes they are, in turns.
-
-    Returns:
-        How many were served.
-
-    Raises:
-        AssertionError: not in their order. GPUs that become free together may go to several at
-            once: who of them is heard first does not matter.
+    ``wishes`` says who wants how many, in the order in which they come, as the ``users`` in turns.
+    Returns how many were served; an AssertionError where that was not in their order. GPUs that
+    become free together may go to several at once: who of them is heard first does not matter.
     """
     holders = deque((f"first{place}", 1) for place in range(8))
     for who, _ in holders:

@@ -1,4 +1,4 @@
-"""A claim that is killed, stopped or interrupted at each of its steps, one after the other.
+"""A claim that is killed or interrupted at each of its steps, one after the other.
 
     python steps.py --play claim --how kill --every 7
 
@@ -151,28 +151,13 @@ class Play:
         Tracer(step, act).follow(self.work)
         return "done"
 
-    # The three ways: what is wrong then.
+    # The two ways: what is wrong then.
 
     def kill(self, step: Step) -> list[str]:
         """Kill it there; then nothing is left, and another gets all."""
         with self.other_holder():
-            said = Child(partial(self.run_to, step, partial(send, signal.SIGKILL))).said()
+            said = Child(partial(self.run_to, step, kill_me)).said()
         return [*([] if said in (None, "done") else [str(said)]), *self.left()]
-
-    def stop(self, step: Step) -> list[str]:
-        """Stop it there; others go on as far as they can, and so does it when it is continued."""
-        found = []
-        with self.other_holder():
-            child = Child(partial(self.run_to, step, partial(send, signal.SIGSTOP)))
-            if child.is_stopped():
-                said = Child(one_gpu).said(0.3)
-                if said not in ("got", "GpusBusyError") and "not come to its end" not in str(said):
-                    found.append(f"meanwhile {said}")
-                os.kill(child.pid, signal.SIGCONT)
-            said = child.said()
-            if said != "done" and "GpusBusyError" not in str(said):
-                found.append(f"continued: {said}")
-        return found + self.left()
 
     def interrupt(self, step: Step) -> list[str]:
         """Ctrl-C there: all is as it was."""
@@ -204,16 +189,8 @@ class Play:
         return found if got == self.gpus else [*found, f"then {got}"]
 
 
-def send(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
-def one_gpu() -> object:
-    try:
-        gpuaff.claim_gpus(1)
-    except gpuaff.GpusBusyError as error:
-        return type(error).__name__
-    return "got"
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Child:
@@ -236,10 +213,6 @@ class Child:
                 os.write(writer, json.dumps(said).encode())
             os._exit(0)
         os.close(writer)
-
-    def is_stopped(self) -> bool:
-        """Wait until it is stopped (True), or has ended."""
-        return os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
     def said(self, limit: float = LIMIT) -> Any:
         """Wait for its end; what it said, None when it was killed before."""
@@ -296,7 +269,7 @@ def state() -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--play", required=True)
-    parser.add_argument("--how", choices=("kill", "stop", "interrupt"), required=True)
+    parser.add_argument("--how", choices=("kill", "interrupt"), required=True)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--gpus", type=int, default=4, help="how many the machine has")

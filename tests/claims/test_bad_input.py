@@ -146,7 +146,7 @@ class TestOnAMachine:
         ],
     )
     def test_one_clear_line(self, lab: Lab, call: str, said: str) -> None:
-        assert lab.one(f"told(refused({call}))").startswith(f"InvalidOptionError {said}")
+        assert lab.refused(call).startswith(f"InvalidOptionError {said}")
 
     @pytest.mark.parametrize(
         ("call", "said"),
@@ -156,8 +156,8 @@ class TestOnAMachine:
         ],
     )
     def test_more_than_there_are(self, lab: Lab, call: str, said: str) -> None:
-        assert lab.one(f"told(refused({call}))") == f"NotEnoughGpusError requested {said}"
+        assert lab.refused(call) == f"NotEnoughGpusError requested {said}"
 
     def test_another_machine_is_described(self, lab: Lab) -> None:
-        said = lab.one("told(refused())", GPUAFF_FSROOT="/nowhere")
+        said = lab.refused("", GPUAFF_FSROOT="/nowhere")
         assert said.startswith("ClaimError GPUAFF_FSROOT describes another machine")

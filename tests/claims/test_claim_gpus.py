@@ -18,23 +18,6 @@ pytestmark = pytest.mark.fake_driver
 UUID = "GPU-00000000-0000-4000-8000-{:012x}"
 MIG = "MIG-00000000-0000-4000-9000-{:012x}"
 
-SHOWN = """
-def shown(claim):
-    env = os.environ
-    say(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER"))
-    say(*((gpu.index, gpu.local) for gpu in claim.gpus))
-"""
-
-
-def shown(lab: Lab, call: str, **env: str | None) -> list[str]:
-    """CUDA's variables after a claim, and each GPU's index and ordinal."""
-    return lab.run(f"{SHOWN}\nshown(gpuaff.claim_gpus({call}))", **env)
-
-
-def refused(lab: Lab, call: str, **env: str | None) -> str:
-    """Why a claim is refused; the program sees to it that nothing is left behind."""
-    return lab.one(f"told(refused({call}))", **env)
-
 
 def slurm(**variables: str) -> dict[str, str]:
     return {"SLURM_JOB_ID": "1", **{f"SLURM_{key}": text for key, text in variables.items()}}
@@ -58,7 +41,7 @@ class TestWhich:
         ],
     )
     def test_those_that_were_asked_for(self, lab: Lab, call: str, gpus: str) -> None:
-        variables, got = shown(lab, call)
+        variables, got, _ = lab.shown(call)
         assert got == gpus
         indices = [part.split(",")[0] for part in gpus.strip("()").split(") (")]
         assert variables == f"{','.join(indices)} PCI_BUS_ID"
@@ -80,7 +63,7 @@ class TestWhich:
     def test_of_those_that_are_visible_or_granted(
         self, lab: Lab, call: str, env: dict[str, str], gpus: str
     ) -> None:
-        assert shown(lab, call, **env)[1] == gpus
+        assert lab.shown(call, **env)[1] == gpus
 
     @pytest.mark.parametrize(
         ("call", "env", "reason"),
@@ -97,40 +80,40 @@ class TestWhich:
     def test_not_enough_of_them(
         self, lab: Lab, call: str, env: dict[str, str], reason: str
     ) -> None:
-        said = refused(lab, call, **env)
+        said = lab.refused(call, **env)
         assert said.startswith("NotEnoughGpusError requested ")
         assert reason in said
 
     def test_auto_where_no_scheduler_says_how_many(self, lab: Lab) -> None:
-        said = refused(lab, "'auto'")
+        said = lab.refused("'auto'")
         assert said.startswith("InvalidOptionError n='auto': expected a number, since no scheduler")
 
     def test_a_prefix(self, make_lab: Callable[[Topology], Lab]) -> None:
         uuids = [f"GPU-{name}-0000-4000-8000-000000000000" for name in ("ab000000", "ac000000")]
         gpus = (Gpu(index=i, uuid=uuid, name="Fake GPU") for i, uuid in enumerate(uuids))
         lab = make_lab(replace(this_machine(2), gpus=tuple(gpus)))
-        assert shown(lab, "gpus='GPU-ac'")[1] == "(1, 0)"
-        assert "this fits several of them" in refused(lab, "gpus='GPU-a'")
+        assert lab.shown("gpus='GPU-ac'")[1] == "(1, 0)"
+        assert "this fits several of them" in lab.refused("gpus='GPU-a'")
 
     def test_enough_free_memory(self, lab: Lab) -> None:
         for gpu, size in enumerate((10, 60, 10, 50)):
             lab.driver.set_memory_total(gpu, size << 30)
-        assert shown(lab, "2, min_free_memory=40 << 30")[1] == "(1, 0) (3, 1)"
-        said = refused(lab, "3, min_free_memory=40 << 30")
+        assert lab.shown("2, min_free_memory=40 << 30")[1] == "(1, 0) (3, 1)"
+        said = lab.refused("3, min_free_memory=40 << 30")
         assert said.startswith("NotEnoughGpusError requested 3 GPUs; 2 can be used | GPU 0: has")
 
     def test_not_too_busy(self, lab: Lab) -> None:
         for gpu, load in enumerate((90, 10, 90, 11)):
             lab.driver.set_utilization(gpu, load)
-        assert shown(lab, "1, max_utilization=10")[1] == "(1, 0)"
-        said = refused(lab, "2, max_utilization=10")
+        assert lab.shown("1, max_utilization=10")[1] == "(1, 0)"
+        said = lab.refused("2, max_utilization=10")
         assert said.startswith("GpusBusyError requested 2 GPUs; only 1 is free | to queue: ")
         assert " | GPU 0: its utilization, 90" in said
 
     def test_the_best_connected(self, make_lab: Callable[[Topology], Lab]) -> None:
         """In a DGX-1 two NVLinks join 1 and 5, one 4 and 5, none 1 and 4; as CUDA counts them."""
         lab = make_lab(Topology.named("dgx-1"))
-        assert shown(lab, "2, candidates=[4, 5, 1]") == ["5,1 PCI_BUS_ID", "(5, 0) (1, 1)"]
+        assert lab.shown("2, candidates=[4, 5, 1]")[:2] == ["5,1 PCI_BUS_ID", "(5, 0) (1, 1)"]
 
     def test_what_is_idle_for_others_counts(self, make_lab: Callable[[Topology], Lab]) -> None:
         """0 and 3 are a pair, 1 and 2 another; the claim breaks no pair that is free.
@@ -147,45 +130,45 @@ class TestWhich:
         lab.driver.set_memory_total(2, 1 << 30)
         lab.driver.set_memory_total(3, 1 << 30)
         lab.driver.use(3, os.getpid())
-        assert shown(lab, "1, min_free_memory=2 << 30, own_is_free=False")[1] == "(0, 0)"
+        assert lab.shown("1, min_free_memory=2 << 30, own_is_free=False")[1] == "(0, 0)"
         lab.driver.leave(os.getpid())
         lab.driver.use(2, os.getpid())
-        assert shown(lab, "1, min_free_memory=2 << 30, own_is_free=False")[1] == "(1, 0)"
+        assert lab.shown("1, min_free_memory=2 << 30, own_is_free=False")[1] == "(1, 0)"
 
 
 class TestHowCudaIsShownThem:
     def test_by_uuid(self, lab: Lab) -> None:
-        said = shown(lab, "gpus=[3, 1], visible='uuid'")
+        said = lab.shown("gpus=[3, 1], visible='uuid'")[:2]
         assert said == [f"{UUID.format(3)},{UUID.format(1)} PCI_BUS_ID", "(3, 0) (1, 1)"]
 
     def test_not_at_all(self, lab: Lab) -> None:
-        assert shown(lab, "gpus=[3, 1], visible=None") == ["None None", "(3, 3) (1, 1)"]
+        assert lab.shown("gpus=[3, 1], visible=None")[:2] == ["None None", "(3, 3) (1, 1)"]
         inherited = visible("3,1,2")
-        got = shown(lab, "gpus=[2, 3], visible=None", **inherited)
+        got = lab.shown("gpus=[2, 3], visible=None", **inherited)[:2]
         assert got == ["3,1,2 None", "(2, 2) (3, 0)"]
-        assert shown(lab, "gpus=[2], visible=None, placeholder=None", **inherited)[1] == "(2, 2)"
+        assert lab.shown("gpus=[2], visible=None, placeholder=None", **inherited)[1] == "(2, 2)"
 
     def test_unlike_gpus(self, make_lab: Callable[[Topology], Lab]) -> None:
         """CUDA counts them from the fastest, unless it is told (case D6)."""
         gpus = tuple(Gpu(index=i, name=name) for i, name in enumerate(("Slow", "Fast", "Slow")))
         lab = make_lab(replace(this_machine(3), gpus=gpus))
         lab.driver.set_fastest([1, 0, 2])
-        assert shown(lab, "gpus=[2, 1]") == ["2,1 PCI_BUS_ID", "(2, 0) (1, 1)"]
-        assert shown(lab, "gpus=[0, 1], visible=None") == ["None None", "(0, 1) (1, 0)"]
+        assert lab.shown("gpus=[2, 1]")[:2] == ["2,1 PCI_BUS_ID", "(2, 0) (1, 1)"]
+        assert lab.shown("gpus=[0, 1], visible=None")[:2] == ["None None", "(0, 1) (1, 0)"]
         for kind in ("None", "print"):
-            said = refused(lab, f"gpus=[0], visible=None, placeholder={kind}")
+            said = lab.refused(f"gpus=[0], visible=None, placeholder={kind}")
             assert said.startswith("InvalidOptionError visible=None: expected index or uuid: ")
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        assert shown(lab, "gpus=[0], visible=None, placeholder=None", **order)[1] == "(0, 0)"
+        assert lab.shown("gpus=[0], visible=None, placeholder=None", **order)[1] == "(0, 0)"
 
     def test_denied_gpus_are_not_counted(self, lab: Lab) -> None:
         """CUDA's numbers are of those that a device cgroup leaves."""
         lab.driver.deny(0)
         lab.driver.deny(2)
-        assert shown(lab, "2") == ["0,1 PCI_BUS_ID", "(1, 0) (3, 1)"]
-        assert shown(lab, "gpus=[3]") == ["1 PCI_BUS_ID", "(3, 0)"]
-        assert "this machine has 2 GPUs" in refused(lab, "3")
-        assert "this is none of them" in refused(lab, "gpus=[0]")
+        assert lab.shown("2")[:2] == ["0,1 PCI_BUS_ID", "(1, 0) (3, 1)"]
+        assert lab.shown("gpus=[3]")[:2] == ["1 PCI_BUS_ID", "(3, 0)"]
+        assert "this machine has 2 GPUs" in lab.refused("3")
+        assert "this is none of them" in lab.refused("gpus=[0]")
 
 
 class TestMig:
@@ -204,14 +187,14 @@ class TestMig:
         return make_lab(replace(this_machine(3), gpus=(whole, *cut)))
 
     def test_whole_gpus_first(self, cut: Lab) -> None:
-        assert shown(cut, "") == ["0 PCI_BUS_ID", "(0, 0)"]
-        assert "this machine has 1 GPU and 4 MIG instances" in refused(cut, "2")
+        assert cut.shown("")[:2] == ["0 PCI_BUS_ID", "(0, 0)"]
+        assert "this machine has 1 GPU and 4 MIG instances" in cut.refused("2")
 
     def test_an_instance(self, cut: Lab) -> None:
         """It is named by its UUID, also where numbers are asked for."""
-        said = shown(cut, f"gpus='{MIG.format(20)}', visible='index'")
+        said = cut.shown(f"gpus='{MIG.format(20)}', visible='index'")[:2]
         assert said == [f"{MIG.format(20)} PCI_BUS_ID", "(2, 0)"]
-        assert shown(cut, "", CUDA_VISIBLE_DEVICES=MIG.format(11))[1] == "(1, 0)"
+        assert cut.shown("", CUDA_VISIBLE_DEVICES=MIG.format(11))[1] == "(1, 0)"
 
     @pytest.mark.parametrize(
         ("call", "start"),
@@ -228,7 +211,7 @@ class TestMig:
         ],
     )
     def test_what_cuda_does_not_show(self, cut: Lab, call: str, start: str) -> None:
-        assert refused(cut, call).startswith(start)
+        assert cut.refused(call).startswith(start)
 
     def test_neighbours_do_not_meet(self, cut: Lab) -> None:
         """The second one gets the other instance, the third is told who has both."""
@@ -236,7 +219,7 @@ class TestMig:
         for uuid in (MIG.format(10), MIG.format(11)):
             code = f"claim = gpuaff.claim_gpus({ask}); say(claim.gpus[0].uuid); go_on()"
             assert cut.start(code).heard() == uuid
-        said = refused(cut, ask)
+        said = cut.refused(ask)
         assert "requested 1 GPU; none is free; " in said
         assert f" | MIG instance {MIG.format(10)}: leased by " in said
         assert cut.driver.double_holdings() == []
@@ -255,22 +238,22 @@ class TestUuids:
             ("gpus=[2], wait=None", f"1 GPU; GPU 2 is left out: {same}"),
             ("2, candidates=[0, 3]", f"2 GPUs; GPU 0 is left out: {same}"),
         ):
-            assert refused(lab, call) == f"NotEnoughGpusError requested {reason}"
+            assert lab.refused(call) == f"NotEnoughGpusError requested {reason}"
         names = f"{UUID.format(1)},{UUID.format(3)}"
-        assert shown(lab, "2") == [f"{names} PCI_BUS_ID", "(1, 0) (3, 1)"]
+        assert lab.shown("2")[:2] == [f"{names} PCI_BUS_ID", "(1, 0) (3, 1)"]
 
     @pytest.mark.parametrize("text", ["GPU-1,2", "GPU-1:2", "GPU-1\n2", "GPU-\u00e4", "x", "GPU-"])
     def test_one_that_is_none(self, lab: Lab, text: str) -> None:
         """It would break GPUAFF_CLAIM, which has them between commas."""
         lab.driver.state.gpus[0].uuid = text.encode()
-        said = refused(lab, "4, wait=None")
+        said = lab.refused("4, wait=None")
         assert said.endswith(f"GPU 0 is left out: its UUID, {text!a}, is invalid")
-        assert shown(lab, "")[1] == "(1, 0)"
+        assert lab.shown("")[1] == "(1, 0)"
 
 
 class TestBusy:
     def reasons(self, lab: Lab, call: str = "4") -> str:
-        said = refused(lab, call)
+        said = lab.refused(call)
         assert said.startswith("GpusBusyError requested 4 GPUs; "), said
         return said
 
@@ -295,7 +278,7 @@ class TestBusy:
     def test_what_to_try(self, lab: Lab, call: str, env: dict[str, str], narrowed: str) -> None:
         """Asked, found, what has narrowed the choice; that one can wait; then a line a GPU."""
         lab.holder("claim_gpus(gpus=0)")
-        said = refused(lab, call, **env)
+        said = lab.refused(call, **env)
         found, remedy, gpu = said.split(" | ")
         assert found.startswith("GpusBusyError requested ")
         assert found.endswith(f" free{narrowed}")
@@ -304,7 +287,7 @@ class TestBusy:
 
     def test_what_has_been_tried_is_not_advised(self, lab: Lab) -> None:
         lab.holder("claim_gpus(4)")
-        said = refused(lab, "wait=0.01, candidates=[0, 1]")
+        said = lab.refused("wait=0.01, candidates=[0, 1]")
         assert said.startswith("ClaimTimeoutError waited 0.")
         assert "; candidates= allows 2 GPUs of the 4 here | GPU 0: leased by " in said
         assert "to queue" not in said
@@ -314,7 +297,7 @@ class TestBusy:
         """One that has started us is our own, unless those count, too."""
         lab.driver.use(1, os.getpid())
         assert f"(pid {os.getpid()})" in self.reasons(lab, "4, own_is_free=False")
-        assert len(shown(lab, "4")) == 2
+        assert lab.shown("4")[1] == "(0, 0) (1, 1) (2, 2) (3, 3)"
 
     def test_memory_that_no_process_explains(self, lab: Lab) -> None:
         lab.driver.set_memory_used(3, 2 << 30)
@@ -322,11 +305,11 @@ class TestBusy:
 
     def test_compute_modes(self, lab: Lab) -> None:
         lab.driver.set_compute_mode(0, 3)
-        assert shown(lab, "gpus=[0]")[1] == "(0, 0)"
+        assert lab.shown("gpus=[0]")[1] == "(0, 0)"
         lab.driver.use(0, os.getpid())
         assert "GPU 0: in exclusive process mode and used by " in self.reasons(lab)
         lab.driver.set_compute_mode(1, 2)
-        said = refused(lab, "4, wait=None")
+        said = lab.refused("4, wait=None")
         assert said.startswith("NotEnoughGpusError requested 4 GPUs; 3 can be used | GPU 1: its")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,93 +50,54 @@ NETWORK = ["unshare", "-n", "-m", "sh", "-c", 'mount -t sysfs none /sys && exec 
 """A container with a network of its own has a sysfs of its own, too."""
 
 
-class Host:
-    """A machine with one GPU."""
-
-    def __init__(self, driver: FakeDriver, ends: ExitStack) -> None:
-        self.driver, self._ends = driver, ends
-        self.folder = driver.path.parent.parent
-        self.env = {**driver.env(), "GPUAFF_SAFE_GPU": "off"}
-
-    def sysfs(self, name: str) -> Sequence[str]:
-        """A prefix that shows a command the GPU's directory, the same one for the same name."""
-        return pci_devices.gpus(self.folder / name, 1)
-
-    def claimer(self, *, locks: Path, prefix: Sequence[str] = ()) -> Program:
-        env = {**self.env, "GPUAFF_LOCK_DIR": str(locks)}
-        return self._ends.enter_context(stopped(CLAIM, env=env, prefix=prefix))
-
-    @property
-    def needed(self) -> list[Path]:
-        """What a claimer must see of /tmp."""
-        library = Path(self.env["LD_LIBRARY_PATH"].split(":")[0])
-        pythons = map(Path, (sys.prefix, sys.base_prefix))
-        return [*pythons, SRC, self.folder, library]
-
-
 def said(claimer: Program) -> str:
     claimer.go_on()
     return claimer.heard()
 
 
-@pytest.fixture
-def host(shared_driver: MakeDriver) -> Iterator[Host]:
-    driver = shared_driver(this_machine(1))
+@contextmanager
+def two(
+    driver: FakeDriver, locks: Path, *prefixes: Sequence[str]
+) -> Iterator[tuple[Program, Program]]:
+    """Two claimers, each behind its prefix, on a machine with one GPU."""
+    env = {**driver.env(), "GPUAFF_SAFE_GPU": "off", "GPUAFF_LOCK_DIR": str(locks)}
     with ExitStack() as ends:
-        yield Host(driver, ends)
+        one, other = (ends.enter_context(stopped(CLAIM, env=env, prefix=p)) for p in prefixes)
+        yield one, other
     assert driver.double_holdings() == []
 
 
 @pytest.mark.case("E5")
-def test_two_containers_that_share_nothing_but_sysfs(host: Host) -> None:
+def test_two_containers_that_share_nothing_but_sysfs(shared_driver: MakeDriver) -> None:
     """Each has its own lock directory in its own /tmp; the lease in sysfs is one for both."""
-    prefix = [*host.sysfs("pci"), *private_tmp(*host.needed)]
-    one, other = (host.claimer(locks=Path("/tmp/own"), prefix=prefix) for _ in range(2))
-    assert said(one) == "0"
-    told = said(other)
-    assert told.startswith("'requested 1 GPU; none is free\\n  to queue: "), told
-    assert "\\n  GPU 0: leased by" in told, told
+    driver = shared_driver(this_machine(1))
+    folder = driver.path.parent.parent
+    library = Path(driver.env()["LD_LIBRARY_PATH"].split(":")[0])
+    needed = [*map(Path, (sys.prefix, sys.base_prefix)), SRC, folder, library]
+    prefix = [*pci_devices.gpus(folder / "pci", 1), *private_tmp(*needed)]
+    with two(driver, Path("/tmp/own"), prefix, prefix) as (one, other):
+        assert said(one) == "0"
+        refused = said(other)
+        assert refused.startswith("'requested 1 GPU; none is free\\n  to queue: ")
+        assert "\\n  GPU 0: leased by" in refused
     assert not Path("/tmp/own").exists()
 
 
 @pytest.mark.case("E5")
-def test_two_containers_with_networks_of_their_own(host: Host) -> None:
+def test_two_containers_with_networks_of_their_own(shared_driver: MakeDriver) -> None:
     """Each has its own sysfs, where a lock means nothing to others; GPUAFF_LOCK_DIR is for them."""
-    locks = host.folder / "gpuaff"
-    prefixes = [[*NETWORK, *host.sysfs(name)] for name in ("one", "other")]
-    one, other = (host.claimer(locks=locks, prefix=prefix) for prefix in prefixes)
-    assert said(one) == "0"
-    assert "GPU 0: leased by" in said(other)
-
-
-def test_a_lock_in_another_sysfs_is_another_lock() -> None:
-    """Why GPUAFF_LOCK_DIR is needed there. Each directory shows it, a PCI device's or another."""
-    device = "/sys/devices/system/cpu"
-    lock = f"""
-import fcntl, os
-handle = os.open({device!r}, os.O_RDONLY)
-print("ready")
-input()
-fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-print("locked")
-input()
-"""
-    with stopped(lock) as outside, stopped(lock, prefix=NETWORK) as inside:
-        for process in outside, inside:
-            assert process.heard() == "ready"
-            process.go_on()
-            assert process.heard() == "locked"
+    driver = shared_driver(this_machine(1))
+    folder = driver.path.parent.parent
+    prefixes = [[*NETWORK, *pci_devices.gpus(folder / name, 1)] for name in ("one", "other")]
+    with two(driver, folder / "gpuaff", *prefixes) as (one, other):
+        assert said(one) == "0"
+        assert "GPU 0: leased by" in said(other)
 
 
 @pytest.mark.case("E5")
 def test_containers_without_devices_in_sysfs(fake_driver: MakeDriver, tmp_path: Path) -> None:
     """The file in the shared lock directory keeps them apart by itself."""
     driver = fake_driver(this_machine(1))
-    env = {
-        **driver.env(),
-        "GPUAFF_LOCK_DIR": str(tmp_path / "gpuaff"),
-        "GPUAFF_SAFE_GPU": "off",
-    }
-    with stopped(CLAIM, env=env, prefix=NETWORK) as one, stopped(CLAIM, env=env) as other:
+    with two(driver, tmp_path / "gpuaff", NETWORK, []) as (one, other):
         assert said(one) == "0"
         assert f"(pid {one.pid})" in said(other) or os.getpid() == 1

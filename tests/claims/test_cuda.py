@@ -6,7 +6,6 @@ import pytest
 
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
-from tests.nvml_reading import FULL, SLICES
 
 UUIDS = [f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2)]
 """What the fake driver calls GPUs that nobody has named."""
@@ -72,17 +71,6 @@ print(*cuda.uuids())
 
 @pytest.mark.fake_driver
 class TestDevices:
-    def test_uuids_are_in_cudas_order(self, driver: FakeDriver) -> None:
-        program = "cuda.start(); print(*cuda.uuids())"
-        assert lines(driver, program) == [" ".join(UUIDS)]
-        env = {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        assert lines(driver, program, **env) == [" ".join(UUIDS[::-1])]
-
-    def test_a_mig_instance(self, fake_driver: MakeDriver) -> None:
-        uuid = SLICES[1].uuid
-        program = "cuda.start(); print(*cuda.uuids())"
-        assert lines(fake_driver(FULL), program, CUDA_VISIBLE_DEVICES=uuid) == [uuid]
-
     def test_a_driver_from_before_cuda_11(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(this_machine(2))
         driver.omit("cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRelease_v2")

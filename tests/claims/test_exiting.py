@@ -143,53 +143,55 @@ def outlasted(before: Program) -> Iterator[None]:
 
 @pytest.mark.fake_driver
 class TestClaims:
-    @pytest.mark.parametrize("wait", ["0", "0.1"])
-    def test_a_claim_gets_the_gpu_of_one(self, lab: Lab, wait: str) -> None:
-        """Its lease is held until its files are closed, and so is its context.
-
-        A short wait is as patient as none.
-        """
-        before = large(lab, "gpuaff.claim_gpus(4)")
+    def test_a_claim_that_does_not_wait_gets_the_gpus_of_one(self, lab: Lab) -> None:
+        """Its leases are held until its files are closed; GPU 3 it uses without one."""
+        before = large(lab, "gpuaff.claim_gpus(3)")
+        lab.driver.use(3, before.pid)
         with outlasted(before):
-            after = begun(lab, f"4, wait={wait}")
+            after = begun(lab, "4, wait=0")
         assert after.heard() == "0 1 2 3"
 
-    def test_of_one_without_a_lease(self, lab: Lab) -> None:
-        before = large(lab, "")
-        for gpu in range(4):
-            lab.driver.use(gpu, before.pid)
-        with outlasted(before):
-            after = begun(lab)
-        assert after.heard() == "0"
-
-    def test_a_lease_that_the_registry_does_not_have_may_be_about_to_end(self, lab: Lab) -> None:
-        """The kernel may have closed its slot first."""
-        before = lab.start(
-            "from gpuaff.claims.locking.leases import Lease\n"
-            "from gpuaff._system.nvml import open_session\n"
-            "with open_session() as session:\n"
-            "    lease = Lease()\n"
-            "    assert lease.take(session.devices()) is None\n"
-            "say('done')\ngo_on()"
-        )
+    @pytest.mark.parametrize("wait", ["0", "30"])
+    def test_a_lease_that_the_registry_does_not_have_may_be_about_to_end(
+        self, lab: Lab, wait: str
+    ) -> None:
+        """The kernel may have closed its slot first. One that waits has one slot all the time."""
+        before = lab.start("""
+            from gpuaff.claims.locking.leases import Lease
+            from gpuaff._system.nvml import open_session
+            with open_session() as session:
+                lease = Lease()
+                assert lease.take(session.devices()) is None
+            say("done")
+            go_on()
+        """)
         assert before.heard() == "done"
-        after = begun(lab)
+        after = begun(lab, f"wait={wait}")
         time.sleep(0.3)
         before.kill()
         assert after.heard() == "0"
+        slots = "from gpuaff.claims.locking import registry; say(len(registry.entries()))"
+        assert lab.one(slots) == "1"
+        after.go_on()
+        after.end()
 
-    def test_inside_a_claim(self, lab: Lab) -> None:
+    def test_inside_a_claim_and_a_short_wait_is_as_patient_as_none(self, lab: Lab) -> None:
         code = "gpuaff.claim_gpus(1)\nsay(os.environ['GPUAFF_CLAIM'])\ngo_on()"
         around = lab.start(code, CUDA_VISIBLE_DEVICES=None)
         env = {"GPUAFF_CLAIM": around.heard(), "CUDA_VISIBLE_DEVICES": "0"}
         before = large(lab, "gpuaff.claim_gpus(1)", **env)
         with outlasted(before):
-            after = begun(lab, **env)
+            after = begun(lab, "1, wait=0.1", **env)
         assert after.heard() == "0"
 
-    def test_a_free_one_is_taken_at_once(self, lab: Lab) -> None:
+    def test_a_free_one_is_taken_at_once_and_a_dry_run_shows_those_of_one(self, lab: Lab) -> None:
         before = large(lab, "gpuaff.claim_gpus(3)")
+        code = """
+        from gpuaff.claims.acquire import preview
+        say(*(one.index for one in preview(dict(n=2))))
+        """
         with exiting(before.pid) as exit_:
+            assert lab.start(code).heard() == "0 1"
             assert begun(lab).heard() == "3"
             assert exit_.goes_on()
 
@@ -217,22 +219,11 @@ class TestClaims:
             after.go_on()
         assert after.heard() == "0"
 
-    def test_a_dry_run_has_its_gpus_for_free(self, lab: Lab) -> None:
-        before = large(lab, "gpuaff.claim_gpus(4)")
-        code = """
-        from gpuaff.claims.acquire import preview
-        say(*(one.index for one in preview(2, arguments={})))
-        """
-        with exiting(before.pid) as exit_:
-            shown = lab.start(code).heard()
-            assert exit_.goes_on()
-        assert shown == "0 1"
-
     def test_one_that_goes_on_is_refused_at_once(self, lab: Lab) -> None:
         with subprocess.Popen(["sleep", "60"]) as other:
             for gpu in range(4):
                 lab.driver.use(gpu, other.pid)
             start = time.monotonic()
-            assert "in use by sleep 60" in lab.one("told(refused(1, wait=0))")
+            assert "in use by sleep 60" in lab.refused("1, wait=0")
             assert time.monotonic() - start < EXITS
             other.kill()

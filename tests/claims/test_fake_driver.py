@@ -218,14 +218,6 @@ class TestContexts:
             assert say(driver, program) == [f"[] {idle} [] {idle}"]
         assert driver.contexts_made(1) == 1
 
-    @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-    def test_gone_with_the_death_of_its_process(self, driver: FakeDriver, sent: int) -> None:
-        """A zombie has none any more."""
-        with holder(driver) as process:
-            ended(process, sent)
-            assert driver.contexts(0) == set()
-            assert say(driver, f"{NVML_CALLS}print(listed(0), memory(0)[2])") == ["[] 3"]
-
     def test_the_dead_linger(self, driver: FakeDriver) -> None:
         """As long as was said, from when somebody has seen that they are dead."""
         driver.linger(300)
@@ -307,27 +299,6 @@ class TestDoubleHolding:
                 assert before <= row.at <= time.monotonic()
         assert (driver.contexts_made(0), driver.contexts_made(1)) == (2, 1)
 
-    def test_one_after_the_other(self, driver: FakeDriver) -> None:
-        """Neither who has released nor who is dead counts, nor whom a test has planted."""
-        driver.use(0, os.getpid())
-        driver.linger(60_000)
-        with holder(driver) as first:
-            first.go_on("release")
-            first.heard()
-            with holder(driver) as second:
-                ended(second)
-                with holder(driver):
-                    assert driver.double_holdings() == []
-
-    def test_the_child_of_a_killed_holder_counts(self, driver: FakeDriver) -> None:
-        with holder(driver) as first:
-            first.go_on("fork")
-            child = int(first.heard())
-            ended(first)
-            with holder(driver):
-                assert len(driver.double_holdings()) == 1
-            os.kill(child, signal.SIGKILL)
-
     def test_mig_instances_are_apart(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(Topology(gpus=with_mig()))
         with holder(driver, visible=MIGS[0]), holder(driver, visible=MIGS[1]) as first:
@@ -339,27 +310,7 @@ class TestDoubleHolding:
         assert driver.contexts_made(1) == 3
 
 
-class TestNvidiaSmi:
-    GPUS = "nvidia-smi --format=csv,noheader --query-gpu=index,gpu_bus_id"
-    USERS = "nvidia-smi --format=csv,noheader --query-compute-apps=pid,gpu_bus_id"
-
-    @staticmethod
-    def smi(driver: FakeDriver, command: str) -> list[str]:
-        return driver.run(command.split(), smi=True).stdout.splitlines()
-
-    def test_what_safe_gpu_asks(self, driver: FakeDriver) -> None:
-        first, second = "00000000:01:00.0", "00000000:02:00.0"
-        assert self.smi(driver, self.GPUS) == [f"0, {first}", f"1, {second}"]
-        assert self.smi(driver, self.USERS) == []
-        with holder(driver, device=1) as process:
-            assert self.smi(driver, self.USERS) == [f"{process.pid}, {second}"]
-
-
 class TestSharing:
-    def test_folders_of_pytest_are_closed_to_others(self, driver: FakeDriver) -> None:
-        with pytest.raises(ValueError, match="is closed to others"):
-            driver.share()
-
     @pytest.mark.needs("two-users")
     def test_another_user(self, shared_driver: MakeDriver) -> None:
         driver = shared_driver(this_machine(1))

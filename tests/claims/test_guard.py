@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -112,6 +113,16 @@ def test_when_time_is_up_the_holder_is_named(lock_folder: Path, what: str) -> No
         one.go_on()
         one.heard()
         assert free()
+
+
+def test_the_error_has_what_the_kernel_has_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUAFF_LOCK_DIR", str(tmp_path / "missing/locks"))
+    with pytest.raises(LockDirectoryError) as caught, guard.guarded():
+        pass
+    assert caught.value.errno == errno.ENOENT
+    assert caught.value.filename == str(tmp_path / "missing/locks")
 
 
 @two_users

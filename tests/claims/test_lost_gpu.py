@@ -17,23 +17,6 @@ HANDLE = "nvmlDeviceGetHandleByIndex_v2"
 UUID = "GPU-00000000-0000-4000-8000-{:012x}"
 WHY = "GPU 1 is left out: its handle: GPU is lost (nvmlDeviceGetHandleByIndex)"
 
-SHOWN = """
-def shown(claim):
-    env = os.environ
-    say(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER"))
-    say(*((gpu.index, gpu.local) for gpu in claim.gpus))
-    say(*(warning.code for warning in claim.warnings))
-"""
-
-
-def shown(lab: Lab, call: str, **env: str | None) -> list[str]:
-    """CUDA's variables after a claim, each GPU's index and ordinal, and the warnings' codes."""
-    return lab.run(f"{SHOWN}\nshown(gpuaff.claim_gpus({call}))", **env)
-
-
-def refused(lab: Lab, call: str, **env: str | None) -> str:
-    return lab.one(f"told(refused({call}))", **env)
-
 
 def uuids(*indices: int) -> str:
     return f"{','.join(map(UUID.format, indices))} PCI_BUS_ID"
@@ -51,26 +34,26 @@ class TestWhatCudaIsShown:
     @pytest.mark.parametrize("occupied", ["", ", placeholder=None"])
     def test_the_gpu_behind_it_goes_by_uuid(self, lab: Lab, code: NVML, occupied: str) -> None:
         lab.driver.fail(HANDLE, code, gpu=1)
-        said = shown(lab, f"gpus=3{occupied}")
+        said = lab.shown(f"gpus=3{occupied}")
         assert said == [uuids(3), "(3, 0)", "visible-lost"]
 
     def test_without_uuid(self, lab: Lab) -> None:
         """CUDA counts it; our own numbers do not."""
         lab.driver.fail("nvmlDeviceGetUUID", NVML.UNKNOWN, gpu=1)
-        assert shown(lab, "gpus=3") == [uuids(3), "(3, 0)", "visible-lost"]
+        assert lab.shown("gpus=3") == [uuids(3), "(3, 0)", "visible-lost"]
 
     def test_in_mig_mode_without_instance(self, make_lab: Callable[[Topology], Lab]) -> None:
         """That is no fault, and nothing is said of it."""
         machine = this_machine(3)
         gpus = (Gpu(index=0, mig=()), *machine.gpus[1:])
         lab = make_lab(Topology(cpus=machine.cpus, allowed=machine.cpus, gpus=gpus))
-        assert shown(lab, "gpus=2") == [uuids(2), "(2, 0)", ""]
-        assert shown(lab, "1", CUDA_VISIBLE_DEVICES="2")[1] == "(2, 0)"
+        assert lab.shown("gpus=2") == [uuids(2), "(2, 0)", ""]
+        assert lab.shown("1", CUDA_VISIBLE_DEVICES="2")[1] == "(2, 0)"
 
     def test_lost_while_the_claim_waits(self, lab: Lab) -> None:
         holder = lab.holder("claim_gpus(gpus=3)")
         waiting = "claim = gpuaff.claim_gpus(gpus=3, wait=30, on_wait=lambda _: say('waits'))"
-        program = lab.start(f"{SHOWN}\n{waiting}\nshown(claim)")
+        program = lab.start(f"{waiting}\nshown(claim)")
         assert program.heard() == "waits"
         lab.driver.lose_gpu(1)
         holder.kill()
@@ -79,9 +62,9 @@ class TestWhatCudaIsShown:
 
     def test_denied_ones_are_not_counted_and_numbers_stay(self, lab: Lab) -> None:
         lab.driver.deny(1)
-        assert shown(lab, "gpus=3") == ["2 PCI_BUS_ID", "(3, 0)", ""]
+        assert lab.shown("gpus=3") == ["2 PCI_BUS_ID", "(3, 0)", ""]
         lab.driver.fail(HANDLE, NVML.GPU_IS_LOST, gpu=0)
-        assert shown(lab, "gpus=3") == [uuids(3), "(3, 0)", "visible-lost"]
+        assert lab.shown("gpus=3") == [uuids(3), "(3, 0)", "visible-lost"]
 
     def test_the_warning_names_the_gpu_and_the_remedy(self, lost: Lab) -> None:
         said = lost.one("say(*(w.message for w in gpuaff.claim_gpus().warnings))")
@@ -94,14 +77,14 @@ class TestWhatCudaIsShown:
 
 class TestWhatWasInherited:
     def test_numbers_are_nvidia_smis(self, lost: Lab) -> None:
-        assert shown(lost, "'auto'", CUDA_VISIBLE_DEVICES="3,1,2") == [
+        assert lost.shown("'auto'", CUDA_VISIBLE_DEVICES="3,1,2") == [
             uuids(3, 2),
             "(3, 0) (2, 1)",
             "visible-lost",
         ]
 
     def test_only_the_lost_one(self, lost: Lab) -> None:
-        said = refused(lost, "1, wait=None", CUDA_VISIBLE_DEVICES="1")
+        said = lost.refused("1, wait=None", CUDA_VISIBLE_DEVICES="1")
         assert said == (
             "NotEnoughGpusError requested 1 GPU; CUDA_VISIBLE_DEVICES='1' shows no GPUs of the "
             f"3 here; {WHY}"
@@ -109,29 +92,29 @@ class TestWhatWasInherited:
 
     def test_left_as_it_is(self, lost: Lab) -> None:
         """CUDA is asked for its numbers; where nobody asks it, the claim is refused."""
-        assert shown(lost, "gpus=3, visible=None")[:2] == ["None None", "(3, 3)"]
-        said = refused(lost, "gpus=3, visible=None, placeholder=None")
+        assert lost.shown("gpus=3, visible=None")[:2] == ["None None", "(3, 3)"]
+        said = lost.refused("gpus=3, visible=None, placeholder=None")
         assert said.startswith("InvalidOptionError visible=None: expected index or uuid: ")
         assert "GPU 1 is lost, and CUDA may count it or not" in said
         variables = {"CUDA_VISIBLE_DEVICES": f"{UUID.format(2)},{UUID.format(3)}"}
-        got = shown(lost, "gpus=3, visible=None, placeholder=None", **variables)
+        got = lost.shown("gpus=3, visible=None, placeholder=None", **variables)
         assert got[1] == "(3, 1)"
 
 
 class TestByName:
     @pytest.mark.parametrize("option", ["gpus", "candidates"])
     def test_the_lost_one_by_its_index(self, lost: Lab, option: str) -> None:
-        said = refused(lost, f"1, {option}=[1], wait=None")
+        said = lost.refused(f"1, {option}=[1], wait=None")
         assert said == f"NotEnoughGpusError requested 1 GPU; {WHY}"
 
     def test_by_a_name_that_nothing_here_has(self, lost: Lab) -> None:
         """It may be the lost one's: NVML does not say."""
-        said = refused(lost, f"gpus={UUID.format(1)!r}")
+        said = lost.refused(f"gpus={UUID.format(1)!r}")
         assert said.startswith("InvalidOptionError gpus=")
         assert WHY in said
 
     def test_more_than_are_left(self, lost: Lab) -> None:
-        assert refused(lost, "4, wait=None") == (
+        assert lost.refused("4, wait=None") == (
             f"NotEnoughGpusError requested 4 GPUs; this machine has 3 GPUs; {WHY}"
         )
 
@@ -145,5 +128,5 @@ def test_a_claim_inside_a_claim(lost: Lab) -> None:
     """
     outer = lost.start(code)
     env = {"GPUAFF_CLAIM": outer.heard(), "CUDA_VISIBLE_DEVICES": outer.heard()}
-    inner = shown(lost, "gpus=2", **env, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    inner = lost.shown("gpus=2", **env, CUDA_DEVICE_ORDER="PCI_BUS_ID")
     assert inner == [uuids(2), "(2, 0)", "visible-lost"]

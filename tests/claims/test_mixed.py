@@ -198,26 +198,6 @@ def test_without_a_placeholder_they_do_not_see_us(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_we_are_served_among_users_that_keep_coming(machine: Machine) -> None:
-    """Three of them take the lock again and again, and are in the kernel's line all the time."""
-    script = f"""
-{THEIRS}
-print("begun")
-while True:
-    if os.fork() == 0:
-        take(1, debug_sleep=0.02)
-        os._exit(0)
-    os.wait()
-"""
-    for _ in range(3):
-        machine.run(script).heard()
-    started = time.monotonic()
-    taken = machine.taken(OURS, "take(1, wait=20)")
-    assert taken in ("[0]", "[1]", "[2]")
-    assert time.monotonic() - started < 20
-
-
-@pytest.mark.slow
 def test_they_are_served_among_claimers_that_keep_coming(machine: Machine) -> None:
     """Ours would share the lock so that it is never free; but they stand back."""
     script = f"""

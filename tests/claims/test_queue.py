@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff._system import kernel, locks
+from gpuaff._system import kernel
 from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.queue import TOO_LONG, Place, join
 from gpuaff.claims.locking.registry import MOST, Entry
@@ -30,11 +30,8 @@ def waits(slot: int, ticket: int, *gpus: str, beat: float = NOW, **more: Any) ->
     return Entry(slot=slot, waits=True, gpus=gpus, ticket=ticket, beat=beat, **more)
 
 
-def ahead(*entries: Entry, wants: str = "a", ticket: int | None = None, **more: Any) -> list[int]:
-    found = queue.ahead(
-        entries, wants=frozenset(wants), now=NOW, ticket=ticket, stopped=more.get("stopped", ())
-    )
-    return [entry.slot for entry in found]
+def ahead(*entries: Entry, wants: str = "a") -> list[int]:
+    return [entry.slot for entry in queue.ahead(entries, wants=frozenset(wants), now=NOW)]
 
 
 @pytest.mark.parametrize("beat", [0.0, NOW - 10, NOW + 11, float("inf"), float("nan"), -1e300])
@@ -79,35 +76,28 @@ def test_in_the_way_are_those_that_must_leave_before_there_are_enough_to_choose_
 
 
 GPUS = st.sets(st.sampled_from("abcd"))
-LINES = st.lists(st.tuples(GPUS, st.booleans(), st.floats(0, 20)), min_size=1, max_size=8).flatmap(
+LINES = st.lists(st.tuples(GPUS, st.floats(0, 20)), min_size=1, max_size=8).flatmap(
     lambda people: st.permutations(list(enumerate(people, 1)))
 )
 
 
 @given(LINES)
 def test_before_a_waiter_are_those_that_are_well_came_earlier_and_want_any_of_the_same(
-    waiters: list[tuple[int, tuple[set[str], bool, float]]],
+    waiters: list[tuple[int, tuple[set[str], float]]],
 ) -> None:
-    """Such as want none in particular want any; one is always first."""
-    entries = {
-        ticket: waits(ticket, ticket, *sorted(gpus), beat=NOW - age)
-        for ticket, (gpus, _, age) in waiters
-    }
-    stopped = {ticket for ticket, (_, is_stopped, _) in waiters if is_stopped}
-    firsts = set()
-    for ticket, (gpus, _, _) in waiters:
+    """Such as want none in particular want any."""
+    for ticket, (gpus, _) in waiters:
         wants = gpus or set("abcd")
-        others = [entry for number, entry in entries.items() if number != ticket]
-        found = ahead(*others, wants="".join(wants), ticket=ticket, stopped=stopped)
-        assert found == sorted(
+        earlier = [
+            waits(other, other, *sorted(wanted), beat=NOW - age)
+            for other, (wanted, age) in waiters
+            if other < ticket
+        ]
+        assert ahead(*earlier, wants="".join(wants)) == sorted(
             other
-            for other, (wanted, is_stopped, age) in waiters
-            if other < ticket and not is_stopped and age < TOO_LONG
-            if not wanted or wanted & wants
+            for other, (wanted, age) in waiters
+            if other < ticket and age < TOO_LONG and (not wanted or wanted & wants)
         )
-        if not found:
-            firsts.add(ticket)
-    assert min(ticket for ticket, _ in waiters) in firsts
 
 
 # ---- standing in it --------------------------------------------------------------------------
@@ -191,7 +181,7 @@ def test_one_in_the_way_that_is_passed_over_is_noticed_within_a_second(
         else:
             at = registry.TICKETS.size + 8 * first.slot
             stale = struct.pack("<d", kernel.uptime() - TOO_LONG)
-            locks.write_at(place.slot.handle, at, stale)
+            os.pwrite(place.slot.handle, stale, at)
         assert seconds(lambda: place.wait_behind([first])) < 3, "0.8 s, far from 10"
         place.slot.release()
 

@@ -63,11 +63,9 @@ class Machine:
 
     def starts(self, number: int, job: Job, now: int) -> bool:
         ahead = queue.ahead(
-            [entry(other, one) for other, one in self.line.items() if other != number],
+            [entry(other, one) for other, one in self.line.items() if other < number],
             wants=job.wants,
             now=0.0,
-            stopped=(),
-            ticket=number,
         )
         free = [gpu for gpu in job.taste if gpu in job.wants and gpu not in self.held]
         mine = [gpu for gpu in free if queue.kept_for(ahead, gpu) is None]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from gpuaff.claims.status import (
 )
 from gpuaff.cli.status import blocks
 from gpuaff.formatting import plain
-from gpuaff.notices import Notice
 from tests.claims.lockers import written
 from tests.claims.readings import CONTEXT, gpu, idle, instance, used_by
 
@@ -88,10 +86,6 @@ class TestLease:
         assert found.lease is not None
         return found.lease
 
-    def test_of_a_free_gpu_there_is_none(self) -> None:
-        (free,) = status_of(sight()).gpus
-        assert (free.busy, free.message, free.lease, free.uses) == (None, "", None, ())
-
     @pytest.mark.parametrize(
         ("seen", "claimer", "gone"),
         [
@@ -132,21 +126,6 @@ class TestLease:
         assert process_of(lease) == WRITTEN
         assert lease.gone is True
         assert [one.command for one in lease.sharers] == ["loader.py", "innocent"]
-
-    def test_children_besides_the_claimer(self) -> None:
-        holders = {"GPU-0": (101, 103, 101, 102)}
-        seen = sight(*map(process, (101, 102, 103)), entries=HELD, living={1}, holders=holders)
-        assert [one.pid for one in self.lease(seen).sharers] == [102, 103]
-        assert not any("held by" in line for line in text(status_of(seen)))
-
-    def test_with_claims_inside(self) -> None:
-        around = entry(1, "GPU-0", "GPU-1")
-        inner = [entry(2, "1/GPU-0"), entry(3, "1/GPU-1"), entry(4, "9/GPU-0")]
-        waits = entry(5, "1/GPU-0", waits=True)
-        seen = sight(
-            entries=(around, *inner, waits), living={1, 2, 3, 4, 5}, holders={"GPU-0": (101,)}
-        )
-        assert [one.pid for one in self.lease(seen).inside] == [102]
 
 
 class TestProcesses:
@@ -196,41 +175,6 @@ class TestWaiting:
         assert found[1].command == "train.py"
 
 
-class TestKept:
-    """A GPU that is idle, and that no new claim would get."""
-
-    def kept(self, *waiting: Entry, **seen: Any) -> list[int | None]:
-        """For whom GPU 0 and GPU 1 are kept."""
-        readings = idle(gpu(0)), idle(gpu(1))
-        found = status_of(sight(readings=readings, entries=waiting, **seen)).gpus
-        assert [one.busy for one in found] == [one.kept_for and Busy.KEPT for one in found]
-        return [None if one.kept_for is None else one.kept_for.pid for one in found]
-
-    def test_for_the_first_waiter_that_may_choose_it(self) -> None:
-        one = entry(1, "GPU-0", waits=True, ticket=7)
-        two = entry(2, "GPU-0", "GPU-1", waits=True, ticket=9)
-        assert self.kept(one) == [101, None]
-        assert self.kept(two, one) == [101, 102]
-        assert self.kept(entry(3, waits=True, ticket=1), one) == [103, 103], "it waits for any"
-
-    def test_for_no_waiter_that_is_stopped_or_stuck_or_waits_inside_a_claim(self) -> None:
-        assert self.kept(entry(1, "GPU-0", waits=True), stuck={1}) == [None, None]
-        assert self.kept(entry(1, "4/GPU-0", waits=True)) == [None, None]
-
-    def test_one_that_is_in_use_is_not_kept(self) -> None:
-        usages = (Usage(device=gpu(0), busy=Busy.MEMORY, message="GPU 0: memory is in use"),)
-        waits = entry(1, "GPU-0", waits=True)
-        (found,) = status_of(sight(usages=usages, entries=(waits,))).gpus
-        assert (found.busy, found.kept_for) == (Busy.MEMORY, None)
-
-    def test_in_json(self) -> None:
-        waits = entry(1, "GPU-0", waits=True, uid=BOB)
-        (found,) = status_of(sight(entries=(waits,))).to_dict()["gpus"]
-        assert (found["free"], found["busy"]) == (False, "kept")
-        assert found["message"] == "kept for python (pid 101) of bob"
-        assert found["kept_for"] == asdict(replace(WRITTEN, user="bob"))
-
-
 class TestText:
     def test_all_of_it(self) -> None:
         """Without times: nobody here tells since when."""
@@ -269,40 +213,3 @@ class TestText:
             "     1.  python (pid 102) of bob  2 of GPU 0,3",
             "     2.  pid 103 of ann           1 of any (stopped or stuck: others pass)",
         ]
-
-    def test_whose_processes_are_exiting(self) -> None:
-        """Once beside the lease, and for each process on the GPU."""
-        dying = [replace(process(pid), exiting=True) for pid in (101, 7)]
-        seen = sight(
-            *dying,
-            process(8),
-            readings=(used_by(101, 7, 8, used=None),),
-            entries=(entry(1, "GPU-0"),),
-            living={1},
-            holders={"GPU-0": (101,)},
-        )
-        shown = text(status_of(seen))[1:]
-        assert [line.endswith(", which is exiting") for line in shown] == [True, True, False, True]
-
-    def test_a_mig_instance_by_its_uuid(self) -> None:
-        assert "MIG-1" in text(status_of(sight(readings=(idle(instance(1)),))))[1]
-
-
-def test_as_json() -> None:
-    seen = sight(
-        process(101),
-        readings=(used_by(101),),
-        entries=(*HELD, entry(2, "GPU-0", waits=True, wanted=1)),
-        living={1, 2},
-        holders={"GPU-0": (101,)},
-        notices=(Notice("nvml", "something"),),
-    )
-    shown = json.loads(json.dumps(status_of(seen).to_dict()))
-    (found,) = shown["gpus"]
-    claimer = asdict(replace(CLAIMER, since=50.0))
-    assert found["lease"] == {**claimer, "gone": False, "sharers": [], "inside": []}
-    use = {**claimer, "since": 10.0, "kind": "compute", "memory": CONTEXT}
-    assert found["processes"] == [use]
-    waiter = {**claimer, "pid": 102, "command": "python", "wanted": 1, "gpus": ["GPU-0"]}
-    assert shown["waiting"] == [{**waiter, "position": 1, "well": True}]
-    assert shown["warnings"] == [{"code": "nvml", "message": "something"}]

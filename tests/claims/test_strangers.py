@@ -118,6 +118,7 @@ class TestOnlyTheContainersOwnAreListed:
                 assert claimer.heard().startswith("ClaimLostError GPU 0 was free and is leased")
                 assert claimer.heard() == "()"
                 assert driver.contexts(0) == {stranger.pid}
+                claimer.end()
 
     def test_what_we_take_is_ours(self, driver: FakeDriver, env: Mapping[str, str]) -> None:
         with stopped(BEGIN + IN_A_CONTAINER, env=env, prefix=OTHER_NAMESPACE) as claimer:
@@ -126,6 +127,7 @@ class TestOnlyTheContainersOwnAreListed:
             claimer.go_on()
             assert claimer.heard() == "0"
             assert driver.double_holdings() == []
+            claimer.end()
 
 
 CLAIM_IN_A_CONTAINER = """
@@ -152,6 +154,7 @@ class TestTheHostsNumbersAreListed:
             os.kill(line_of(claimer.pid)[2], signal.SIGCONT)
             assert claimer.heard().startswith("ClaimLostError GPU 0 was free and is leased")
             assert lab.driver.contexts(0) == {stranger.pid}
+            claimer.end()
 
     def test_a_large_context_of_unknown_size_is_ours(self, lab: Lab) -> None:
         env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import pickle
 from typing import Any
 
@@ -23,42 +22,35 @@ pytestmark = pytest.mark.fake_driver
 ELSEWHERE = 4_100_000
 """No process here: the fake driver takes it for one of another namespace, and lists it."""
 
+MIG = [
+    MigInstance(uuid=f"MIG-{number}", gpu_instance=2 + number, compute_instance=0)
+    for number in (1, 2)
+]
 MACHINE = Topology(
-    gpus=(
-        Gpu(index=0, uuid="GPU-0", pci_bus_id="0000:0a:00.0", name="H100"),
+    gpus=tuple(
         Gpu(
-            index=1,
-            uuid="GPU-1",
-            pci_bus_id="0000:0b:00.0",
+            index=index,
+            uuid=f"GPU-{index}",
+            pci_bus_id=address,
             name="H100",
-            mig=(
-                MigInstance(uuid="MIG-1", gpu_instance=3, compute_instance=0),
-                MigInstance(uuid="MIG-2", gpu_instance=4, compute_instance=0),
-            ),
-        ),
-        Gpu(index=2, uuid="GPU-2", pci_bus_id="0000:0c:00.0", name="H100"),
+            mig=tuple(MIG) if index == 1 else None,
+        )
+        for index, address in enumerate(("0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"))
     )
 )
-
 PLAIN = Topology(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(3)))
-
 DEVICES = (
     Device(index=0, uuid="GPU-0", pci_bus_id="0000:0a:00.0", name="H100"),
-    Device(
-        index=1,
-        uuid="MIG-1",
-        pci_bus_id="0000:0b:00.0",
-        name="H100",
-        parent="GPU-1",
-        gpu_instance=3,
-    ),
-    Device(
-        index=1,
-        uuid="MIG-2",
-        pci_bus_id="0000:0b:00.0",
-        name="H100",
-        parent="GPU-1",
-        gpu_instance=4,
+    *(
+        Device(
+            index=1,
+            uuid=one.uuid,
+            pci_bus_id="0000:0b:00.0",
+            name="H100",
+            parent="GPU-1",
+            gpu_instance=one.gpu_instance,
+        )
+        for one in MIG
     ),
     Device(index=2, uuid="GPU-2", pci_bus_id="0000:0c:00.0", name="H100"),
 )
@@ -194,20 +186,6 @@ def test_other_answers(plain: FakeDriver) -> None:
     assert look(plain)[0].utilization is None, "it was not asked for"
 
 
-def test_who_has_ended_is_listed_for_a_while(plain: FakeDriver) -> None:
-    plain.linger(60_000)
-    child = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
-    plain.use(0, child)
-    running = look(plain)
-    os.kill(child, 9)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    ended = look(plain)
-    os.waitpid(child, 0)
-    assert running[0].compute == ended[0].compute == {child: 500 * MIB}
-    [usage, *_] = evaluate(ended, processes=ListedProcesses(ended={child}), leased={})
-    assert (usage.busy, usage.leaving) == (Busy.PROCESSES, True)
-
-
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 FIELDS = {
@@ -251,23 +229,6 @@ class TestOneFunctionFails:
         assert usage.message.startswith("GPU 0: the driver reports neither the memory in use nor")
         assert second.busy is None
 
-    def test_a_problem_of_the_moment_is_forgotten(self, plain: FakeDriver) -> None:
-        """It is said of the look that it spoiled: the next one asks anew."""
-        plain.use(0, ELSEWHERE)
-        program = """
-from gpuaff._system import nvml
-import pynvml
-with nvml.open_session() as session:
-    right = pynvml.nvmlDeviceGetComputeMode
-    def wrong(handle):
-        raise pynvml.NVMLError(999)
-    pynvml.nvmlDeviceGetComputeMode = wrong
-    print(len(session.look()[0].problems))
-    pynvml.nvmlDeviceGetComputeMode = right
-    print(len(session.look()[0].problems))
-"""
-        assert plain.run(program).stdout.split() == ["1", "0"]
-
 
 READ = ("compute", "graphics", "used", "free", "total", "utilization", "compute_mode", "display")
 
@@ -299,12 +260,6 @@ class TestLeftOut:
         [note] = notes
         assert note.startswith("GPU 0 is left out: its handle: ")
         assert "nvmlDeviceGetHandleByIndex" in note
-
-    def test_lost_before(self, driver: FakeDriver) -> None:
-        driver.lose_gpu(1)
-        devices, _, notes = session(driver)
-        assert [device.uuid for device in devices] == ["GPU-0", "GPU-2"]
-        assert len(notes) == 1
 
     def test_those_that_cuda_may_count(self, driver: FakeDriver) -> None:
         """Not the denied one; the lost one, and from a look on the one that was lost before it."""

@@ -11,7 +11,7 @@ from gpuaff.cli.check import with_gpus
 from gpuaff.cpuset import CpuSet
 from gpuaff.pinning.check import Check
 from gpuaff.topology.model import Topology
-from gpuaff.topology.pci import device_files
+from gpuaff.topology.sysfs import device_files
 
 
 def test_a_minor_number_is_not_an_index(tmp_path: Path, box: Topology) -> None:

@@ -253,33 +253,17 @@ static nvmlReturn_t put_processes(nvmlDevice_t device, uint32_t kind, unsigned i
     return found > held ? FAKE_INSUFFICIENT_SIZE : FAKE_OK;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
-                                                     nvmlProcessInfo_t *to)
-{
-    ENTER_AT(device);
-    return put_processes(device, FAKE_COMPUTE, room, to);
-}
+#define PROCESSES(name, kind)                                                                  \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *to)          \
+    {                                                                                          \
+        ENTER_AT(device);                                                                      \
+        return put_processes(device, kind, room, to);                                          \
+    }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
-                                                     nvmlProcessInfo_t *to)
-{
-    ENTER_AT(device);
-    return put_processes(device, FAKE_COMPUTE, room, to);
-}
-
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
-                                                      nvmlProcessInfo_t *to)
-{
-    ENTER_AT(device);
-    return put_processes(device, FAKE_GRAPHICS, room, to);
-}
-
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
-                                                      nvmlProcessInfo_t *to)
-{
-    ENTER_AT(device);
-    return put_processes(device, FAKE_GRAPHICS, room, to);
-}
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, FAKE_COMPUTE)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, FAKE_COMPUTE)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, FAKE_GRAPHICS)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, FAKE_GRAPHICS)
 
 /* ---- how it is used -------------------------------------------------------------------- */
 
@@ -349,23 +333,19 @@ static nvmlReturn_t put_number(int *to, int32_t number)
     return FAKE_OK;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, int *mode)
-{
-    ENTER_GPU(device);
-    return put_number(mode, gpu_of(device)->compute_mode);
-}
+/* A number of a whole GPU, which is negative where it is not supported. */
+#define NUMBER(name, member)                               \
+    nvmlReturn_t name(nvmlDevice_t device, int *to)        \
+    {                                                      \
+        ENTER_GPU(device);                                 \
+        return put_number(to, gpu_of(device)->member);     \
+    }
 
-nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, int *active)
-{
-    ENTER_GPU(device);
-    return put_number(active, gpu_of(device)->display_active);
-}
-
-nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, int *mode)
-{
-    ENTER_GPU(device);
-    return put_number(mode, gpu_of(device)->display_mode);
-}
+NUMBER(nvmlDeviceGetComputeMode, compute_mode)
+NUMBER(nvmlDeviceGetDisplayActive, display_active)
+NUMBER(nvmlDeviceGetDisplayMode, display_mode)
+NUMBER(nvmlDeviceGetNumaNodeId, memory_node)
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, mig_slots)
 
 /* ---- what is near it ------------------------------------------------------------------- */
 
@@ -409,14 +389,6 @@ nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int words
     return put_mask(nodes, words, gpu->memory_nodes, FAKE_NODE_WORDS, gpu->memory_code);
 }
 
-nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
-{
-    ENTER_GPU(device);
-    struct fake_gpu *gpu = device;
-    *node = gpu->memory_node;
-    return gpu->memory_node < 0 ? FAKE_NOT_SUPPORTED : FAKE_OK;
-}
-
 /* ---- MIG ------------------------------------------------------------------------------- */
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *now, unsigned int *pending)
@@ -425,13 +397,6 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *now, unsign
     struct fake_gpu *gpu = device;
     *now = *pending = gpu->mig_mode;
     return gpu->mig_mode < 0 ? FAKE_NOT_SUPPORTED : FAKE_OK;
-}
-
-nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *slots)
-{
-    ENTER_GPU(device);
-    *slots = gpu_of(device)->mig_slots;
-    return FAKE_OK;
 }
 
 nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int slot,
@@ -445,23 +410,18 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     return gpu->mig[slot].used ? FAKE_OK : FAKE_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-    ENTER_AT(device);
-    if (!mig_of(device))
-        return FAKE_NOT_SUPPORTED;
-    *id = mig_of(device)->gpu_instance;
-    return FAKE_OK;
-}
+#define INSTANCE_ID(name, member)                            \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *id) \
+    {                                                        \
+        ENTER_AT(device);                                    \
+        if (!mig_of(device))                                 \
+            return FAKE_NOT_SUPPORTED;                       \
+        *id = mig_of(device)->member;                        \
+        return FAKE_OK;                                      \
+    }
 
-nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-    ENTER_AT(device);
-    if (!mig_of(device))
-        return FAKE_NOT_SUPPORTED;
-    *id = mig_of(device)->compute_instance;
-    return FAKE_OK;
-}
+INSTANCE_ID(nvmlDeviceGetGpuInstanceId, gpu_instance)
+INSTANCE_ID(nvmlDeviceGetComputeInstanceId, compute_instance)
 
 /* ---- how it is connected --------------------------------------------------------------- */
 
@@ -483,15 +443,19 @@ static nvmlReturn_t find_link(nvmlDevice_t device, unsigned int number, struct f
     return (*link)->active < 0 ? FAKE_NOT_SUPPORTED : FAKE_OK;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int number, unsigned int *active)
-{
-    struct fake_link *link;
-    ENTER_GPU(device);
-    nvmlReturn_t code = find_link(device, number, &link);
-    if (!code)
-        *active = link->active;
-    return code;
-}
+#define LINK_NUMBER(name, member)                                              \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int number, int *to)       \
+    {                                                                          \
+        struct fake_link *link;                                                \
+        ENTER_GPU(device);                                                     \
+        nvmlReturn_t code = find_link(device, number, &link);                  \
+        if (!code)                                                             \
+            *to = link->member;                                                \
+        return code;                                                           \
+    }
+
+LINK_NUMBER(nvmlDeviceGetNvLinkState, active)
+LINK_NUMBER(nvmlDeviceGetNvLinkRemoteDeviceType, kind)
 
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int number,
                                                  nvmlPciInfo_t *pci)
@@ -500,14 +464,4 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned i
     ENTER_GPU(device);
     nvmlReturn_t code = find_link(device, number, &link);
     return code ? code : put_address(pci, link->remote);
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int number, int *kind)
-{
-    struct fake_link *link;
-    ENTER_GPU(device);
-    nvmlReturn_t code = find_link(device, number, &link);
-    if (!code)
-        *kind = link->kind;
-    return code;
 }

@@ -98,10 +98,13 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
 
 
+_AT_ONCE = 100
+
+
 def _work(
     target: str, asked: argparse.Namespace, numbers: range, at: Synchronized[int], pipe: Connection
 ) -> None:
-    """A process's part of the inputs; it tells of so many at a time."""
+    """A process's part of the inputs; it sends the results of so many at a time."""
     bound_memory(asked.megabytes)
     for first in range(0, len(numbers), _AT_ONCE):
         tally = Tally()
@@ -111,59 +114,29 @@ def _work(
         pipe.send(tally)
 
 
-_AT_ONCE = 100
-
-
-@dataclass
-class _Worker:
-    """A process, and how many of its inputs it has told of."""
-
-    process: multiprocessing.process.BaseProcess
-    pipe: Connection
-    at: Synchronized[int]
-    numbers: range
-    told: int = 0
-
-
 def run(target: str, asked: argparse.Namespace, count: int) -> Tally:
     """Spread a target's inputs over processes; what kills one is a failure of its input."""
-    tally = Tally()
-    parts = [range(job, count, asked.jobs) for job in range(min(asked.jobs, count))]
-    workers = [_start(target, asked, part) for part in parts]
+    context, tally = multiprocessing.get_context("fork"), Tally()
+    workers = {}
+    for job in range(min(asked.jobs, count)):
+        ours, theirs = context.Pipe(duplex=False)
+        at = context.Value("q", -1)
+        part = range(job, count, asked.jobs)
+        process = context.Process(target=_work, args=(target, asked, part, at, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        workers[ours] = process, at
     while workers:
-        ready = wait([worker.pipe for worker in workers])
-        for worker in [one for one in workers if one.pipe in ready]:
+        for pipe in [one for one in wait(list(workers)) if isinstance(one, Connection)]:
             try:
-                found = worker.pipe.recv()
+                tally.add(pipe.recv())
             except EOFError:
-                workers.remove(worker)
-                workers += [_start(target, asked, rest) for rest in _ended(worker, tally)]
-            else:
-                worker.told += found.inputs
-                tally.add(found)
+                process, at = workers.pop(pipe)
+                process.join()
+                if process.exitcode:
+                    what = f"the process died with {process.exitcode}"
+                    tally.fail(what, at.value, "its inputs after this one were not tried")
     return tally
-
-
-def _start(target: str, asked: argparse.Namespace, numbers: range) -> _Worker:
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    at = context.Value("q", -1)
-    process = context.Process(target=_work, args=(target, asked, numbers, at, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    return _Worker(process, ours, at, numbers)
-
-
-def _ended(worker: _Worker, tally: Tally) -> list[range]:
-    """The inputs of which a process has not told when it ended, but for the one that killed it."""
-    worker.process.join()
-    if worker.told == len(worker.numbers):
-        return []
-    place = worker.numbers.index(worker.at.value)
-    told = f"the process died with {worker.process.exitcode}"
-    tally.add(Tally(inputs=1, failures={told: [(worker.at.value, "no traceback")]}))
-    rest = worker.numbers[worker.told : place], worker.numbers[place + 1 :]
-    return [part for part in rest if part]
 
 
 def counts(targets: Sequence[str], count: int) -> dict[str, int]:

@@ -19,9 +19,9 @@ ALL, ONE = sorted(CPUS), [CPUS[0]]
 
 LOOK = """
     import json
-    from gpuaff.launch import masks
+    from gpuaff.launch import binding
     from gpuaff.launch.ranks import Ranks
-    over = masks.observe_ancestry(Ranks(local_rank=0, local_size={size}))
+    over = binding.observe_ancestry(Ranks(local_rank=0, local_size={size}))
     mask = lambda cpus: cpus and sorted(cpus)
     print(json.dumps([mask(over.parent), mask(over.starter), over.starter_name]))
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuaff.launch.masks import consistency
+from gpuaff.launch.binding import consistency
 from gpuaff.launch.ranks import Ranks
 from tests.environments import started, variables
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuaff.launch.gpus import OwnGpus, own_gpus, sharers
+from gpuaff.launch.binding import OwnGpus, own_gpus, sharers
 from gpuaff.launch.ranks import Ranks, classify_ranks
 from gpuaff.launch.slurm import gpu_indices
 from tests.environments import Started, started, table, variables

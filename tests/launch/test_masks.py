@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.launchers import Launcher
-from gpuaff.launch.masks import Masks, Whose
+from gpuaff.launch import Launcher
+from gpuaff.launch.binding import Masks, Whose
 from gpuaff.launch.ranks import Ranks, active_row
 from gpuaff.launch.slurm import named_masks, tasks_here
 from tests.environments import Started, masks_seen, started, table, variables

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.launch.launchers import ROWS, Launcher
+from gpuaff.launch import ROWS, Launcher
 from gpuaff.launch.ranks import Ranks, classify_ranks
 from tests.environments import recorded, started, variables
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import cpusets
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import CPUS, masks, printed, run, stopped
+from tests.processes import CPUS, THREADS, Program, all_hold, masks, run, stopped
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -16,101 +20,74 @@ pytestmark = [
     pytest.mark.xdist_group("cpusets"),
 ]
 
+OBEYS = (Path(__file__).parents[1] / "programs/obeys.py").read_text("utf-8")
+
+Do = Callable[[str], Any]
+Everywhere = Callable[[], set[frozenset[int]]]
+
+
+@contextmanager
+def inside(
+    driver: FakeDriver, cpus: Iterable[int] = CPUS
+) -> Iterator[tuple[cpusets.Cpuset, Do, Everywhere, Program]]:
+    """A process with a second thread in a cpuset: what makes it do something, and its masks."""
+    with (
+        cpusets.cpuset(cpus) as box,
+        stopped(OBEYS, env=driver.env(), prefix=box.join_command()) as process,
+    ):
+
+        def do(order: str) -> Any:
+            process.go_on(order)
+            return json.loads(process.heard())
+
+        yield box, do, lambda: set(masks(process.pid).values()), process
+
 
 @pytest.mark.case("A5", "A6", "A16", "A18")
 def test_a_cpuset_is_a_border(driver: FakeDriver) -> None:
-    script = """
-        import json, os, gpuaff
-        affinity = gpuaff.set_affinity(0, 1)
-        seen = gpuaff.Topology.observe()
-        print(json.dumps([sorted(affinity), sorted(seen.allowed), sorted(seen.cpus)]))
-    """
-    with cpusets.cpuset(CPUS[1:]) as inside:
-        done = run(script, env=driver.env(), prefix=inside.join_command())
-    share, allowed, online = json.loads(done.stdout)
-    assert share == allowed == CPUS[1:]
-    assert set(CPUS) <= set(online)
-
-
-TWICE = """
-    import sys, gpuaff
-    first = gpuaff.set_affinity(0, 1)
-    print(sorted(first))
-    sys.stdin.readline()
-    second = gpuaff.set_affinity(0, 1)
-    print(sorted(second))
-    sys.stdin.readline()
-    print(sorted(second.restore()))
-    sys.stdin.readline()
-"""
+    with inside(driver, CPUS[1:]) as (_, do, _, _):
+        assert do("found = gpuaff.set_affinity(0, 1)") == CPUS[1:]
+        assert do("found = gpuaff.Topology.observe().allowed") == CPUS[1:]
+        assert set(CPUS) <= set(do("found = gpuaff.Topology.observe().cpus"))
 
 
 @pytest.mark.case("A17")
 def test_a_cpuset_that_shrinks_and_grows_under_the_process(driver: FakeDriver) -> None:
-    with (
-        cpusets.cpuset(CPUS) as inside,
-        stopped(TWICE, env=driver.env(), prefix=inside.join_command()) as process,
-    ):
-        assert json.loads(process.heard()) == CPUS
-        inside.set(CPUS[1:])
-        process.go_on()
-        assert json.loads(process.heard()) == CPUS[1:], "planned from what is still granted"
-        inside.set(CPUS)
-        process.go_on()
-        assert json.loads(process.heard()) == CPUS, "the original mask is back"
-        assert set(masks(process.pid).values()) == {frozenset(CPUS)}
-
-
-GROWS = """
-    import sys, threading, time, gpuaff
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-    gpuaff.set_affinity(0, 2)
-    print("first")
-    sys.stdin.readline()
-    second = gpuaff.set_affinity(0, 1)
-    print("second")
-    sys.stdin.readline()
-    second.restore()
-    print("restored")
-    sys.stdin.readline()
-"""
+    with inside(driver) as (box, do, everywhere, _):
+        assert do("found = gpuaff.set_affinity(0, 1)") == CPUS
+        box.set(CPUS[1:])
+        assert do("found = last = gpuaff.set_affinity(0, 1)") == CPUS[1:], "of what is granted"
+        box.set(CPUS)
+        assert do("found = last.restore()") == CPUS, "the original mask is back"
+        assert everywhere() == {frozenset(CPUS)}
 
 
 def test_threads_that_a_cpuset_has_moved_meanwhile(driver: FakeDriver) -> None:
-    with (
-        cpusets.cpuset(CPUS) as inside,
-        stopped(GROWS, env=driver.env(), prefix=inside.join_command()) as process,
-    ):
-        assert process.heard() == "first"
-        inside.set(CPUS[-1:])  # the kernel moves all threads there
-        process.go_on()
-        assert process.heard() == "second"
-        inside.set(CPUS)  # and gives them back what they asked for last
-        process.go_on()
-        assert process.heard() == "restored"
-        assert set(masks(process.pid).values()) == {frozenset(CPUS)}
+    with inside(driver) as (box, do, everywhere, _):
+        do("gpuaff.set_affinity(0, 2)")
+        box.set(CPUS[-1:])  # the kernel moves all threads there
+        do("second = gpuaff.set_affinity(0, 1)")
+        box.set(CPUS)  # and gives them back what they asked for last
+        do("second.restore()")
+        assert everywhere() == {frozenset(CPUS)}
 
 
 # What CPUs that go and come back do to a thread while a call is under way, done by hand.
 LOOKED_BOUND = """
-    import os, threading, time, gpuaff
-    thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
-    thread.start()
-    before = sorted(os.sched_getaffinity(0))
-    first, last = {before[0]}, {before[1]}
-    gpuaff.set_affinity(0, len(before))
-    os.sched_setaffinity(thread.native_id, last)  # as a CPU that has gone leaves it
-    affinity = gpuaff.set_affinity(0, 1)
-    os.sched_setaffinity(thread.native_id, first)  # as the CPU that is back leaves it
-    %s
-    print(os.sched_getaffinity(thread.native_id) == os.sched_getaffinity(0) != first)
+tid, first, last = tid_bound_to(None), {min(before)}, {max(before)}
+gpuaff.set_affinity(0, len(before))
+os.sched_setaffinity(tid, last)  # as a CPU that has gone leaves it
+affinity = gpuaff.set_affinity(0, 1)
+os.sched_setaffinity(tid, first)  # as the CPU that is back leaves it
+NEXT
+holds(os.sched_getaffinity(tid) == now() != first)
 """
 
 
 @pytest.mark.case("A17")
-@pytest.mark.parametrize("next_call", ["gpuaff.set_affinity(1, len(before))", "affinity.restore()"])
-def test_a_thread_that_looked_bound_during_a_call(driver: FakeDriver, next_call: str) -> None:
-    assert printed(LOOKED_BOUND % next_call, env=driver.env()) == "True"
+@pytest.mark.parametrize("call", ["gpuaff.set_affinity(1, len(before))", "affinity.restore()"])
+def test_a_thread_that_looked_bound_during_a_call(driver: FakeDriver, call: str) -> None:
+    all_hold(LOOKED_BOUND.replace("NEXT", call), env=driver.env())
 
 
 # The cpuset changes after the machine was read and before the mask is set.
@@ -123,69 +100,43 @@ BETWEEN = """
         seen = observed(**asked)
         if changes:
             with open(sys.argv[1] + "/cpuset.cpus", "w") as file:
-                file.write(changes.pop())
+                file.write(changes.pop(0))
         return seen
 
-    pin.observe = observe
-    changes = sys.argv[2].split(";")
-    affinity = gpuaff.set_affinity(0, 2)
+    pin.observe, ranks, changes = observe, int(sys.argv[2]), sys.argv[3:]
+    affinity = gpuaff.set_affinity(0, ranks)
     codes = [warning.code for warning in affinity.warnings]
     print(json.dumps([sorted(affinity), affinity.pinned, codes]))
 """
 
+FIRST, LAST = CPUS[0], CPUS[-1]
 
-@pytest.mark.case("A17")
-def test_refused_once_it_plans_again(driver: FakeDriver) -> None:
-    with cpusets.cpuset(CPUS) as inside:
-        last = ",".join(map(str, CPUS[-1:]))
-        done = run(
-            BETWEEN, str(inside.folder), last, env=driver.env(), prefix=inside.join_command()
-        )
+
+@pytest.mark.case("A17", "G4")
+@pytest.mark.parametrize(
+    ("ranks", "changes", "cpus", "is_pinned", "code"),
+    [
+        pytest.param(2, [LAST], [LAST], True, None, id="refused once it plans again"),
+        pytest.param(1, [LAST], [LAST], True, "mask-cut", id="a share that is cut"),
+        pytest.param(2, [LAST, FIRST], [FIRST], False, "pin-failed", id="refused twice"),
+    ],
+)
+def test_a_cpuset_that_changes_during_a_call(
+    driver: FakeDriver,
+    ranks: int,
+    changes: list[int],
+    cpus: list[int],
+    is_pinned: bool,
+    code: str | None,
+) -> None:
+    with cpusets.cpuset(CPUS) as box:
+        words = [str(box.folder), str(ranks), *map(str, changes)]
+        done = run(BETWEEN, *words, env=driver.env(), prefix=box.join_command())
     assert done.returncode == 0, done.stderr
-    cpus, pinned, codes = json.loads(done.stdout)
-    assert cpus == CPUS[-1:]
-    assert pinned
-    assert "pin-failed" not in codes
+    found, pinned, codes = json.loads(done.stdout)
+    assert (found, pinned) == (cpus, is_pinned)
+    assert {"mask-cut", "pin-failed"} & set(codes) == ({code} if code else set())
 
-
-@pytest.mark.case("G4")
-def test_a_share_that_is_cut_is_told_as_it_is(driver: FakeDriver) -> None:
-    script = BETWEEN.replace("set_affinity(0, 2)", "set_affinity(0, 1)")
-    last = str(CPUS[-1])
-    with cpusets.cpuset(CPUS) as inside:
-        done = run(script, str(inside.folder), last, env=driver.env(), prefix=inside.join_command())
-    assert done.returncode == 0, done.stderr
-    cpus, pinned, codes = json.loads(done.stdout)
-    assert (cpus, pinned) == ([CPUS[-1]], True)
-    assert "mask-cut" in codes
-
-
-REFUSED = """
-    import json, sys, threading, time, gpuaff
-    thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
-    thread.start()
-    first = gpuaff.set_affinity(0, 2)
-    print(json.dumps([thread.native_id, sorted(first)]))
-    sys.stdin.readline()
-    second = gpuaff.set_affinity(1, 2)
-    print(json.dumps([sorted(second), [warning.code for warning in second.warnings]]))
-    sys.stdin.readline()
-"""
-
-
-SWAPPED = """
-    import os, sys, threading, time, gpuaff
-    from gpuaff.pinning import pin
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-    affinity = gpuaff.set_affinity(1, 2)
-    print(sorted(affinity))
-    for line in sys.stdin:
-        try:
-            exec(line)
-        except (gpuaff.GPUAffinityError, ZeroDivisionError):
-            pass
-        print("done")
-"""
 
 FAILS = [
     "pin.threads.move = lambda *_: os.sched_setaffinity(0, [5000]); gpuaff.set_affinity(0, 2)",
@@ -201,16 +152,12 @@ def test_a_call_that_fails_while_a_cpuset_has_taken_the_share_away(
     driver: FakeDriver, order: str
 ) -> None:
     """Every thread has then asked for what it had asked for before."""
-    with (
-        cpusets.cpuset(CPUS) as inside,
-        stopped(SWAPPED, env=driver.env(), prefix=inside.join_command()) as process,
-    ):
-        share = json.loads(process.heard())
-        inside.set(sorted(set(CPUS) - set(share)))
-        process.go_on(order)
-        assert process.heard() == "done"
-        inside.set(CPUS)
-        assert set(masks(process.pid).values()) == {frozenset(share)}
+    with inside(driver) as (box, do, everywhere, _):
+        share = do("found = gpuaff.set_affinity(1, 2)")
+        box.set(sorted(set(CPUS) - set(share)))
+        do(f"import os; from gpuaff.pinning import pin; {order}")
+        box.set(CPUS)
+        assert everywhere() == {frozenset(share)}
 
 
 @pytest.mark.parametrize("grown", [True, False], ids=["grown", "still away"])
@@ -219,62 +166,75 @@ def test_a_call_that_fails_while_a_cpuset_has_taken_the_share_away(
 def test_restore_while_a_cpuset_has_taken_the_share_away(
     driver: FakeDriver, order: str, grown: bool
 ) -> None:
-    with (
-        cpusets.cpuset(CPUS) as inside,
-        stopped(SWAPPED, env=driver.env(), prefix=inside.join_command()) as process,
-    ):
-        share = json.loads(process.heard())
-        inside.set(sorted(set(CPUS) - set(share)))
+    with inside(driver) as (box, do, everywhere, _):
+        share = do("found = affinity = gpuaff.set_affinity(1, 2)")
+        box.set(sorted(set(CPUS) - set(share)))
         if grown:
-            inside.set(CPUS)
-        process.go_on(order)
-        assert process.heard() == "done"
-        inside.set(CPUS)
-        assert set(masks(process.pid).values()) == {frozenset(CPUS)}
+            box.set(CPUS)
+        do(order)
+        box.set(CPUS)
+        assert everywhere() == {frozenset(CPUS)}
+
+
+def test_restore_inside_a_cpuset_that_shrank_to_the_share(driver: FakeDriver) -> None:
+    with inside(driver) as (box, do, everywhere, _):
+        box.set(do("found = affinity = gpuaff.set_affinity(0, 2)"))
+        do("affinity.restore()")
+        box.set(CPUS)
+        assert everywhere() == {frozenset(CPUS)}
 
 
 def test_restore_that_has_to_wait_for_the_cpuset(driver: FakeDriver) -> None:
     """While not one CPU of the original mask can be had it is not undone, and can be later."""
-    with (
-        cpusets.cpuset(CPUS[-1:]) as inside,
-        stopped(SWAPPED, env=driver.env(), prefix=inside.join_command()) as process,
-    ):
-        process.heard()
-        inside.set(CPUS[:1])
-        process.go_on("affinity.restore(); assert gpuaff.check().expected == affinity")
-        assert process.heard() == "done"
-        inside.set(CPUS[-1:])
-        process.go_on("affinity.restore(); assert gpuaff.check().expected is None")
-        assert process.heard() == "done"
-        assert set(masks(process.pid).values()) == {frozenset(CPUS[-1:])}
+    with inside(driver, CPUS[-1:]) as (box, do, everywhere, _):
+        share = do("found = affinity = gpuaff.set_affinity(1, 2)")
+        box.set(CPUS[:1])
+        assert do("affinity.restore(); found = gpuaff.check().expected") == share
+        box.set(CPUS[-1:])
+        assert do("affinity.restore(); found = gpuaff.check().expected") is None
+        assert everywhere() == {frozenset(CPUS[-1:])}
+
+
+@pytest.mark.case("C10", "G4")
+def test_reapply_inside_a_cpuset_that_shrank(driver: FakeDriver) -> None:
+    with inside(driver) as (box, do, _, process):
+        do("affinity = gpuaff.set_affinity(0, 1)")
+        box.set(CPUS[:1])
+        assert do("found = affinity.reapply()") == CPUS[:1]
+        process.kill()
+        assert "mask-cut" in process.errors()
+
+
+def test_reapply_inside_a_cpuset_that_has_none_of_it_left(driver: FakeDriver) -> None:
+    with inside(driver) as (box, do, _, process):
+        share = do("found = affinity = gpuaff.set_affinity(0, 2)")
+        left = sorted(set(CPUS) - set(share))
+        box.set(left)
+        assert do("found = affinity.reapply()") == left, "it stays where the kernel has put it"
+        box.set(CPUS)
+        assert do("found = affinity.reapply()") == share
+        process.kill()
+        assert "pin-failed" in process.errors()
+
+
+REFUSED = """
+tid, first = tid_bound_to(None), gpuaff.set_affinity(0, 2)
+print(json.dumps([tid, sorted(first)]))
+sys.stdin.readline()
+second = gpuaff.set_affinity(1, 2)
+print(json.dumps([sorted(second), codes(second)]))
+sys.stdin.readline()
+"""
 
 
 @pytest.mark.skipif(not cpusets.V1, reason="not here: threads have cpusets in version 1 alone")
 def test_a_thread_that_a_cpuset_of_its_own_holds_is_told(driver: FakeDriver) -> None:
-    with stopped(REFUSED, env=driver.env()) as process:
+    with stopped(THREADS + REFUSED, env=driver.env()) as process:
         tid, first = json.loads(process.heard())
-        with cpusets.cpuset(first) as inside:
-            (inside.folder / "tasks").write_text(str(tid))
+        with cpusets.cpuset(first) as box:
+            (box.folder / "tasks").write_text(str(tid))
             process.go_on()
             second, codes = json.loads(process.heard())
             assert masks(process.pid)[tid] == frozenset(first)
         assert not set(first) & set(second)
         assert codes == ["threads-refused"]
-
-
-def test_refused_twice_the_mask_stays(driver: FakeDriver) -> None:
-    first, last = str(CPUS[0]), str(CPUS[-1])
-    with cpusets.cpuset(CPUS) as inside:
-        # popped from the end: the last CPU only, then the first only
-        done = run(
-            BETWEEN,
-            str(inside.folder),
-            f"{first};{last}",
-            env=driver.env(),
-            prefix=inside.join_command(),
-        )
-    assert done.returncode == 0, done.stderr
-    cpus, pinned, codes = json.loads(done.stdout)
-    assert cpus == [CPUS[0]]
-    assert not pinned
-    assert "pin-failed" in codes

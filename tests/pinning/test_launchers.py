@@ -16,6 +16,7 @@ import pytest
 from gpuaff._system.kernel import Tree
 from gpuaff.topology.sysfs import cpuset_of
 from tests.fakedriver.driver import FakeDriver
+from tests.pinning.conftest import of_script
 from tests.processes import CPUS, environment, printed, run
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
@@ -111,37 +112,6 @@ def test_strict_does_not_accept_unknown_gpus(driver: FakeDriver) -> None:
     assert "gpus-unknown; strict" in done.stderr
 
 
-@pytest.mark.case("C10")
-def test_workers_pin_themselves(driver: FakeDriver, tmp_path: Path) -> None:
-    """Started by the script itself, with numbers of its own: all have the script's mask."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
-            import multiprocessing, os, sys
-            def work(rank):
-                import gpuaff
-                affinity = gpuaff.set_affinity(rank, 2)
-                return sorted(os.sched_getaffinity(0)), [w.code for w in affinity.warnings]
-            if __name__ == "__main__":
-                with multiprocessing.get_context("spawn").Pool(2) as pool:
-                    print(pool.map(work, (0, 1), chunksize=1))
-        """)
-    )
-    done = subprocess.run(
-        [sys.executable, script],
-        capture_output=True,
-        text=True,
-        env=environment(driver.env()),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (first, first_codes), (second, second_codes) = eval(done.stdout)
-    assert first
-    assert second
-    assert not set(first) & set(second)
-    assert "masks-unknown" not in first_codes + second_codes
-
-
 def torchruns(rank: int) -> dict[str, str]:
     """A rank of two, as torchrun starts it; whoever runs the tests is its agent."""
     mine = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
@@ -185,18 +155,20 @@ def _cpuset_is_told() -> bool:
     return cpuset_of(Tree()) is not None
 
 
+TASK_WITH_TWO_GPUS = in_step(
+    0,
+    SLURM_CPU_BIND_TYPE="none",
+    SLURM_STEP_GPUS="0,1",
+    SLURM_GPUS_ON_NODE="4",
+    SLURM_JOB_GPUS="0-3",
+    SLURM_JOB_NUM_NODES="1",
+)
+
+
 @pytest.mark.case("D10")
 def test_workers_of_a_task_are_on_its_gpus(driver: FakeDriver) -> None:
     """``srun -n2 --gpus-per-task=2``, and task 0 starts two workers."""
-    step = in_step(
-        0,
-        SLURM_CPU_BIND_TYPE="none",
-        SLURM_STEP_GPUS="0,1",
-        SLURM_GPUS_ON_NODE="4",
-        SLURM_JOB_GPUS="0-3",
-        SLURM_JOB_NUM_NODES="1",
-    )
-    worker = {**step, "LOCAL": "1", "SIZE": "2"}
+    worker = {**TASK_WITH_TWO_GPUS, "LOCAL": "1", "SIZE": "2"}
     found = pinned(driver, worker, names=("LOCAL", "SIZE"))
     assert (found["gpu"], "gpus-unknown" in found["codes"]) == (1, False)
 
@@ -206,55 +178,36 @@ WORKER = """
     def work(rank):
         import gpuaff
         affinity = gpuaff.set_affinity(rank, 2)
-        codes = [warning.code for warning in affinity.warnings]
-        return affinity.gpu, sorted(affinity), codes
+        codes = [notice.code for notice in affinity.warnings]
+        here = [notice.code for notice in gpuaff.ranks().warnings]
+        return {"gpu": affinity.gpu, "cpus": sorted(affinity), "codes": codes, "ranks": here}
     if __name__ == "__main__":
         with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
             print(json.dumps([pool.apply(work, (rank,)) for rank in (0, 1)]))
 """
 
 
-@pytest.mark.case("D10")
+@pytest.mark.case("C10", "D10")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("is_a_task", [True, False])
 def test_a_worker_whose_number_is_its_tasks(
-    driver: FakeDriver, tmp_path: Path, method: str
+    driver: FakeDriver, tmp_path: Path, method: str, is_a_task: bool
 ) -> None:
     """``srun -n2 --gpus-per-task=2``: worker 0 of task 0 is one of two, and is not the task."""
-    step = in_step(
-        0,
-        SLURM_CPU_BIND_TYPE="none",
-        SLURM_STEP_GPUS="0,1",
-        SLURM_GPUS_ON_NODE="4",
-        SLURM_JOB_GPUS="0-3",
-        SLURM_JOB_NUM_NODES="1",
-    )
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(WORKER))
-    done = subprocess.run(
-        [sys.executable, script, method],
-        capture_output=True,
-        text=True,
-        env=environment({**driver.env(), **step}),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (gpu, cpus, codes), (other_gpu, other_cpus, other_codes) = json.loads(done.stdout)
-    assert (gpu, other_gpu) == (0, 1)
-    assert not set(cpus) & set(other_cpus)
-    assert not {"gpus-unknown", "rank-inherited"} & {*codes, *other_codes}
+    env = {**driver.env(), **(TASK_WITH_TWO_GPUS if is_a_task else {})}
+    ((zero, one),) = of_script(tmp_path, WORKER, method, env=env)
+    assert (zero["gpu"], one["gpu"]) == (0, 1)
+    assert zero["cpus"]
+    assert one["cpus"]
+    assert not set(zero["cpus"]) & set(one["cpus"])
+    unwanted = {"gpus-unknown", "masks-unknown", "rank-inherited"}
+    assert not unwanted & {*zero["codes"], *one["codes"]}
 
 
 def test_a_child_that_takes_its_parents_numbers(driver: FakeDriver, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(WORKER).replace("set_affinity(rank, 2)", "set_affinity()"))
-    done = subprocess.run(
-        [sys.executable, script, "spawn"],
-        capture_output=True,
-        text=True,
-        env=environment({**driver.env(), **in_step(0)}),
-        check=False,
-    )
-    assert all("rank-inherited" in codes for _, _, codes in json.loads(done.stdout)), done.stderr
+    script = WORKER.replace("set_affinity(rank, 2)", "set_affinity()")
+    (found,) = of_script(tmp_path, script, "spawn", env={**driver.env(), **in_step(0)})
+    assert all("rank-inherited" in one["codes"] for one in found)
 
 
 def test_a_thread_that_is_importing_multiprocessing(driver: FakeDriver) -> None:
@@ -269,38 +222,17 @@ print(gpuaff.ranks().local_rank, gpuaff.set_affinity().rank, len(gpuaff.spread(0
     assert driver.run([sys.executable, "-c", code], env=env).stdout == "1 1 True\n"
 
 
-SETTER = """
-    import json, multiprocessing, os, sys
-    def work(rank):
-        os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-        import gpuaff
-        here, affinity = gpuaff.ranks(), gpuaff.set_affinity()
-        notices = [*here.warnings, *affinity.warnings]
-        return here.local_rank, affinity.gpu, [notice.code for notice in notices]
-    if __name__ == "__main__":
-        with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
-            print(json.dumps([pool.apply(work, (rank,)) for rank in (0, 1)]))
-"""
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_that_sets_the_variables_itself(
     driver: FakeDriver, tmp_path: Path, method: str
 ) -> None:
     """As functions do that ``torch.multiprocessing.spawn`` starts: the numbers are its own."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SETTER))
-    done = subprocess.run(
-        [sys.executable, script, method],
-        capture_output=True,
-        text=True,
-        env=environment(driver.env()),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [(rank, gpu) for rank, gpu, _ in found] == [(0, 0), (1, 1)]
-    assert not any("rank-inherited" in codes for _, _, codes in found)
+    numbers = '{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}'
+    script = WORKER.replace("set_affinity(rank, 2)", "set_affinity()")
+    script = script.replace("import gpuaff", f"os.environ |= {numbers}; import gpuaff")
+    (found,) = of_script(tmp_path, script, method, env=driver.env())
+    assert [one["gpu"] for one in found] == [0, 1]
+    assert not any("rank-inherited" in one["codes"] + one["ranks"] for one in found)
 
 
 CLAIMER = """

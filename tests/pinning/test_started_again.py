@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from gpuaff.launch.inherited import PINNED_VARIABLE, classify_pinned
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
-from tests.processes import CPUS, environment, printed, run
+from tests.pinning.conftest import of_script
+from tests.processes import CPUS, printed
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -48,22 +47,9 @@ CUT = {"mask-narrow", "mask-shrunk", "masks-unknown", "share-inherited", "too-fe
 further: then ``too-few-cores`` alone shows that it was tried."""
 
 
-def of_script(
-    folder: Path, script: str, *arguments: str, env: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """What the processes of a script in a file say: each a line of JSON."""
-    path = folder / "script.py"
-    path.write_text(TOLD + textwrap.dedent(script))
-    done = subprocess.run(
-        [sys.executable, path, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment(env),
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def told(folder: Path, script: str, *words: str, env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the processes of a script say of themselves."""
+    return of_script(folder, TOLD + textwrap.dedent(script), *words, env=env)
 
 
 IMPORTED = """
@@ -96,7 +82,7 @@ def test_a_child_that_imports_the_script_keeps_the_share(
 ) -> None:
     arguments, env = NUMBERS[numbers]
     script = IMPORTED.replace("NUMBERS", arguments)
-    rank, *children = of_script(tmp_path, script, method, env={**driver.env(), **env})
+    rank, *children = told(tmp_path, script, method, env={**driver.env(), **env})
     assert (rank["gpu"], len(rank["cpus"])) == (1, len(CPUS) // 2)
     for child in children:
         assert (child["gpu"], child["pinned"], child["cpus"]) == (1, True, rank["cpus"])
@@ -121,7 +107,7 @@ def test_a_script_that_a_wrapper_starts_keeps_the_share(
 ) -> None:
     arguments, env = NUMBERS[numbers]
     script = WRAPPER.replace("NUMBERS", arguments)
-    rank, real = of_script(tmp_path, script, env={**driver.env(), **env})
+    rank, real = told(tmp_path, script, env={**driver.env(), **env})
     assert (real["gpu"], real["pinned"], real["cpus"]) == (1, True, rank["cpus"])
     assert not CUT & set(real["codes"])
 
@@ -129,7 +115,7 @@ def test_a_script_that_a_wrapper_starts_keeps_the_share(
 def test_cores_are_reserved_once(fake_driver: MakeDriver, tmp_path: Path) -> None:
     """The only rank keeps a core for helpers; the real script does not take another one."""
     env = {**fake_driver(this_machine(1)).env(), "GPUAFF_RESERVE": "1"}
-    rank, real = of_script(tmp_path, WRAPPER.replace("NUMBERS", "0, 1"), env=env)
+    rank, real = told(tmp_path, WRAPPER.replace("NUMBERS", "0, 1"), env=env)
     assert rank["reserved"]
     assert (real["cpus"], real["reserved"]) == (rank["cpus"], rank["reserved"])
     assert sorted(rank["cpus"] + rank["reserved"]) == CPUS
@@ -178,7 +164,7 @@ def apart(fake_driver: MakeDriver) -> FakeDriver:
 def test_a_script_that_starts_its_own_ranks(apart: FakeDriver, tmp_path: Path) -> None:
     """``python train.py`` does not know yet that it starts ranks; each goes to its own GPU."""
     script = OWN_RANKS + "print(json.dumps(told(gpuaff.set_affinity())))\nchildren()\n"
-    main, *ranks = of_script(tmp_path, script, env=apart.env())
+    main, *ranks = told(tmp_path, script, env=apart.env())
     assert (main["rank"], main["gpu"], main["pinned"]) == (None, None, False)
     assert main["cpus"] == CPUS
     assert main["codes"] == ["no-rank"]
@@ -196,7 +182,7 @@ def test_ranks_that_a_pinned_process_starts_are_not_cut_silently(
         affinity.restore()
         children()
     """)
-    first, second, kept, refused, *later = of_script(tmp_path, script, env=apart.env())
+    first, second, kept, refused, *later = told(tmp_path, script, env=apart.env())
     assert [one["cpus"] for one in (first, second, kept)] == [[CPUS[0]]] * 3
     assert "share-inherited" not in first["codes"] + kept["codes"]
     assert "share-inherited" in second["codes"]
@@ -210,125 +196,32 @@ def test_ranks_on_the_only_gpu_share_what_its_only_rank_had(
     fake_driver: MakeDriver, tmp_path: Path
 ) -> None:
     script = OWN_RANKS + "gpuaff.set_affinity(0, 1)\nchildren()\n"
-    ranks = of_script(tmp_path, script, env=fake_driver(this_machine(1)).env())
+    ranks = told(tmp_path, script, env=fake_driver(this_machine(1)).env())
     assert sorted(cpu for rank in ranks for cpu in rank["cpus"]) == CPUS
     assert not any("share-inherited" in rank["codes"] for rank in ranks)
 
 
-class TestAnUnknownRank:
-    """Neither arguments nor variables tell the rank."""
-
-    def test_narrows_nothing(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            with gpuaff.set_affinity(memory="preferred", openmp=True) as affinity:
-                print(affinity.rank, affinity.plan, affinity.pinned, affinity.memory)
-                print(sorted(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS"))
-        """
-        done = run(script, env=driver.env())
-        assert done.stdout.splitlines() == ["None None False None", f"{CPUS} None"]
-        (said,) = done.stderr.splitlines()
-        assert "2 GPUs are visible, so the mask stays; " in said
-        assert "call set_affinity(local_rank, nproc_per_node) [no-rank]" in said
-
-    def test_leaves_what_an_earlier_call_has_set(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            share = gpuaff.set_affinity(1, 2)
-            again = gpuaff.set_affinity()
-            print(again == share, os.environ["GPUAFF_PINNED"].startswith("v1:1:2:"))
-            print(sorted(share.restore()))
-        """
-        assert printed(script, env=driver.env()).splitlines() == ["True True", str(CPUS)]
-
-    def test_is_an_error_where_it_must_not_be(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            try:
-                gpuaff.set_affinity(strict=True)
-            except gpuaff.GPUAffinityError as error:
-                print(error)
-            print(sorted(os.sched_getaffinity(0)))
-            print(gpuaff.set_affinity(0, 1, strict=True).gpu)
-        """
-        error, cpus, gpu = printed(script, env=driver.env()).splitlines()
-        assert "[no-rank; strict]" in error
-        assert (cpus, gpu) == (str(CPUS), "0")
-
-    def test_is_on_the_only_visible_gpu(self, apart: FakeDriver) -> None:
-        script = """
-            import gpuaff
-            affinity = gpuaff.set_affinity(strict=True)
-            print(affinity.rank, affinity.gpu, sorted(affinity))
-            print([warning.code for warning in affinity.warnings])
-        """
-        env = {**apart.env(), "CUDA_VISIBLE_DEVICES": "1"}
-        assert printed(script, env=env).splitlines() == [f"0 1 [{CPUS[1]}]", "['no-rank']"]
+def test_an_unknown_rank_is_on_the_only_visible_gpu(apart: FakeDriver) -> None:
+    script = """
+        import gpuaff
+        affinity = gpuaff.set_affinity(strict=True)
+        print(affinity.rank, affinity.gpu, sorted(affinity))
+        print([warning.code for warning in affinity.warnings])
+    """
+    env = {**apart.env(), "CUDA_VISIBLE_DEVICES": "1"}
+    assert printed(script, env=env).splitlines() == [f"0 1 [{CPUS[1]}]", "['no-rank']"]
 
 
-class TestTheVariable:
-    """GPUAFF_PINNED is what is in force."""
+@pytest.mark.parametrize(
+    "value",
+    ["", "v1", "v1:0:2", "v2:0:2:0-7:", "v1:x:2:0-7:", "v1:0:-2:0-7:", "v1:0:2:x:", "v1:::::"],
+)
+def test_a_variable_that_is_not_ours_counts_for_nothing(value: str) -> None:
+    assert classify_pinned({PINNED_VARIABLE: value}.get, frozenset(range(4))) is None
 
-    def test_is_undone_with_the_share(self, driver: FakeDriver) -> None:
-        script = """
-            import os
-            import gpuaff
-            def rank():
-                return os.environ.get("GPUAFF_PINNED", "v1:-")[3:6]
-            with gpuaff.set_affinity(0, 2) as outer:
-                said = [rank()]
-                with gpuaff.set_affinity(1, 2):
-                    said += [rank()]
-                said += [rank()]
-            said += [rank()]
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
-            outer = gpuaff.set_affinity(0, 2)
-            print(*said, rank(), outer.pinned)
-        """
-        assert printed(script, env=driver.env()) == "0:2 1:2 0:2 - - False"
 
-    def test_of_this_process_is_no_border_for_its_next_call(self, driver: FakeDriver) -> None:
-        """Rank 0 of 1 has all CPUs, and is cut when it turns out to be rank 0 of 2."""
-        script = """
-            import gpuaff
-            calls = [(0, 1), (0, 2), (0, 2), (1, 2)]
-            made = [gpuaff.set_affinity(*call) for call in calls]
-            print(*(len(affinity) for affinity in made))
-            print({w.code for affinity in made for w in affinity.warnings} - {"nvml"})
-        """
-        sizes, codes = printed(script, env=driver.env()).splitlines()
-        half = len(CPUS) // 2
-        assert list(map(int, sizes.split())) == [len(CPUS), half, half, half]
-        assert "share-inherited" not in codes
-
-    @pytest.mark.parametrize(
-        "value",
-        [
-            "",
-            "v1",
-            "v1:0:2",
-            "v2:0:2:CPUS:",
-            "v1:x:2:CPUS:",
-            "v1:0:-2:CPUS:",
-            "v1:0:2:x:",
-            "v1:::::",
-        ],
-    )
-    def test_that_is_not_ours_counts_for_nothing(self, driver: FakeDriver, value: str) -> None:
-        script = """
-            import gpuaff
-            affinity = gpuaff.set_affinity(0, 2)
-            print(len(affinity), "share-inherited" in [w.code for w in affinity.warnings])
-        """
-        value = value.replace("CPUS", ",".join(map(str, CPUS)))
-        env = {**driver.env(), "GPUAFF_PINNED": value}
-        assert printed(script, env=env) == f"{len(CPUS) // 2} False"
-
-    def test_of_other_cpus_counts_for_nothing(self, driver: FakeDriver) -> None:
-        """It is left over: this process may use CPUs beside that share."""
-        env = {**driver.env(), "GPUAFF_PINNED": f"v1:1:2:{CPUS[0]}:"}
-        script = "import gpuaff; print([w.code for w in gpuaff.set_affinity(0, 2).warnings])"
-        assert "share-inherited" not in printed(script, env=env)
+def test_a_variable_of_other_cpus_counts_for_nothing(driver: FakeDriver) -> None:
+    """It is left over: this process may use CPUs beside that share."""
+    env = {**driver.env(), "GPUAFF_PINNED": f"v1:1:2:{CPUS[0]}:"}
+    script = "import gpuaff; print([w.code for w in gpuaff.set_affinity(0, 2).warnings])"
+    assert "share-inherited" not in printed(script, env=env)

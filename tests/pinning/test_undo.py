@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests import cpusets
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import CPUS, THREADS, all_hold, masks, printed, stopped
+from tests.processes import THREADS, all_hold, printed
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
-
-
-def test_a_block_leaves_a_bound_thread_where_its_share_was(driver: FakeDriver) -> None:
-    script = """
-second = gpuaff.plan(gpuaff.Topology.observe(), 2).shares[1].cpus
-mask = bound_to(second)
-with gpuaff.set_affinity(0, 2) as outer:
-    with gpuaff.set_affinity(1, 2):
-        pass
-    holds(mask() == second, now() == outer)
-holds(mask() == second, now() == before)
-"""
-    all_hold(script, env=driver.env())
-
-
-def test_a_block_undoes_calls_inside_it(driver: FakeDriver) -> None:
-    script = """
-with gpuaff.set_affinity(0, 2) as outer:
-    with gpuaff.set_affinity(1, 2):
-        gpuaff.set_affinity(0, 1)
-    holds(now() == outer)
-    with gpuaff.set_affinity(1, 2):
-        outer.restore()
-    holds(now() == before)
-holds(now() == before)
-"""
-    all_hold(script, env=driver.env())
 
 
 @pytest.mark.needs("memory-policies")
@@ -88,47 +58,6 @@ holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, fine, state() == 
     all_hold(script, env=driver.env())
 
 
-def test_a_worker_bound_inside_the_share_stays_when_it_restores(driver: FakeDriver) -> None:
-    script = """
-affinity = gpuaff.set_affinity(0, 1)
-one = {max(before)}
-def work():
-    os.sched_setaffinity(0, one)
-    affinity.restore()
-    return now() == one
-holds(in_a_thread(work), now() == before)
-"""
-    all_hold(script, env=driver.env())
-
-
-def test_a_forked_child_that_called_gpuaff_itself(driver: FakeDriver) -> None:
-    script = """
-affinity = gpuaff.set_affinity(0, 2)
-child = os.fork()
-if child == 0:
-    gpuaff.set_affinity(0, 1).restore()
-    os._exit(affinity.restore() != before)
-holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
-"""
-    all_hold(script, env=driver.env())
-
-
-def test_a_forked_child_keeps_its_own_border(driver: FakeDriver) -> None:
-    script = """
-affinity = gpuaff.set_affinity(0, 2)
-child = os.fork()
-if child == 0:
-    thread = bound_to(None)
-    gpuaff.set_affinity(0, 1)
-    fine = affinity.restore() == before == thread()
-    own = gpuaff.set_affinity(0, 1)
-    fine = fine and own <= affinity and thread() == own  # nobody has bound it
-    os._exit(not fine or own.restore() != affinity or thread() != affinity)
-holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
-"""
-    all_hold(script, env=driver.env())
-
-
 @pytest.mark.parametrize("own", ["spread(0, 1)", "spread(0, 3)", "set_affinity(0, 2)"])
 def test_a_child_that_has_set_something_undoes_its_parents_call(
     driver: FakeDriver, own: str
@@ -175,20 +104,6 @@ holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, now() == before)
     all_hold(script, env=driver.env())
 
 
-def test_a_bound_caller_without_a_gpu_stays_bound(driver: FakeDriver) -> None:
-    script = """
-gpuaff.set_affinity(0, 2)
-one = {max(before)}
-def work():
-    os.sched_setaffinity(0, one)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    affinity = gpuaff.set_affinity(0, 2)
-    return affinity == one == now() and not affinity.pinned
-holds(in_a_thread(work), now() == before)
-"""
-    all_hold(script, env=driver.env())
-
-
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_call_that_had_to_wait_for_another(driver: FakeDriver, fails: bool) -> None:
     """While it waits, the other one moves its thread."""
@@ -217,18 +132,6 @@ affinity.restore()
 done.append(1)
 thread.join()
 holds(there[0] == second, there[1] == before)
-"""
-    all_hold(script, env=driver.env())
-
-
-def test_a_second_call_without_sysfs_from_another_thread(driver: FakeDriver) -> None:
-    """The border is that of the first call, not the main thread's mask of the moment."""
-    script = """
-import gpuaff.topology.live as live
-live.read_cpus = lambda tree: gpuaff.Topology()
-first = gpuaff.set_affinity(0, 2)
-holds(in_a_thread(lambda: gpuaff.set_affinity(1, 2).isdisjoint(first)))
-holds(in_a_thread(lambda: gpuaff.set_affinity(0, 1) == before))
 """
     all_hold(script, env=driver.env())
 
@@ -270,58 +173,3 @@ def test_a_second_call_that_is_refused_leaves_the_first_in_force(
     lines = printed(REFUSED, *arguments, env=driver.env()).splitlines()
     assert lines[0] == ("raised True" if strict else "True False ['pin-failed']")
     assert lines[1:] == ["True True", "True True"]
-
-
-SHRUNK = (
-    THREADS
-    + """
-import json, sys
-affinity = gpuaff.set_affinity(0, 2)
-print(json.dumps(sorted(affinity)))
-sys.stdin.readline()
-affinity.restore()
-print("restored")
-sys.stdin.readline()
-"""
-)
-
-
-@pytest.mark.needs("cpusets")
-@pytest.mark.xdist_group("cpusets")
-def test_restore_inside_a_cpuset_that_shrank_to_the_share(driver: FakeDriver) -> None:
-    with (
-        cpusets.cpuset(CPUS) as inside,
-        stopped(SHRUNK, env=driver.env(), prefix=inside.join_command()) as process,
-    ):
-        inside.set(json.loads(process.heard()))
-        process.go_on()
-        assert process.heard() == "restored"
-        inside.set(CPUS)
-        assert set(masks(process.pid).values()) == {frozenset(CPUS)}
-        process.kill()
-        assert "would not move" not in process.errors()
-
-
-@pytest.mark.case("C4")
-def test_a_main_thread_that_a_runtime_has_narrowed_between_two_calls(driver: FakeDriver) -> None:
-    """That is undone by the second call, and not kept as somebody's wish for restore()."""
-    script = """
-gpuaff.set_affinity(0, 1)
-os.sched_setaffinity(0, {min(before)})
-second = gpuaff.set_affinity(0, 1)
-holds(second == before, second.restore() == before)
-"""
-    all_hold(script, env=driver.env())
-
-
-@pytest.mark.case("B4")
-def test_the_parent_is_left_alone(driver: FakeDriver) -> None:
-    """A launcher's own threads stay where they are, whatever its ranks do."""
-    script = """
-import subprocess, sys
-rank = "import gpuaff; a = gpuaff.set_affinity(0, 2); print(len(a)); a.restore()"
-mask = bound_to({min(before)})
-done = subprocess.run([sys.executable, "-c", rank], capture_output=True, text=True, check=True)
-holds(int(done.stdout) < len(before), now() == before, mask() == {min(before)})
-"""
-    all_hold(script, env=driver.env())

@@ -127,39 +127,6 @@ def test_ctrl_c(driver: FakeDriver, first: str, module: str, name: str) -> None:
     assert said(driver, script, **env) == ["KeyboardInterrupt", "True", "True", "True"]
 
 
-@pytest.mark.parametrize("what", ["restore()", "reapply()", "__exit__(None, None, None)"])
-@pytest.mark.parametrize("after", [1, 2])
-def test_ctrl_c_on_the_way_back(driver: FakeDriver, what: str, after: int) -> None:
-    """After the first thread was moved, or the second: nothing is half done, and it works later.
-
-    ``reapply`` is undone. What undoes a call itself is finished before Ctrl-C is raised: a block
-    has ended, and would not be left a second time.
-    """
-    script = f"""
-none_set = own()
-affinity = gpuaff.set_affinity(0, 2, memory="bind", openmp=True)
-if "reapply" in {what!r}:
-    for tid in masks():
-        os.sched_setaffinity(tid, before - affinity)
-then, calls = (masks(), own(), gpuaff.check().expected), []
-real = pin.kernel.set_affinity
-def interrupted(*arguments):
-    real(*arguments)
-    calls.append(1)
-    if len(calls) == {after}:
-        signal.raise_signal(signal.SIGINT)
-pin.kernel.set_affinity = interrupted
-print(raised(lambda: affinity.{what}))
-now = masks(), own(), gpuaff.check().expected
-first = dict.fromkeys(masks(), before), none_set, None
-print(now == (then if "reapply" in {what!r} else first))
-affinity.{what}
-wanted = affinity if "reapply" in {what!r} else before
-print(all(mask == wanted for mask in masks().values()))
-"""
-    assert said(driver, script) == ["KeyboardInterrupt", "True", "True"]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_strict_puts_each_thread_where_it_was(driver: FakeDriver, rank: int) -> None:
     """Also one that somebody had set back, which the call would have moved along."""

@@ -25,7 +25,7 @@ import pynvml  # noqa: F401 - as all modules, so that no trial has to import the
 
 import gpuaff
 import gpuaff.pinning.memory
-import gpuaff.pinning.request
+import gpuaff.pinning.pin
 from gpuaff._system import interrupts, mempolicy
 from gpuaff.pinning.state import known_process
 

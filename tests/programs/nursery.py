@@ -34,7 +34,7 @@ import gpuaff.claims.acquire
 import gpuaff.claims.locking.safe_gpu
 import gpuaff.cli.check
 import gpuaff.pinning.grant
-import gpuaff.pinning.request
+import gpuaff.pinning.pin
 import gpuaff.topology.live  # noqa: F401 - likewise
 
 

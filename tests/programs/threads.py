@@ -54,10 +54,10 @@ def tid_bound_to(cpus: AbstractSet[int] | None) -> int:
     return thread.native_id
 
 
-def bound_to(cpus: AbstractSet[int] | None) -> Callable[[], set[int]]:
+def bound_to(cpus: AbstractSet[int] | None) -> Callable[[], Cpus]:
     """The same; asked again, the CPUs that it has by now."""
     tid = tid_bound_to(cpus)
-    return lambda: os.sched_getaffinity(tid)
+    return lambda: frozenset(os.sched_getaffinity(tid))
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -83,7 +83,8 @@ def child(work: Callable[[], Any]) -> int:
 
 def holds(*facts: object) -> None:
     """Each of the facts on the calling line must be true."""
-    line = linecache.getline("<program>", sys._getframe(1).f_lineno).strip()
+    frame = sys._getframe(1)
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     assert all(fact is True for fact in facts), f"{line}: {facts}"
 
 

@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff._system.nvml_records import GpuReading, pci_address
+from gpuaff._system.nvml_records import pci_address
+from gpuaff.topology.model import Topology
 from tests.fakedriver.driver import MakeDriver
 from tests.fakedriver.state import NVML
 from tests.nvml_reading import (
-    DGX,
     FULL,
-    NEAR,
     SLICES,
-    cpus,
     full,
     one_gpu,
     read,
@@ -25,19 +23,13 @@ from tests.nvml_reading import (
 @pytest.mark.fake_driver
 class TestGoodReading:
     def test_eight_gpus_on_256_cpus(self, fake_driver: MakeDriver) -> None:
-        reading = read(fake_driver(DGX))
-        assert len(reading.gpus) == 8
-        assert reading.gpus[2] == GpuReading(
-            index=2,
-            uuid="GPU-00000002-1111-2222-3333-444444444444",
-            name="A100-SXM4-40GB",
-            pci_bus_id="0000:47:00.0",
-            node_cpus=frozenset([*range(16, 32), *range(144, 160)]),
-            socket_cpus=frozenset([*range(64), *range(128, 192)]),
-            memory_nodes=frozenset({1}),
-        )
-        assert [gpu.node_cpus for gpu in reading.gpus] == [cpus(NEAR[i // 2]) for i in range(8)]
-        assert [gpu.problems for gpu in reading.gpus] == [()] * 8
+        machine = Topology.named("dgx-a100")
+        found = read(fake_driver(machine)).gpus
+        facts = ("index", "name", "pci_bus_id", "node_cpus", "socket_cpus")
+        for gpu, played in zip(found, machine.gpus, strict=True):
+            assert [getattr(gpu, name) for name in facts] == [getattr(played, n) for n in facts]
+            assert list(gpu.memory_nodes or ()) == [played.numa_node]
+            assert gpu.problems == ()
 
     def test_all_fields(self, fake_driver: MakeDriver) -> None:
         reading = read(fake_driver(FULL), links=True)

@@ -9,7 +9,7 @@ import pytest
 from gpuaff.errors import NoDriverError
 from tests.fakedriver.driver import MakeDriver, run
 from tests.fakedriver.state import NVML
-from tests.nvml_reading import DGX, FULL, PROGRAM, answer_of, full, read
+from tests.nvml_reading import FULL, PROGRAM, answer_of, full, read
 
 REFUSALS = {
     NVML.LIB_RM_VERSION_MISMATCH: ("version mismatch", "reboot"),
@@ -30,7 +30,7 @@ class TestNoDriver:
     @pytest.mark.case("F5", "A4")
     @pytest.mark.parametrize("code", REFUSALS)
     def test_nvml_does_not_start(self, fake_driver: MakeDriver, code: NVML) -> None:
-        driver = fake_driver(DGX)
+        driver = fake_driver(FULL)
         driver.refuse(code)
         with pytest.raises(NoDriverError) as caught:
             read(driver)
@@ -42,7 +42,7 @@ class TestNoDriver:
 
     @pytest.mark.case("F3", "A4")
     def test_the_stub(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(DGX)
+        driver = fake_driver(FULL)
         driver.be_stub()
         with pytest.raises(NoDriverError) as caught:
             read(driver)
@@ -51,7 +51,7 @@ class TestNoDriver:
         assert is_one_line(caught.value)
 
     def test_gpus_cannot_be_counted(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(DGX)
+        driver = fake_driver(FULL)
         driver.fail("nvmlDeviceGetCount_v2", NVML.UNKNOWN)
         with pytest.raises(NoDriverError, match="Unknown Error"):
             read(driver)

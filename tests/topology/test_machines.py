@@ -1,4 +1,4 @@
-"""The machines that ship, against figures written down by hand."""
+"""The machines that ship, and one that was saved, against figures written down by hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpuaff import plan
 from gpuaff.cpuset import format_cpulist, parse_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology import serialize
@@ -199,3 +200,23 @@ def test_uuids_cannot_be_looked_up_on_a_machine_that_ships() -> None:
     assert seen.visible == ()
     assert [note.code for note in seen.notes] == ["visible-none"]
     assert named("dgx-1").with_visible_devices("7,0").visible == (7, 0)
+
+
+@pytest.mark.case("real-machine")
+def test_a_virtual_machine_with_two_h100() -> None:
+    """One NUMA node, no SMT, a kernel and a driver that agree."""
+    machine = Topology.load(ROOT / "tests/data/machines/h100x2-vm.json")
+    assert format_cpulist(machine.cpus) == "0-31"
+    assert machine.links == (("X", "NV18"), ("NV18", "X")), "NVLink over a host bridge"
+    assert [gpu.numa_node for gpu in machine.gpus] == [0, 0]
+    # 32 cores near both GPUs: 16 each, in blocks or every second one.
+    two = [format_cpulist(share.cpus) for share in plan(machine, 2).shares]
+    assert two == ["0-15", "16-31"]
+    dealt = plan(machine, 2, mode="unique_interleaved").shares
+    assert [sorted(share.cpus) for share in dealt] == [
+        list(range(0, 32, 2)),
+        list(range(1, 32, 2)),
+    ]
+    # four ranks: two on each GPU, its sixteen cores cut again
+    four = [format_cpulist(share.cpus) for share in plan(machine, 4).shares]
+    assert four == ["0-7", "16-23", "8-15", "24-31"]

@@ -91,21 +91,16 @@ def test_two_equal_runs_are_the_siblings(text: str, expected: Sequence[str]) -> 
     "text",
     [
         nodes("0-71"),
-        nodes("0-31", "32-63"),
         table("0-31", "0-31"),
         nodes("0-7,8-15"),
-        nodes("0-3,8-10", "4-7,12-15"),
         nodes("0-3,8-11", "4-7,13-16"),
         nodes("0-3,8-11", "4-7,12-15", "16-19"),
         nodes("0-3,8-11,16-19,24-27", "4-7,12-15,20-23,28-31"),
-        nodes("0-3,8-11,16-19", "4-7,12-15,20-23"),
-        nodes("0-1,3-4,8-9,11-12"),
         nodes("8-11,16-19"),
         nodes("0-3,8-11", "12-15,20-23"),
         # CPU 16 is online and in no node, or beside no GPU.
         "On-line CPU(s) list: 0-16\n" + nodes("0-3,8-11", "4-7,12-15"),
         "On-line CPU(s) list: 0-16\n" + table("0-3,8-11", "4-7,12-15"),
-        "On-line CPU(s) list: 0-15\n" + table("0-3,8-11"),
         # The lists of the table do not count where nodes are told.
         nodes("0-15") + table("0-3,8-11", "4-7,12-15"),
         # As many cores as CPUs, or twice as many siblings.
@@ -263,15 +258,11 @@ def test_one_thread_per_core_beside_a_table_of_two_threads() -> None:
         (lscpu(8, "0-2,4-6", 2, 1, 2), ["0,4", "1,5", "2,6"]),
         # One sibling pair in five CPUs: an average of 1.25 threads.
         (lscpu(8, "0-4", 1, 4, 1), ["0,4", "1", "2", "3"]),
-        (lscpu(8, "0-4", 1, 2, 2), ["0,4", "1", "2", "3"]),
         # Siblings are neighbours where else they lay in two nodes.
         (lscpu(8, "0-6", 1, 2, 2, "0-3", "4-6"), ["0-1", "2-3", "4-5", "6"]),
         (POWER + lscpu(16, "0-14", 7, 2, 1), ["0-7", "8-14"]),
         (POWER + lscpu(16, "0-14", 8, 2, 1), ["0-7", "8-14"]),
         (POWER + lscpu(16, "0-3,8-11", 4, 2, 1), ["0-3", "8-11"]),
-        (POWER + lscpu(16, "0-2,8-10", 3, 2, 1), ["0-2", "8-10"]),
-        (POWER + lscpu(16, "0-4,8-10", 5, 2, 1), ["0-4", "8-10"]),
-        (POWER + lscpu(16, "0-4,8-10", 4, 2, 1), ["0-4", "8-10"]),
     ],
 )
 def test_siblings_beside_offline_cpus(text: str, expected: Sequence[str]) -> None:

@@ -212,14 +212,11 @@ def test_packages_from_the_summary(text: str, expected: dict[int, str] | None) -
 def test_a_count_of_cpus_is_no_list() -> None:
     with pytest.raises(TopologyError):
         parse("CPU(s): 8\nNUMA node(s): 2\n")
-    topology = parse("CPU(s): 8\n" + TABLE)
+    topology = parse("CPU(s): 8\nNUMA node(s): 36\n" + TABLE)
     assert topology.cpus == frozenset(range(4))
     assert "lscpu counts 8" in message(topology, "cpus-partial")
-
-
-def test_nodes_that_are_counted_and_not_listed() -> None:
-    topology = parse("NUMA node(s): 36\nNUMA node0 CPU(s): 0-71\n")
-    assert "36" in message(topology, "nodes-missing")
+    few = parse("NUMA node(s): 36\nNUMA node0 CPU(s): 0-71\n")
+    assert "1 of 36 NUMA nodes" in message(few, "nodes-missing")
 
 
 @pytest.mark.case("A22")
@@ -242,7 +239,6 @@ def test_a_cpu_in_two_nodes_is_an_error() -> None:
         "node 0 cpus: 0 1 2 3\nnode 0 size: 1 MB\nnode 0 cpus: 0 1\nnode 0 size: 1 MB\n",
         "On-line CPU(s) list: 0-3\nThread(s) per core: 1\nThread(s) per core: 2\n",
         "NUMA node0 CPU(s): 0-3\nnode 0 cpus: 0 1\nnode 0 size: 1 MB\n",
-        "CPU(s): 2\nOn-line CPU(s) list: 0-3\n",
         "# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n2,2,0,0\n3,3,0,0\n0,1,0,0\n",
     ],
 )
@@ -281,19 +277,6 @@ def test_rows() -> None:
     assert packages(topology) == {0: "0-1,4-5", 1: "2-3,6-7"}
     assert l3(topology) == ["0-1,4-5", "2-3,6-7"]
     assert nodes(topology) == {0: "0-1,4-5", 1: "2-3,6-7"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "".join(f"> {line}\n" for line in ROWS.splitlines()),
-        ROWS.replace("\n", "\r\n"),
-        ROWS.replace("# CPU", "CPU").replace("\n", "\n\n"),
-    ],
-    ids=["quoted", "crlf", "double-spaced"],
-)
-def test_rows_in_other_clothes(text: str) -> None:
-    assert parse(text) == parse(ROWS)
 
 
 def test_columns_are_found_by_their_names() -> None:

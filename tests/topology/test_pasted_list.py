@@ -38,41 +38,19 @@ def test_the_list_alone() -> None:
     assert {"cpus-unknown", "affinity-unknown", "links-unknown"} <= codes(LIST)
 
 
-def test_a_gpu_in_the_list_and_not_in_the_table() -> None:
-    text = TABLE + LIST + "GPU 2: NVIDIA T4\n"
-    topology = parse(text)
-    assert [gpu.index for gpu in topology.gpus] == [0, 1, 2]
-    assert topology.links is None
-
-
 @pytest.mark.case("D2")
-def test_mig_instances_of_new_drivers_do_not_tell_their_ids() -> None:
-    text = (
-        f"GPU 0: NVIDIA H100 (UUID: {UUID0})\n"
-        f"  MIG 3g.40gb     Device  0: (UUID: {MIG0})\n"
-        f"  MIG 1g.10gb     Device  1: (UUID: {MIG1})\n"
+@pytest.mark.parametrize(
+    ("uuid", "gpu_instance", "compute_instance"),
+    [(MIG0, -1, -1), (MIG1, -1, -1), (f"MIG-{UUID0}/1/0", 1, 0), (f"MIG-{UUID0}/5/1", 5, 1)],
+)
+def test_mig_instances(uuid: str, gpu_instance: int, compute_instance: int) -> None:
+    """Those of drivers since 470 do not contain their ids."""
+    first, second = parse(
+        f"GPU 0: NVIDIA H100 (UUID: {UUID0})\n  MIG 3g.40gb     Device  0: (UUID: {uuid})\n"
         f"GPU 1: NVIDIA H100 (UUID: {UUID1})\n"
-    )
-    first, second = parse(text).gpus
-    assert first.mig == (
-        MigInstance(uuid=MIG0, gpu_instance=-1, compute_instance=-1),
-        MigInstance(uuid=MIG1, gpu_instance=-1, compute_instance=-1),
-    )
-    assert second.mig is None
-
-
-@pytest.mark.case("D2")
-def test_mig_instances_of_old_drivers_do() -> None:
-    text = (
-        f"GPU 0: A100-SXM4-40GB (UUID: {UUID0})\n"
-        f"  MIG 3g.20gb Device 0: (UUID: MIG-{UUID0}/1/0)\n"
-        f"  MIG 2g.10gb Device 1: (UUID: MIG-{UUID0}/5/1)\n"
-    )
-    (gpu,) = parse(text).gpus
-    assert gpu.mig == (
-        MigInstance(uuid=f"MIG-{UUID0}/1/0", gpu_instance=1, compute_instance=0),
-        MigInstance(uuid=f"MIG-{UUID0}/5/1", gpu_instance=5, compute_instance=1),
-    )
+    ).gpus
+    instance = MigInstance(uuid=uuid, gpu_instance=gpu_instance, compute_instance=compute_instance)
+    assert (first.mig, second.mig) == ((instance,), None)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +81,15 @@ def test_lines_of_other_kinds(line: str) -> None:
         parse(line)
 
 
-def test_two_lists_that_differ() -> None:
-    text = LIST + f"GPU 0: NVIDIA H100 (UUID: {UUID1})\n"
-    assert parse(text).gpus[0].uuid == UUID0
-    assert "contradiction" in codes(text)
-
-
-def test_a_list_with_uuids_completes_one_without() -> None:
-    text = "GPU 0: NVIDIA A100-SXM4-80GB\n" + LIST
-    assert parse(text).gpus[0].uuid == UUID0
-    assert "contradiction" not in codes(text)
-
-
-def test_no_uuid_at_two_gpus() -> None:
-    text = f"GPU 0: NVIDIA A30 (UUID: {UUID0})\nGPU 1: NVIDIA A30 (UUID: {UUID0})\n"
-    assert [gpu.uuid for gpu in parse(text).gpus] == [UUID0, None]
-    assert "contradiction" in codes(text)
+@pytest.mark.parametrize(
+    ("text", "uuids", "contradicts"),
+    [
+        (LIST + f"GPU 0: NVIDIA H100 (UUID: {UUID1})\n", [UUID0, UUID1], True),
+        (LIST + LIST, [UUID0, UUID1], False),
+        (LIST.replace(UUID1, UUID0), [UUID0, None], True),
+    ],
+    ids=["two lists that differ", "one list twice", "one UUID at two GPUs"],
+)
+def test_lines_of_one_gpu_or_uuid(text: str, uuids: list[str | None], contradicts: bool) -> None:
+    assert [gpu.uuid for gpu in parse(text).gpus] == uuids
+    assert ("contradiction" in codes(text)) is contradicts

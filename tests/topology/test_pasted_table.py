@@ -222,14 +222,8 @@ def test_a_cut_list_is_replaced_by_its_node(lists: str, first: bool) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        "0,2,4,6,8",
-        "0,2,4,6,8,10,12",
-        "0,2,4,6,8,11",
-        "0,1,2,3,4,5",
-        "0-1,4-5,8-9,12-13,16-17,20-22",
-        "0,64",
-        "0-23,48-71",
-        "0-31:2/8",
+        *("0,2,4,6,8", "0,2,4,6,8,10,12", "0,2,4,6,8,11", "0,1,2,3,4,5"),
+        *("0-1,4-5,8-9,12-13,16-17,20-22", "0,64", "0-23,48-71", "0-31:2/8"),
     ],
 )
 def test_other_lists_do_not_look_cut(cell: str) -> None:
@@ -280,7 +274,8 @@ def test_the_place_of_a_gpu(
 ) -> None:
     topology = parse(lscpu + two(cells, SECOND))
     assert (near(topology)[0], nodes(topology)[0]) == (expected_near, expected_nodes)
-    assert (topology.gpus[0].source is None) == (expected_near is None and expected_nodes is None)
+    is_unknown = expected_near is None and expected_nodes is None
+    assert (topology.gpus[0].source is None) == is_unknown
     doubts = {note.code for note in topology.notes if "GPU 0 " in f"{note.message} "}
     assert doubts >= ({code} if code else set())
     assert code is not None or not doubts

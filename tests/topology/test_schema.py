@@ -45,7 +45,7 @@ def test_saved_machines_are_valid(path: Path) -> None:
 
 
 @settings(deadline=None)
-@given(topologies(max_cores=8, max_gpus=4))
+@given(topologies())
 def test_whatever_is_saved_is_valid(topology: Topology) -> None:
     VALIDATOR.validate(topology.to_dict())
 

@@ -129,6 +129,7 @@ _NEAR_A_BORDER = st.builds(
     )
 )
 @example("-" + "9" * 20)
+@example(f"-{2**64 - 1}")
 @example("9" * 5000)
 @example(f"{2328306437 * 2**32}0")  # 21 digits, of which the first 20 would read as 0
 @example("0" * 30 + "2")
@@ -431,17 +432,13 @@ def test_a_list_far_longer_than_the_machine_still_ends_at_its_first_fault() -> N
     "text",
     [
         "," * 1_000_000,
-        "0," * 500_000,
         "9" * 1_000_000,
-        "0" * 1_000_000,
         " " * 1_000_000,
         "GPU-" + "a" * 1_000_000,
-        "GPU-" + "-" * 1_000_000,
-        f"{G0}," * 25_000,
         "MIG-GPU-" + "a" * 1_000_000 + "/1/0",
         "0,1,2,3," + "x" * 1_000_000,
     ],
-    ids=range(10),
+    ids=range(6),
 )
 def test_a_megabyte_is_read_in_one_pass(text: str) -> None:
     visible = resolve(gpus(), text)  # the test's own time limit is the bound

@@ -53,11 +53,6 @@ def mark_of(handle: int) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, _turns.get(handle, 0)
 
 
-def owner_of(handle: int) -> int:
-    """The number of the user who owns an open file."""
-    return os.fstat(handle).st_uid
-
-
 def make_room() -> None:
     """Let the process's table of descriptors grow now, so that it has room for such numbers.
 

@@ -124,24 +124,16 @@ def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
 
 
 class ThreadFacts(NamedTuple):
-    """What /proc says about a thread (``proc_pid_stat(5)``).
+    """What /proc says about a thread (``proc_pid_stat(5)``)."""
 
-    Attributes:
-        name: the name that it has given itself (``comm``); at most 15 bytes.
-        ended: whether it only waits to be collected (a zombie).
-        movable: whether its CPUs can be set at all. Those of many threads of the kernel cannot,
-            before Linux 6.3 also where they belong to a process (``iou-wrk-…`` of io_uring).
-        started: when it started, in clock ticks since boot: with its id, it identifies the thread.
-        stopped: whether it is stopped (SIGSTOP, Ctrl-Z, a debugger).
-        exiting: whether it is past the point of no return (``PF_EXITING``), or has ended.
-    """
-
-    name: str
-    ended: bool
+    name: str  # that it has given itself (``comm``); at most 15 bytes
+    ended: bool  # it only waits to be collected (a zombie)
+    # Whether its CPUs can be set. Those of many threads of the kernel cannot, before Linux 6.3 also
+    # where they belong to a process (``iou-wrk-…`` of io_uring).
     movable: bool
-    started: int
-    stopped: bool = False
-    exiting: bool = False
+    started: int  # in clock ticks since boot: with its id, it identifies the thread
+    stopped: bool = False  # by SIGSTOP, Ctrl-Z, a debugger
+    exiting: bool = False  # past the point of no return (``PF_EXITING``), or ended
 
 
 def thread_facts(pid: int, tid: int) -> ThreadFacts | None:

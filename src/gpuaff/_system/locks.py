@@ -203,16 +203,6 @@ def open_directory(path: str) -> int:
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
-def read_at(handle: int, offset: int, size: int) -> bytes:
-    """Read a part of a file."""
-    return os.pread(handle, size, offset)
-
-
-def write_at(handle: int, offset: int, data: bytes) -> None:
-    """Write a part of a file at once: a reader gets the old text or the new one."""
-    os.pwrite(handle, data, offset)
-
-
 def open_folder(
     path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
 ) -> int:

@@ -51,7 +51,7 @@ _NO_INSTANCE = "it is in MIG mode and has no instance, so there is nothing to cl
 
 # nvmlReturn_t
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND = 2, 3, 4, 6
-_LIBRARY_NOT_FOUND, _FUNCTION_NOT_FOUND, _GPU_IS_LOST, _UNKNOWN = 12, 13, 15, 999
+_FUNCTION_NOT_FOUND, _GPU_IS_LOST, _UNKNOWN = 13, 15, 999
 
 _ABSENT = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 """What GPUs and drivers without a feature answer: no problem."""
@@ -430,10 +430,6 @@ def _text(answer: str | bytes | None) -> str | None:
     return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
 
-_NO_LIBRARY = (
-    "the NVIDIA driver's library NVML (libnvidia-ml.so.1) cannot be loaded",
-    "install the driver, or start the container with its GPUs; Jetson and macOS have no NVML",
-)
 _REASONS = {
     _NO_PERMISSION: (
         "this user may not talk to the NVIDIA driver",
@@ -443,7 +439,10 @@ _REASONS = {
         "the kernel module of the NVIDIA driver is not loaded",
         "load it (modprobe nvidia), or start the container with its GPUs",
     ),
-    _LIBRARY_NOT_FOUND: _NO_LIBRARY,
+    12: (  # LIBRARY_NOT_FOUND
+        "the NVIDIA driver's library NVML (libnvidia-ml.so.1) cannot be loaded",
+        "install the driver, or start the container with its GPUs; Jetson and macOS have no NVML",
+    ),
     _FUNCTION_NOT_FOUND: ("the NVIDIA driver's library NVML is too old", "update the driver"),
     _GPU_IS_LOST: (
         "the NVIDIA driver has lost a GPU (it has fallen off the bus)",

@@ -36,30 +36,20 @@ class MigInstance:
 
 
 class GpuReading(NamedTuple):
-    """Where a GPU is. Sets are never empty: an empty mask is None (case A1).
-
-    Attributes:
-        pci_bus_id: the PCI address as sysfs spells it, ``0000:07:00.0``.
-        memory_nodes: the NUMA nodes whose memory is next to it.
-        memory_node: the NUMA node that is its own memory (GH200).
-        mig: its MIG instances; None when MIG is off, not supported or unknown (case D2).
-        denied: whether a device cgroup denies it to this process.
-        lost: whether it has fallen off the bus, or NVML gives no handle for another reason.
-        problems: what failed, in words.
-    """
+    """Where a GPU is. Sets are never empty: an empty mask is None (case A1)."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     uuid: str | None = None
     name: str | None = None
-    pci_bus_id: str | None = None
+    pci_bus_id: str | None = None  # as sysfs spells it, ``0000:07:00.0``
     node_cpus: CpuSet | None = None
     socket_cpus: CpuSet | None = None
-    memory_nodes: frozenset[int] | None = None
-    memory_node: int | None = None
-    mig: tuple[MigInstance, ...] | None = None
-    denied: bool = False
-    lost: bool = False
-    problems: tuple[str, ...] = ()
+    memory_nodes: frozenset[int] | None = None  # the NUMA nodes whose memory is next to it
+    memory_node: int | None = None  # the NUMA node that is its own memory (GH200)
+    mig: tuple[MigInstance, ...] | None = None  # None: off, not supported or unknown (case D2)
+    denied: bool = False  # by a device cgroup
+    lost: bool = False  # it has fallen off the bus, or NVML gives no handle for another reason
+    problems: tuple[str, ...] = ()  # what failed, in words
 
 
 class Device(NamedTuple):
@@ -110,28 +100,21 @@ class ComputeMode(str, Enum):
 class DeviceReading(NamedTuple):
     """How a device is used.
 
-    Attributes:
-        compute: the processes with a CUDA context, and the bytes that each has (None: unknown).
-            Process ids are those of the first PID namespace (case E15).
-        graphics: the graphics processes, likewise. A process may be in both.
-        used: bytes in use, without what the driver keeps for itself.
-        utilization: how busy it was lately, in percent.
-        display: whether it drives a screen.
-        lost: whether it has fallen off the bus, or was lost in another way.
-        problems: what failed, in words.
+    Processes are listed with the bytes that each has (None: unknown), by their ids in the first PID
+    namespace (case E15). One may compute and draw.
     """
 
     device: Device
-    compute: Mapping[int, int | None] | None = None
+    compute: Mapping[int, int | None] | None = None  # those with a CUDA context
     graphics: Mapping[int, int | None] | None = None
-    used: int | None = None
+    used: int | None = None  # in bytes, without what the driver keeps for itself
     free: int | None = None
     total: int | None = None
-    utilization: int | None = None
+    utilization: int | None = None  # how busy it was lately, in percent
     compute_mode: ComputeMode | None = None
-    display: bool | None = None
+    display: bool | None = None  # whether it drives a screen
     lost: bool = False
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # what failed, in words
 
 
 def pci_address(text: str | None) -> str | None:

@@ -1,12 +1,14 @@
-"""The allowed physical cores in their order, so that the rest works on small numbers."""
+"""The allowed physical cores in their order, and cutting them: blocks, turns, L3, max-min fair."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
+from itertools import accumulate, chain, groupby, pairwise
 from math import gcd
+from typing import NamedTuple
 
 from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Topology
@@ -30,6 +32,13 @@ class Cores:
     def _place_of(self) -> Mapping[int, int]:
         return {cpu: place for place, core in enumerate(self.cpus) for cpu in core}
 
+    @cached_property
+    def _pieces_of(self) -> Mapping[int, Sequence[int]]:
+        return {
+            core: [*pieces]
+            for core, pieces in groupby(range(len(self.cpus)), self.core_of.__getitem__)
+        }
+
     def places(self, cpus: CpuSet) -> tuple[int, ...]:
         """The places, ascending, of the cores that hold any of these allowed CPUs.
 
@@ -40,9 +49,9 @@ class Cores:
 
     def places_within(self, cpus: CpuSet, allowed: CpuSet) -> tuple[int, ...]:
         """The same for a process that may use only these allowed CPUs, which hold the others."""
-        wanted = {self.core_of[place] for place in self.places(cpus)}
-        found = enumerate(zip(self.core_of, self.cpus, strict=True))
-        return tuple(at for at, (core, piece) in found if core in wanted and piece <= allowed)
+        cores = dict.fromkeys(map(self.core_of.__getitem__, self.places(cpus)))
+        pieces = chain.from_iterable(map(self._pieces_of.__getitem__, cores))
+        return tuple(place for place in pieces if self.cpus[place] <= allowed)
 
     def count(self, places: Iterable[int]) -> int:
         """How many cores these places are (parts) of; what is max-min fair counts places."""
@@ -129,3 +138,243 @@ def workers_parts(cores: Sequence[CpuSet], workers: int) -> tuple[CpuSet, ...]:
     edges = [len(rest) * block // groups for block in range(groups + 1)]
     blocks = [frozenset().union(*rest[start:end]) for start, end in pairwise(edges)]
     return tuple(blocks[worker * groups // workers] for worker in range(workers))
+
+
+# ---- cutting -------------------------------------------------------------------------------------
+
+Fill = Callable[[Sequence[int], Sequence[int]], list[tuple[int, ...]]]
+"""Takes places and the size of each part; returns the parts. Places beyond the sum stay free."""
+
+
+def in_blocks(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Parts are consecutive blocks."""
+    ends = accumulate(sizes)
+    return [tuple(places[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def in_turn(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Parts take one place after another in turn, each until it is full."""
+    rounds = range(max(sizes, default=0))
+    takers = [part for turn in rounds for part, size in enumerate(sizes) if turn < size]
+    parts: list[list[int]] = [[] for _ in sizes]
+    for part, place in zip(takers, places, strict=False):
+        parts[part].append(place)
+    return list(map(tuple, parts))
+
+
+def in_l3_domains(
+    places: Iterable[int], sizes: Sequence[int], *, l3_of: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """First each part in turn takes the lowest L3 domains that are wholly free and fit into it.
+
+    Then each in turn is filled up from as few domains as possible: the lowest with enough free
+    places, or else the one with most. A domain counts as far as its places are in the list;
+    ``l3_of`` has the number of each place's.
+    """
+    domains: dict[int, list[int]] = {}
+    for place in sorted(places):
+        domains.setdefault(l3_of[place], []).append(place)
+    free = list(domains.values())
+    parts: list[list[int]] = [[] for _ in sizes]
+    for part, size in zip(parts, sizes, strict=True):
+        for domain in free:
+            if len(domain) <= size - len(part):
+                part += domain
+                domain.clear()
+    for part, size in zip(parts, sizes, strict=True):
+        while lacking := size - len(part):
+            enough = (domain for domain in free if len(domain) >= lacking)
+            domain = next(enough, max(free, key=len))
+            part += domain[:lacking]
+            del domain[:lacking]
+    return list(map(tuple, parts))
+
+
+def by_l3(topology: Topology, cores: Cores) -> Fill:
+    """:func:`in_l3_domains` of a machine; :func:`in_blocks` where its domains are unknown.
+
+    A core in no domain is one of its own.
+    """
+    if not topology.l3:
+        return in_blocks
+    domain_of = {cpu: number for number, cpus in enumerate(topology.l3) for cpu in cpus}
+    lone = len(topology.l3)
+    pairs = zip(cores.core_of, map(min, cores.cpus), strict=True)
+    l3_of = [domain_of.get(cpu, lone + core) for core, cpu in pairs]
+    return partial(in_l3_domains, l3_of=l3_of)
+
+
+class Cutter(NamedTuple):
+    """How lists of places are cut in one plan."""
+
+    slow_from: int  # the place of the first slow core
+    fill: Fill
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether parts are made of neighbouring cores."""
+        return self.fill is not in_turn
+
+    @property
+    def in_blocks(self) -> Cutter:
+        """The same without L3 domains: parts have the same sizes."""
+        return self._replace(fill=in_blocks) if self.contiguous else self
+
+    def kinds(self, places: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+        """The lists that are cut on their own: fast and slow cores (case G5).
+
+        With fewer fast cores than parts there is one list: otherwise some parts would be empty
+        while cores are left.
+        """
+        fast = bisect_left(places, self.slow_from)
+        # Every part then has fast cores, and none has slow ones only.
+        if parts <= fast < len(places):
+            return [tuple(places[:fast]), tuple(places[fast:])]
+        return [tuple(places)]
+
+    def even(self, places: Sequence[int], parts: int) -> int:
+        """The largest size that all parts can have."""
+        return sum(len(kind) // parts for kind in self.kinds(places, parts))
+
+    def cut(
+        self, places: Sequence[int], parts: int, size: int | None = None
+    ) -> list[tuple[int, ...]]:
+        """Cut places, ascending, into parts, each with its fast cores first.
+
+        ``size`` is that of every part, or less where there is not enough. None: every place is in
+        a part, and the first parts get the odd ones.
+        """
+        found: list[tuple[int, ...]] = [()] * parts
+        for kind in self.kinds(places, parts):
+            each, odd = divmod(len(kind), parts)
+            if size is None:
+                sizes = [each + 1] * odd + [each] * (parts - odd)
+            else:
+                sizes = [min(each, size - len(found[0]))] * parts
+            more = self.fill(kind, sizes)
+            found = [part + rest for part, rest in zip(found, more, strict=True)]
+        return found
+
+    def in_trimming_order(self, places: Sequence[int], size: int | None) -> tuple[int, ...]:
+        """Places, ascending, but first the ``size`` that are kept: fast cores, whole L3 domains."""
+        left = len(places) if size is None else size
+        kept: list[int] = []
+        for kind in self.kinds(places, 1):
+            kept += self.fill(kind, [min(len(kind), left - len(kept))])[0]
+        return (*kept, *sorted(set(places).difference(kept)))
+
+
+# Sharing cores among claimants that may have different ones, which gpu_affinity refuses. Sizes are
+# *max-min fair*: no share can grow without making one shrink that is no larger. Cores are whole, so
+# it is the vector of sizes that is best when sorted ascending and compared from the front. Cores
+# are grouped by who may have them; the sizes come from a flow between claimants and groups.
+
+Group = tuple[tuple[int, ...], tuple[int, ...]]
+"""The claimants that may have some cores, and the places of these cores; both ascending."""
+
+
+def fair_shares(wanted: Sequence[frozenset[int]], fill: Fill) -> list[tuple[int, ...]]:
+    """Share out the cores that each claimant may have; earlier claimants win ties.
+
+    Every wanted core is in exactly one share; shares are ascending, and empty only where more
+    claimants than cores compete.
+    """
+    groups = group_cores(wanted)
+    flow = _Flow(groups, len(wanted))
+    shares: list[list[int]] = [[] for _ in wanted]
+    for number, (claimants, cores) in enumerate(groups):
+        sizes = [flow.given[claimant][number] for claimant in claimants]
+        for claimant, part in zip(claimants, fill(cores, sizes), strict=True):
+            shares[claimant] += part
+    return [tuple(sorted(share)) for share in shares]
+
+
+def grow(
+    shares: Sequence[frozenset[int]], more: Iterable[frozenset[int]], fill: Fill
+) -> Sequence[frozenset[int]]:
+    """Share out more cores; what a claimant has, and no other may have, counts, and is kept."""
+    wanted = [have | claim for have, claim in zip(shares, more, strict=True)]
+    return shares if wanted == shares else list(map(frozenset, fair_shares(wanted, fill)))
+
+
+def group_cores(wanted: Sequence[frozenset[int]]) -> list[Group]:
+    """Group cores by who may have them; groups of few claimants first, then by lowest core."""
+    groups: list[tuple[tuple[int, ...], frozenset[int]]] = [((), frozenset().union(*wanted))]
+    for claimant, cores in enumerate(wanted):
+        halves = [
+            half
+            for claimants, members in groups
+            for half in (((*claimants, claimant), members & cores), (claimants, members - cores))
+        ]
+        groups = [(claimants, members) for claimants, members in halves if members]
+    found = [(claimants, tuple(sorted(members))) for claimants, members in groups]
+    return sorted(found, key=lambda group: (len(group[0]), group[1][0]))
+
+
+class _Flow:
+    """How many cores of each group each claimant has: ``given``, by claimant, then by group.
+
+    All claimants rise equally, without those that cannot rise. Who cannot rise by one core now
+    never can: the cores within reach are all with claimants that have no more than it has, or one
+    more.
+    """
+
+    def __init__(self, groups: Sequence[Group], claimants: int) -> None:
+        self.given = [[0] * len(groups) for _ in range(claimants)]
+        self._free = [len(cores) for _, cores in groups]
+        self._claimants = [claimants for claimants, _ in groups]
+        self._groups = [
+            [number for number, (members, _) in enumerate(groups) if claimant in members]
+            for claimant in range(claimants)
+        ]
+        rising = list(range(claimants))
+        while rising:
+            step = sum(self._free) // len(rising)
+            while step > 1 and not self._raise_all(rising, step):
+                step //= 2
+            if step <= 1:
+                rising = [claimant for claimant in rising if self._raise(claimant, 1)]
+
+    def _raise_all(self, claimants: Iterable[int], amount: int) -> bool:
+        """Give each of them so many cores more, or change nothing."""
+        before = [row.copy() for row in self.given], self._free.copy()
+        if all(self._raise(claimant, amount) for claimant in claimants):
+            return True
+        self.given, self._free = before
+        return False
+
+    def _raise(self, claimant: int, amount: int) -> bool:
+        while amount:
+            path = self._path(claimant)
+            if not path:
+                return False
+            passed = [(giver, group) for (giver, _), (_, group) in zip(path[1:], path)]  # noqa: B905
+            last = path[-1][1]
+            step = min(
+                [amount, self._free[last], *(self.given[who][group] for who, group in passed)]
+            )
+            for who, group in path:
+                self.given[who][group] += step
+            for who, group in passed:
+                self.given[who][group] -= step
+            self._free[last] -= step
+            amount -= step
+        return True
+
+    def _path(self, start: int) -> list[tuple[int, int]]:
+        """The shortest way to free cores: who takes from which group, the last one freely."""
+        paths: dict[int, list[tuple[int, int]]] = {start: []}
+        queue, visited = [start], set[int]()
+        for claimant in queue:
+            for group in self._groups[claimant]:
+                if group in visited:
+                    continue
+                visited.add(group)
+                path = [*paths[claimant], (claimant, group)]
+                if self._free[group]:
+                    return path
+                for giver in self._claimants[group]:
+                    if giver not in paths and self.given[giver][group]:
+                        paths[giver] = path
+                        queue.append(giver)
+        return []

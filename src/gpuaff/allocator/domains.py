@@ -1,22 +1,8 @@
 """The domain of a GPU: its part of the machine, by one rule on which all jobs agree.
 
-With ``partition="machine"`` a rank stays inside the domain of its GPU. Jobs that know nothing of
-each other must find the same domains, so the rule reads only what sysfs shows to every process:
-the online CPUs, their cores, packages and NUMA nodes, which cores are slow, and the accelerators.
-No mask, no visible devices, no driver, no option and no variable plays a part.
-
-The rule, version 1:
-
-1. The *local CPUs* of an accelerator are the online CPUs next to its PCI device; else those of its
-   NUMA node; else those of the nodes nearest to that; else all.
-2. Cores with local CPUs are shared among the accelerators to which these are local.
-3. Other cores are shared among the accelerators whose local CPUs are nearest: by the distance
-   from the core's NUMA node, or where that is not known, on the core's package; else all of them.
-4. Shares are max-min fair, and count what an accelerator has already; fast cores are shared before
-   slow ones. Cores that the same accelerators may have are cut into consecutive blocks, cores by
-   their lowest CPU and accelerators by their PCI address; the lower address gets the odd core.
-
-Every online CPU is in exactly one domain.
+``docs/concepts.md`` has the rule. Jobs that know nothing of each other must find the same domains,
+so it reads only what sysfs shows to every process: the online CPUs, their cores, packages and NUMA
+nodes, which cores are slow, and the accelerators. Every online CPU is in exactly one domain.
 """
 
 from __future__ import annotations
@@ -24,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpuaff.allocator.cores import allowed_cores
-from gpuaff.allocator.cutting import grow, in_blocks
+from gpuaff.allocator.cores import allowed_cores, grow, in_blocks
 from gpuaff.allocator.placement import nearest, union
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError

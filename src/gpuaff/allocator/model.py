@@ -153,6 +153,25 @@ READERS: Mapping[str, Callable[..., object]] = {
 }
 """The reader of each option."""
 
+_NO_TEXTS = ("balanced", *_LIMITS, "reserve")
+TEXT_READERS: Mapping[str, Callable[[str, str], object]] = {
+    name: partial(read, text=True) if name in _NO_TEXTS else read for name, read in READERS.items()
+}
+"""The same for texts, from a variable or the command line."""
+
+
+def given_options(
+    arguments: Mapping[str, object], text_of: Callable[[str], str | None]
+) -> dict[str, object]:
+    """The options that were given: as an argument, not None, else as a variable's text."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name in TEXT_READERS.keys() - given.keys():
+        text = text_of(name)
+        if text is not None:
+            given[name] = TEXT_READERS[name](f"GPUAFF_{name.upper()}", text)
+    return given
+
+
 PLAN_SCHEMA_VERSION = 1
 
 

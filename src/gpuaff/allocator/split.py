@@ -16,8 +16,16 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from gpuaff.allocator.cores import Cores, keep_whole
-from gpuaff.allocator.cutting import Cutter, by_l3, fair_shares, grow, in_blocks, in_turn
+from gpuaff.allocator.cores import (
+    Cores,
+    Cutter,
+    by_l3,
+    fair_shares,
+    grow,
+    in_blocks,
+    in_turn,
+    keep_whole,
+)
 from gpuaff.allocator.model import Mode, Scope
 from gpuaff.allocator.placement import Assignment, Job, Placement
 from gpuaff.errors import GPUAffinityError

@@ -94,8 +94,8 @@ def claim_gpus(
         LockDirectoryError: the files that coordinate claims cannot be used.
         ClaimError: ``GPUAFF_CLAIM`` names a claim that is over.
     """
-    arguments = dict(locals())
-    claim, n = None, arguments.pop("n")
+    arguments = dict(locals())  # all of them, by name
+    claim = None
     try:
         with uninterrupted():
             descriptors.make_room()
@@ -103,7 +103,7 @@ def claim_gpus(
             with prewarmed_driver(wanted=True, cuda=by_context) as end_prewarm:
                 from gpuaff.claims.acquire import acquire
 
-                claim = acquire(n, arguments, end_prewarm=end_prewarm)
+                claim = acquire(arguments, end_prewarm)
         return claim  # noqa: TRY300 - Ctrl-C may come here, too
     except BaseException:  # Ctrl-C at the end of the block: the caller would not have the claim
         if claim is not None:

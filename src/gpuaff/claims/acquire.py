@@ -31,7 +31,7 @@ from gpuaff.errors import (
 )
 from gpuaff.launch import inherited
 from gpuaff.launch.allocation import granted
-from gpuaff.launch.gpus import sharers
+from gpuaff.launch.binding import sharers
 from gpuaff.launch.inherited import ParentClaim
 from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
@@ -44,14 +44,12 @@ _MAY_COUNT = (
 )
 
 
-def acquire(
-    n: object, arguments: Mapping[str, object], *, end_prewarm: Callable[[], None]
-) -> Claim:
+def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) -> Claim:
     """Do what :func:`gpuaff.claim_gpus` promises, where no signal handler interrupts.
 
     ``end_prewarm`` is called when the driver need not be kept awake any more.
     """
-    request = parse_request(n, **arguments)
+    request = parse_request(**arguments)
     if env.fsroot() is not None:
         raise ClaimError(
             "GPUAFF_FSROOT describes another machine, whose GPUs cannot be claimed here: unset it"
@@ -80,9 +78,9 @@ def acquire(
             return state.claim
 
 
-def preview(n: object, *, arguments: Mapping[str, object]) -> tuple[Device, ...]:
+def preview(arguments: Mapping[str, object]) -> tuple[Device, ...]:
     """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked."""
-    request = parse_request(n, **arguments)
+    request = parse_request(**arguments)
     with open_session() as session, ExitStack() as until_occupied:
         return _attempts(_observe(session, request), until_occupied).preview()
 
@@ -172,9 +170,8 @@ def _refuse_unknown_order(basis: _Basis) -> None:
 
 def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
-    request, second_look = basis.request, None
-    if basis.limits.parent is None and request.placeholder is not None:
-        second_look = SecondLook(attempts.probe, obtained.devices)
+    request = basis.request
+    second_look = SecondLook(attempts.probe, obtained.devices)
     _, left_out = _devices(basis.session)  # again: one may be lost by now
     _export(_variables(basis, obtained, by_uuid=bool(left_out)), undo)
     numbered = zip(obtained.devices, _ordinals(basis, obtained.devices), strict=True)
@@ -186,7 +183,12 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo)
         grant = take_grant([gpu.index for gpu in gpus])
         undo.callback(grant.give_back)
     undo.callback(_remember_bound_gpus, gpus)
-    placeholders = _occupy(request, gpus, second_look, undo)
+    is_alone = request.visible is not None and state.cuda_bound_gpus is None
+    ordinals = None if is_alone else [gpu.local for gpu in gpus]
+    uuids = [gpu.uuid for gpu in gpus]
+    placeholders, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
+    if is_started and basis.limits.parent is None:
+        second_look.refuse_others()
     more = _pinned_far(gpus) if grant is None else grant.warnings
     lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
     if lost and request.visible is not None:
@@ -241,19 +243,6 @@ def _ordinals(basis: _Basis, devices: Sequence[Device]) -> Sequence[int]:
     return [shown.index(device) for device in devices]
 
 
-def _occupy(
-    request: Request, gpus: Sequence[ClaimedGpu], second_look: SecondLook | None, undo: Undo
-) -> tuple[object, ...]:
-    """Occupy the GPUs, and check that no other process has come onto them meanwhile."""
-    is_alone = request.visible is not None and state.cuda_bound_gpus is None
-    ordinals = None if is_alone else [gpu.local for gpu in gpus]
-    uuids = [gpu.uuid for gpu in gpus]
-    held, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
-    if second_look is not None and is_started:
-        second_look.refuse_others()
-    return held
-
-
 def _remember_bound_gpus(gpus: tuple[ClaimedGpu, ...]) -> None:
     """If CUDA was started under a claim, it shows the GPUs of that claim for good."""
     if cuda.is_initialized():
@@ -295,7 +284,7 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
 
 
 def _warn(notice: Notice) -> tuple[Notice, ...]:
-    from gpuaff.pinning.report import say
+    from gpuaff.pinning.state import say
 
     say((notice,), rank=None)
     return (notice,)

@@ -74,13 +74,9 @@ def occupy(
     is checked afterwards, if it has initialised CUDA. Without ``ordinals``, CUDA's numbers of the
     GPUs, these are 0, 1 … in their order, and CUDA shows no others.
 
-    Returns:
-        What the placeholder returned for each, and whether CUDA is initialised since: then the
-        GPUs that it shows never change, also after the release.
-
-    Raises:
-        PlaceholderError: one of ours failed, or CUDA shows other GPUs than the claimed ones.
-        BaseException: what a function raised.
+    Returns what the placeholder returned for each, and whether CUDA is initialised since: then the
+    GPUs that it shows never change, also after the release. PlaceholderError where one of ours
+    failed, or CUDA shows other GPUs; what a function raised is raised as it is.
     """
     if kind is None:
         return (), False
@@ -276,24 +272,23 @@ class Occupant(NamedTuple):
 
 def load(name: str) -> Occupant:
     """Import a framework; PlaceholderError where that fails, or it has no CUDA."""
-    framework = _FRAMEWORKS[name]
+    wanted, package, make, release = _FRAMEWORKS[name]
     problem = f"placeholder={name!r}: the Python module {name}"
     try:
-        module = import_module(framework.module)
+        module = import_module(wanted)
     except Exception as error:  # a module may run and raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            install = f"pip install {framework.package}"
-            raise PlaceholderError(f"{problem} is not installed; {install}", name) from None
-        mend = f"pip install --force-reinstall {framework.package}"
-        problem = f"{problem} cannot be imported ({explain(error)}); mend it: {mend}"
-        raise PlaceholderError(problem, name) from error
+            problem += f" is not installed; pip install {package}"
+            raise PlaceholderError(problem, name) from None
+        problem += f" cannot be imported ({explain(error)}); mend it: pip install --force-reinstall"
+        raise PlaceholderError(f"{problem} {package}", name) from error
     if name == "torch" and module.version.cuda is None:
         raise PlaceholderError(
             f"placeholder={name!r}: this torch ({module.__version__}) was built without CUDA; "
             "install a build with CUDA (https://pytorch.org/get-started), or another placeholder",
             name,
         )
-    return Occupant(partial(framework.make, module), framework.release)
+    return Occupant(partial(make, module), release)
 
 
 def _torch(torch: Any, ordinal: int) -> object:
@@ -321,11 +316,7 @@ def _pycuda(driver: Any, ordinal: int) -> object:
     """
     driver.init()
     context = driver.Device(ordinal).make_context()
-    try:
-        driver.Context.pop()
-    except BaseException:
-        context.detach()
-        raise
+    driver.Context.pop()
     return context
 
 
@@ -334,20 +325,12 @@ def _cupy(cupy: Any, ordinal: int) -> object:
         return cupy.zeros(1)
 
 
-class _Framework(NamedTuple):
-    """The module that is imported, the package that has it, and how it occupies a GPU."""
-
-    module: str
-    package: str
-    make: Callable[[Any, int], object]
-    release: Callable[[Any], object] | None = None
-
-
+# The module that is imported, the package that has it, what occupies a GPU, and what frees it.
 # Scripts written for safe_gpu name all of these but CuPy, and their needs differ: TensorFlow takes
 # memory by its own rules, and pycuda's contexts are not primary. For others a function will do.
-_FRAMEWORKS = {
-    "torch": _Framework("torch", "torch", _torch),
-    "tensorflow": _Framework("tensorflow", "tensorflow", _tensorflow),
-    "pycuda": _Framework("pycuda.driver", "pycuda", _pycuda, lambda context: context.detach()),
-    "cupy": _Framework("cupy", "cupy-cuda12x (for CUDA 12; cupy-cuda13x for CUDA 13)", _cupy),
+_FRAMEWORKS: dict[str, tuple[str, str, Callable[[Any, int], object], Any]] = {
+    "torch": ("torch", "torch", _torch, None),
+    "tensorflow": ("tensorflow", "tensorflow", _tensorflow, None),
+    "pycuda": ("pycuda.driver", "pycuda", _pycuda, lambda context: context.detach()),
+    "cupy": ("cupy", "cupy-cuda12x (for CUDA 12; cupy-cuda13x for CUDA 13)", _cupy, None),
 }

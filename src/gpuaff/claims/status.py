@@ -20,7 +20,7 @@ from gpuaff.claims.model import Busy, Device, DeviceReading, Usage
 from gpuaff.errors import LockDirectoryError, NoDriverError
 from gpuaff.formatting import process_in_words
 from gpuaff.notices import Notice
-from gpuaff.topology.pci import device_files
+from gpuaff.topology.sysfs import device_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,26 +130,18 @@ class Writer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that was observed.
-
-    Attributes:
-        readings: what the driver reports of each device.
-        usages: whether each is free; in the same order.
-        writers: the registry.
-        holders: the processes that hold each device's lease, by UUID: the one that took it (None:
-            not visible here), then those that share it.
-        opened: the processes that have each GPU's device file open, by its index.
-        processes: the visible ones of these and of those that the driver lists, by id.
-        notices: what could not be observed.
-    """
+    """Everything that was observed."""
 
     readings: tuple[DeviceReading, ...] = ()
-    usages: tuple[Usage, ...] = ()
-    writers: tuple[Writer, ...] = ()
+    usages: tuple[Usage, ...] = ()  # whether each device is free, in the same order
+    writers: tuple[Writer, ...] = ()  # the registry
+    # Of each device's lease, by UUID: the process that took it (None: not visible here), then those
+    # that share it. The processes that have a GPU's device file open, by its index. The visible
+    # ones of all these, and of those that the driver lists, by id.
     holders: Mapping[str, Sequence[int | None]]
     opened: Mapping[int, Collection[int]]
     processes: Mapping[int, ProcessInfo]
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[Notice, ...] = ()  # what could not be observed
 
     def process(self, pid: int | None) -> ProcessInfo:
         """A process, as far as it is known."""

@@ -18,7 +18,7 @@ from gpuaff.notices import Notice
 from gpuaff.options import count
 from gpuaff.pinning.check import Check, evaluate, observe_process, render
 from gpuaff.topology.model import Topology
-from gpuaff.topology.pci import device_files
+from gpuaff.topology.sysfs import device_files
 
 CHECK_SCHEMA_VERSION = 1
 

@@ -8,8 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpuaff import settings
-from gpuaff.allocator.model import Mode, Multithreading, Partition, Scope
+from gpuaff._system import env
+from gpuaff.allocator.model import (
+    TEXT_READERS,
+    Mode,
+    Multithreading,
+    Partition,
+    Scope,
+    given_options,
+)
 from gpuaff.allocator.plan import plan
 from gpuaff.cli import output, views
 from gpuaff.cli.dispatch import add_option
@@ -42,7 +49,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--nproc", "N", partial(count, text=True), meaning)
     for name, (sign, words, meaning) in _OPTIONS.items():
         text = f"{', '.join(words)} (default: {meaning})" if words else meaning
-        add_option(parser, f"--{name.replace('_', '-')}", sign, settings.READERS[name], text)
+        add_option(parser, f"--{name.replace('_', '-')}", sign, TEXT_READERS[name], text)
     parser.add_argument(
         "--unbalanced",
         dest="balanced",
@@ -71,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
         raise InvalidOptionError("--nproc", args.nproc, expected)
     nproc = args.nproc or lists or len(topology.visible) or 1
-    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in settings.READERS}
+    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in TEXT_READERS}
     if machine.live:
-        chosen = settings.with_environment(chosen)
+        chosen = given_options(chosen, env.option)
     given = {name: value for name, value in chosen.items() if value is not None}
     made = plan(topology, nproc, rank_allowed=args.rank_allowed, **given)
     # A plan is only as good as its topology.

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_claim and not here.is_told:
         is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
         if is_bad or (here.rank is not None and here.size != 1):
-            from gpuaff.pinning.report import say
+            from gpuaff.pinning.state import say
 
             say(here.warnings, rank=None)  # it may be one of many, and each of them claims
     job = settle(args, here if here.is_told else None)
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             claim = claim_gpus(placeholder=None, on_wait=_report, **job.claim)
     try:
         if job.pin:
-            from gpuaff.pinning.affinity import set_affinity
+            from gpuaff.pinning import set_affinity
 
             set_affinity()
         raise_on_interrupt()  # the command gets SIGINT as this process got it
@@ -209,13 +209,13 @@ def _show(job: Job, words: Sequence[str]) -> None:
     from shlex import join
 
     from gpuaff.claims.acquire import preview
-    from gpuaff.pinning.affinity import set_affinity
+    from gpuaff.pinning import set_affinity
     from gpuaff.pinning.grant import take_grant
 
     claim = dict(job.claim or {})
     is_pinned = claim.pop("pin", False)
     cpus: CpuSet | None = None
-    devices = preview(claim.pop("n"), arguments=claim) if claim else ()
+    devices = preview(claim) if claim else ()
     if job.pin:
         affinity = set_affinity()
         cpus = affinity if affinity.pinned else None

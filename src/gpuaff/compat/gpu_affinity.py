@@ -15,7 +15,7 @@ from gpuaff.allocator.model import Multithreading, Scope, Word
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 from gpuaff.options import word
-from gpuaff.pinning.affinity import set_affinity as set_own_affinity
+from gpuaff.pinning import set_affinity as set_own_affinity
 from gpuaff.topology.model import Source
 
 TYPE_CHECKING = False

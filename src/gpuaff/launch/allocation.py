@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
 from gpuaff.formatting import one_line
-from gpuaff.launch import slurm
-from gpuaff.launch.launchers import Get, number
+from gpuaff.launch import Get, number, slurm
 
 _NO_SCHEDULER = (
     "no scheduler has set how many GPUs were granted (SLURM_GPUS_ON_NODE, SGE_HGR_gpu, "

@@ -1,30 +1,28 @@
 """What a process inherits from the one that started it: a claim, a pinned share, a rank.
 
-A claim sets GPUAFF_CLAIM for all that it starts, and pinning sets GPUAFF_PINNED::
-
-    v1:<slot>:<pid>:<start>:<uuid>[,<uuid>…]
-    v1:<rank>:<ranks>:<cpulist>:<cpulist of the reserved CPUs>
-
-``slot`` is the claim's in the registry; ``start``, in clock ticks since boot (field 22 of
-``/proc/<pid>/stat``), distinguishes its process from a later one with the same id; the UUIDs are in
-the order of CUDA's devices.
+A claim sets GPUAFF_CLAIM for all that it starts, and pinning sets GPUAFF_PINNED. ``slot`` is the
+claim's in the registry; ``start``, field 22 of ``/proc/<pid>/stat``, distinguishes its process from
+a later one with the same id; the UUIDs are in the order of CUDA's devices.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
-from gpuaff.launch.launchers import Get, number, quoted
+from gpuaff.launch import Get, number, quoted
 from gpuaff.notices import Notice
-from gpuaff.options import natural
 
-CLAIM_VARIABLE = "GPUAFF_CLAIM"
-PINNED_VARIABLE = "GPUAFF_PINNED"
+CLAIM_VARIABLE = "GPUAFF_CLAIM"  # v1:<slot>:<pid>:<start>:<uuid>[,<uuid>…]
+PINNED_VARIABLE = "GPUAFF_PINNED"  # v1:<rank>:<ranks>:<cpulist>:<cpulist of the reserved CPUs>
+
+# After months of uptime, ticks have more than nine digits.
+_CLAIM = re.compile(r"v1:(\d{1,9}):(\d{1,9}):(\d{1,20}):(.*)", re.ASCII)
 
 _MOST = 65_536  # the longest share that is parsed, in characters
 
@@ -59,17 +57,12 @@ def claim_in_environment(get: Get = env.get) -> tuple[ParentClaim | None, Notice
 
 
 def _parse_claim(text: str) -> ParentClaim | None:
-    version, *fields = text.split(":", 4)
-    if version != "v1" or len(fields) != 4:
+    match = _CLAIM.fullmatch(text)
+    uuids = tuple(match[4].split(",")) if match else ()
+    if not match or len(set(uuids)) < len(uuids) or not all(map(is_uuid, uuids)):
         return None
-    slot, pid, ticks = natural(fields[0]), natural(fields[1]), fields[2]
-    uuids = tuple(fields[3].split(","))
-    # After months of uptime, ticks have more than the nine digits that natural() reads.
-    is_number = ticks.isascii() and ticks.isdecimal() and len(ticks) <= 20
-    is_valid = is_number and len(set(uuids)) == len(uuids) and all(map(is_uuid, uuids))
-    if slot is None or not pid or not is_valid:
-        return None
-    return ParentClaim(slot=slot, pid=pid, started=int(ticks), uuids=uuids)
+    slot, pid, started = map(int, match.groups()[:3])
+    return ParentClaim(slot, pid, started, uuids) if pid else None
 
 
 def is_uuid(text: str) -> bool:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff.launch import inherited, slurm
-from gpuaff.launch.launchers import BY_PROGRAM, ROWS, Get, Launcher, Row, number, quoted
+from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
 from gpuaff.notices import Notice
 
 __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "from_environment", "ranks"]
@@ -99,9 +98,12 @@ def classify_ranks(
     ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
     rows = list(present(get))
-    is_task = any(row.launcher is Launcher.SLURM for row in rows)
-    warnings: tuple[Notice, ...] = ()
-    if is_task and slurm.is_stale(get, host, ancestors, cgroup):
+    is_stale, warnings = False, tuple[Notice, ...]()
+    if any(row.launcher is Launcher.SLURM for row in rows):
+        from gpuaff.launch import slurm  # only under Slurm
+
+        is_stale = slurm.is_stale(get, host, ancestors, cgroup)
+    if is_stale:
         rows = [row for row in rows if row.launcher is not Launcher.SLURM]
         text = (
             f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and "
@@ -165,8 +167,10 @@ def present(get: Get) -> Iterator[Row]:
         is_set = all(map(get, (row.local_rank, *row.marks)))
         if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
             is_set = any(map(get, (row.local_rank, row.local_size)))
-        if row.launcher is Launcher.SLURM and slurm.is_shell(get):
-            is_set = False
+        if is_set and row.launcher is Launcher.SLURM:
+            from gpuaff.launch import slurm  # only under Slurm
+
+            is_set = not slurm.is_shell(get)
         if is_set and row.local_rank not in taken:
             taken.add(row.local_rank)
             yield row
@@ -174,7 +178,11 @@ def present(get: Get) -> Iterator[Row]:
 
 def local_size(get: Get, row: Row) -> int | None:
     """How many processes a launcher says that it started on this node; None if it does not."""
-    return slurm.tasks_here(get) if row.launcher is Launcher.SLURM else number(get(row.local_size))
+    if row.launcher is not Launcher.SLURM:
+        return number(get(row.local_size))
+    from gpuaff.launch import slurm  # only under Slurm
+
+    return slurm.tasks_here(get)
 
 
 def _report(get: Get, row: Row) -> _Report:

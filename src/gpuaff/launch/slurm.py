@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
-from gpuaff.launch.launchers import Get, number
+from gpuaff.launch import Get, number
 from gpuaff.options import natural
 
 # ``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task.

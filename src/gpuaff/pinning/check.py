@@ -68,9 +68,7 @@ class ThreadCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """The thread in JSON."""
-        shown = {"tid": self.tid, "name": self.name, "cpus": format_cpulist(self.cpus)}
-        words = {"reason": self.reason, "remedy": self.remedy}
-        return {**shown, "state": str(self.state), "ok": self.ok, **words}
+        return _in_json(self, "tid", "name", "cpus", "state", "ok", "reason", "remedy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +104,23 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         """The process in JSON; ``docs/check-json.md`` describes it."""
-        expected, usual, near, far = (
-            None if cpus is None else format_cpulist(cpus)
-            for cpus in (self.expected, self.usual, self.near, self.far)
-        )
-        return {
-            "pid": self.pid,
-            "name": self.name,
-            "ok": self.ok,
-            "expected": expected,
-            "usual": usual,
-            "gpus": None if self.gpus is None else list(self.gpus),
-            "near": near,
-            "far": far,
-            "threads": [thread.to_dict() for thread in self.threads],
-            "warnings": [warning.to_dict() for warning in self.warnings],
-        }
+        sets = ("expected", "usual", "gpus", "near", "far")
+        return _in_json(self, "pid", "name", "ok", *sets, "threads", "warnings")
 
     def __str__(self) -> str:
         """As ``gpuaff check`` shows it."""
         return "\n".join(map(plain, render([self])))
+
+
+def _in_json(record: Check | ThreadCheck, *names: str) -> dict[str, Any]:
+    def plain_value(value: Any) -> Any:
+        if isinstance(value, frozenset):
+            return format_cpulist(value)
+        if isinstance(value, tuple):
+            return [one if isinstance(one, int) else one.to_dict() for one in value]
+        return str(value) if isinstance(value, State) else value
+
+    return {name: plain_value(getattr(record, name)) for name in names}
 
 
 def check() -> Check:
@@ -344,8 +339,7 @@ def _explain(seen: Observation, thread: Thread, should: CpuSet, state: State) ->
 # Render.
 
 
-_MAX_NAMES = 8
-"""The most names of threads that are listed where nothing is wrong with them."""
+_MAX_NAMES = 8  # of threads that are listed where nothing is wrong with them
 
 _HEADS = ("process", "GPU", "threads", "CPUs", "state", "names")
 

@@ -18,24 +18,22 @@ from gpuaff.allocator.domains import gpu_domains, mig_warnings, unusable_reason
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
-from gpuaff.pinning.report import (
-    UnavailableError,
-    log,
-    refusal,
-    refuse_if_broken,
-    say,
-    try_twice,
-    unsupported_reason,
-)
 from gpuaff.pinning.restore import put_extras_back, rewind
 from gpuaff.pinning.state import (
     Bound,
     Process,
     State,
+    UnavailableError,
     known_process,
+    log,
     place,
+    refusal,
+    refuse_if_broken,
+    say,
     this_process,
     transaction,
+    try_twice,
+    unsupported_reason,
 )
 from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology

@@ -67,7 +67,7 @@ class MemoryOption(NamedTuple):
             first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
             normal = cpu_list(kernel.machine_tree(), "sys/devices/system/node/has_normal_memory")
             usable, notices = usable_nodes(
-                self, requested, topology, allowed=allowed, normal=normal
+                self, requested, topology, allowed=allowed, normal=normal or None
             )
             if not usable:
                 return None, notices

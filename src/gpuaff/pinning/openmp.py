@@ -110,7 +110,6 @@ def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
     """Set OMP_NUM_THREADS to the share's number of cores, unless it is set.
 
     No more than a quota of CPU time lets run at the same time: threads beyond it stop all others.
-    ``ranks`` is how many ranks of the job are on this node.
     """
     value = env.get(OMP_NUM_THREADS)
     if value is not None and value.strip():

@@ -1,28 +1,40 @@
-"""An attempt to pin this process: observe, plan for all ranks, put this one's share into force."""
+"""A call of ``set_affinity``: arguments, observation, plan, and the change of this process."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff._system.interrupts import interruptible
-from gpuaff.allocator.model import Options, Partition, Plan, Share
+from gpuaff.allocator.model import Options, Partition, Plan, Share, check_rank, given_options
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import counted
 from gpuaff.launch import inherited
-from gpuaff.launch.gpus import own_gpus
+from gpuaff.launch.binding import Masks, classify_masks, consistency, observe_ancestry, own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.masks import Masks, classify_masks, observe_ancestry
-from gpuaff.launch.ranks import Ranks, narrows_nothing
+from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
 from gpuaff.notices import Notice, one_reason
+from gpuaff.options import count, flag
 from gpuaff.pinning import threads
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
-from gpuaff.pinning.report import UnavailableError, log, refusal, refuse_if_broken, say
 from gpuaff.pinning.restore import Affinity, put_extras_back, rewind
-from gpuaff.pinning.state import Process, place, this_process, transaction
+from gpuaff.pinning.state import (
+    Process,
+    UnavailableError,
+    log,
+    place,
+    refusal,
+    refuse_if_broken,
+    say,
+    this_process,
+    transaction,
+    try_twice,
+    unsupported_reason,
+)
 from gpuaff.topology.live import gpus_of_the_machine, observe
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpuset_of
@@ -32,10 +44,100 @@ if TYPE_CHECKING:
     from gpuaff.pinning.memory import MemoryOption
 
 
-def unpinned(
+_ABOUT_RANKS = frozenset({"no-rank", "ranks-contradict", "ranks-stale"})
+"""They say already that other ranks may be on this node."""
+
+
+def pin(
+    local_rank: int | None,
+    nproc_per_node: int | None,
+    end_prewarm: Callable[[], None],
+    *,
+    strict: bool | None,
+    memory: str | None,
+    openmp: bool | None,
+    **arguments: object,
+) -> Affinity:
+    """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
+
+    ``end_prewarm`` is called when the driver is not needed any more.
+    """
+    strict = _flag("strict", strict)
+    ranks, remarks = _ranks(local_rank, nproc_per_node)
+    options = Options.of((ranks or ALONE).local_size, **given_options(arguments, env.option))
+    memory_option, openmp = _memory_option(memory), _flag("openmp", openmp)
+    why = unsupported_reason()
+    if ranks is None or why is not None:
+        counts = why is not None and (ranks is not None or why.code == "off")
+        return _unpinned(ranks, (why,) if why and counts else remarks, strict=strict)
+    claim, unreadable = inherited.claim_in_environment()
+    if claim is not None and options.partition is Partition.AUTO:
+        # Other jobs' claims have other GPUs, and so other CPUs.
+        options = options._replace(partition=Partition.MACHINE)
+    no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
+    if claim is not None and claim.pid == os.getpid():
+        remarks = _without_no_rank(remarks)  # it is alone on its GPUs
+    if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
+        remarks += consistency(ranks)
+    if unreadable is not None:
+        remarks += (unreadable,)
+    attempt = Attempt(
+        ranks=ranks,
+        remarks=remarks,
+        options=options,
+        memory=memory_option,
+        openmp=openmp,
+        strict=strict,
+        end_prewarm=end_prewarm,
+        in_claim=claim is not None,
+        no_rank=no_rank,
+    )
+    found = try_twice(attempt.run)
+    if isinstance(found, UnavailableError):
+        return _unpinned(ranks, found.warnings + remarks, strict=strict, plan=found.plan)
+    return found
+
+
+def _ranks(
+    local_rank: int | None, nproc_per_node: int | None
+) -> tuple[Ranks | None, tuple[Notice, ...]]:
+    if local_rank is None and nproc_per_node is None:
+        return from_environment()
+    if local_rank is None or nproc_per_node is None:
+        missing = "local_rank" if local_rank is None else "nproc_per_node"
+        raise TypeError(
+            f"set_affinity() needs {missing} too: give both numbers, or neither to take "
+            "the launcher's (gpuaff.ranks())"
+        )
+    size = count("nproc_per_node", nproc_per_node)
+    return Ranks(local_rank=check_rank(local_rank, size), local_size=size), ()
+
+
+def _memory_option(argument: object) -> MemoryOption | None:
+    name, value = _value_of("memory", argument)
+    if value is None:
+        return None
+    from gpuaff.pinning.memory import parse_memory  # only where it is requested
+
+    return parse_memory(name, value)
+
+
+def _value_of(option: str, argument: object) -> tuple[str, object]:
+    """An option's name, as the user wrote it, and its value; None where it was not given."""
+    if argument is not None:
+        return option, argument
+    return f"GPUAFF_{option.upper()}", env.option(option)
+
+
+def _flag(option: str, argument: object) -> bool:
+    """A flag that is off by default: the argument, else ``GPUAFF_<OPTION>``."""
+    name, value = _value_of(option, argument)
+    return value is not None and flag(name, value, text=argument is None)
+
+
+def _unpinned(
     ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool, plan: Plan | None = None
 ) -> Affinity:
-    """The result where the mask stays."""
     if strict:
         refuse_if_broken(warnings)
     rank = None if ranks is None else ranks.local_rank
@@ -45,8 +147,7 @@ def unpinned(
     return affinity
 
 
-def without_no_rank(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """The notices but for that of an unknown rank."""
+def _without_no_rank(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     return tuple(notice for notice in notices if notice.code != "no-rank")
 
 
@@ -110,8 +211,8 @@ class Attempt(NamedTuple):
             visible = len(seen.topology.visible)
             if self.no_rank is not None and visible > 1:  # it may start the ranks itself
                 why = (*_of_topology(seen.topology), narrows_nothing(self.no_rank, visible))
-                remarks = without_no_rank(self.remarks)
-                return unpinned(None, remarks + why, strict=self.strict)
+                remarks = _without_no_rank(self.remarks)
+                return _unpinned(None, remarks + why, strict=self.strict)
             plan = self._plan(seen)
             warnings = self._strictly(self._warnings(process, seen, plan))
             share = plan.share_of(rank)
@@ -224,10 +325,7 @@ def _of_topology(topology: Topology) -> list[Notice]:
 
 
 def _mask_shrunk(topology: Topology, parent: CpuSet | None) -> list[Notice]:
-    """A mask of one core that the parent has not: a border, or an OpenMP runtime's doing.
-
-    They look the same (cases C5, C7), so there is a warning, and the mask is not widened.
-    """
+    """Warn of one core of the parent's: a border looks like a runtime's doing (cases C5, C7)."""
     allowed = topology.allowed
     one_core = len(allowed) == 1 or any(allowed <= core for core in topology.cores or ())
     if parent is None or parent <= allowed or not one_core:

@@ -11,7 +11,6 @@ from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.notices import Notice
 from gpuaff.pinning import threads
-from gpuaff.pinning.report import refusal, say
 from gpuaff.pinning.state import (
     VARIABLES,
     Process,
@@ -20,6 +19,8 @@ from gpuaff.pinning.state import (
     inherit,
     known_process,
     place,
+    refusal,
+    say,
     this_process,
     transaction,
     way_back,
@@ -72,10 +73,7 @@ class Affinity(frozenset[int]):
         memory: str | None = None,
         warnings: Iterable[Notice] = (),
     ) -> Self:
-        """Only :func:`set_affinity` and :func:`spread` make them.
-
-        ``states`` are those before and after a call that may have changed anything.
-        """
+        """``states`` are those before and after a call that may have changed anything."""
         self = super().__new__(cls, cpus)
         self.rank, self.plan, self.pinned, self.memory = rank, plan, pinned, memory
         share = plan.share_of(rank) if plan is not None and rank is not None else None
@@ -108,7 +106,7 @@ class Affinity(frozenset[int]):
             return frozenset()
         if self.pinned and self._states is not None:
             before, after = self._states
-            undo_call(frozenset(self), before.first, after)
+            undo_call(before.first, after)
         return threads.current()
 
     def reapply(self) -> CpuSet:
@@ -139,7 +137,7 @@ class Affinity(frozenset[int]):
     def __exit__(self, *_: object) -> None:
         """Put back what was in force before: an outer block's share, or the first mask."""
         if self._states is not None and not sys.is_finalizing():
-            undo_call(frozenset(self) if self.pinned else None, *self._states)
+            undo_call(*self._states)
 
     def __repr__(self) -> str:
         state = f"gpu={self.gpu}" if self.pinned else "not pinned"
@@ -153,23 +151,22 @@ class Affinity(frozenset[int]):
 # Undo a call.
 
 
-def undo_call(share: CpuSet | None, before: State, after: State) -> None:
-    """Undo a call and all later ones; nothing where that is done already.
+def undo_call(before: State, after: State) -> None:
+    """Undo a call and all later ones, by the states around it; nothing where that is done already.
 
-    ``share`` is what the call has set; None when it has taken back what was set.
+    Without a share afterwards it is a call that has taken back what was set.
     """
     known = known_process()
     is_child = known is None or known.state.pid != before.pid
     if is_child and before.grant is not grant_around():
         return  # a call from outside the grant that this child is in
-    placed = frozenset() if share is None else frozenset({share})
-    own = State(pid=os.getpid(), original=before.original, share=share, placed=placed)
+    own = State(pid=os.getpid(), original=before.original, share=after.share, placed=after.placed)
     process = known or Process(own)
     memory = bool(after.memory or (is_child and before.memory))
     try:
         with transaction(process, memory=memory, undoes=True):
             undo = _undo_in_child if is_child else _undo
-            notices = undo(process, share, before, after)
+            notices = undo(process, before, after)
             if memory and threading.get_native_id() not in process.state.memory:
                 from gpuaff.pinning.memory import shed_policy
 
@@ -180,17 +177,17 @@ def undo_call(share: CpuSet | None, before: State, after: State) -> None:
     say(notices)
 
 
-def _undo(process: Process, share: CpuSet | None, before: State, _: State) -> list[Notice]:
+def _undo(process: Process, before: State, after: State) -> list[Notice]:
     state, notices = process.state, list[Notice]()
     # A call may be from before the grant, or of one that was given back since.
     now = next((one for one in (state, state.outside) if one and one.grant is before.grant), None)
     if now is None:
         return []
     # Undone by a restore() already: what other threads have left undone goes back as well.
-    is_undone = share is not None and now.share is None
-    if not is_undone and (share is not None or now.share != before.share):
+    is_undone = after.share is not None and now.share is None
+    if not is_undone and (after.share is not None or now.share != before.share):
         if now is state:
-            notices += rewind(process, before, share)
+            notices += rewind(process, before)
         else:  # a border, so no thread moves; its end brings this back
             process.update(outside=before)
     if now is state or state.share is None:  # else what is set besides is a later call's
@@ -198,27 +195,24 @@ def _undo(process: Process, share: CpuSet | None, before: State, _: State) -> li
     return notices
 
 
-def _undo_in_child(
-    process: Process, share: CpuSet | None, before: State, after: State
-) -> list[Notice]:
+def _undo_in_child(process: Process, before: State, after: State) -> list[Notice]:
     """In a forked child: its threads have its parent's mask, or what it has set itself since."""
     state, notices = process.state, list[Notice]()
-    if not share == state.share == before.share:
+    if not after.share == state.share == before.share:
         # It keeps its own border, and the parent's ids are not those of its threads.
         to = state.first._replace(share=before.share, reserved=before.reserved, whole=before.whole)
-        notices = rewind(process, to, share, target=before.mask)
+        process.update(placed=state.placed | after.placed)
+        notices = rewind(process, to, target=before.mask)
         process.update(placed=state.placed | {before.mask})
     _put_variables_back(after, before)
     inherit(before)
     return notices
 
 
-def rewind(
-    process: Process, before: State, share: CpuSet | None = None, *, target: CpuSet | None = None
-) -> list[Notice]:
-    """Move free threads, and those that have ``share``, to where they were, or to ``target``."""
+def rewind(process: Process, before: State, *, target: CpuSet | None = None) -> list[Notice]:
+    """Move the threads to where they were before; the free ones to ``target`` instead."""
     state, to = process.state, target or before.mask
-    requested = {mask for mask in (share, *state.placed) if mask is not None}
+    requested = set(state.placed)
     if not requested or state.grant is not before.grant:
         requested.add(state.original)  # what was set is taken back already, or it is the grant's
     is_free = state.is_free(threads.granted(state.original).of(requested))

@@ -12,14 +12,17 @@ from gpuaff.allocator.model import check_rank
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.launch import inherited
 from gpuaff.pinning import threads
-from gpuaff.pinning.report import log, refusal, say, unsupported_reason
 from gpuaff.pinning.restore import Affinity, put_threads
 from gpuaff.pinning.state import (
     expected,
     grant_around,
+    log,
+    refusal,
     remembered,
+    say,
     this_process,
     transaction,
+    unsupported_reason,
 )
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import read_cpus

@@ -1,24 +1,27 @@
 """What gpuaff has set in this process, and the one way to change it: all or nothing.
 
-The only module of ``pinning`` that remembers anything. A thread is *free* where its mask is one
+A thread is *free* where its mask is one
 that gpuaff has set, or the process's first: calls move it. Others the program has bound itself.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff._system.interrupts import deliver_pending, uninterrupted
-from gpuaff.cpuset import CpuSet
-from gpuaff.errors import GPUAffinityError
+from gpuaff._system.interrupts import deliver_pending, interruptible, uninterrupted
+from gpuaff.cpuset import CpuSet, format_cpulist
+from gpuaff.errors import GPUAffinityError, NoDriverError
+from gpuaff.formatting import printable
 from gpuaff.launch.inherited import PINNED_VARIABLE
-from gpuaff.notices import Notice
+from gpuaff.notices import KINDS, Notice
+from gpuaff.options import flag
 from gpuaff.pinning import threads
 
 TYPE_CHECKING = False
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias, TypeVar
 
     from gpuaff._system.mempolicy import Policy
+    from gpuaff.allocator.model import Plan
     from gpuaff.pinning.grant import Grant
 
     _T = TypeVar("_T")
@@ -116,10 +120,8 @@ class State(NamedTuple):
         )
 
     def is_free(self, masks: Collection[CpuSet]) -> IsFree:
-        """Whether a thread is free, by its id and mask: where these are the masks of such threads.
-
-        The main thread is free on a part of what is in force, too: a runtime has narrowed it.
-        """
+        """Whether a thread, by its id and mask, is free, where free ones have these masks."""
+        # The main thread also is on a part of what is in force: a runtime has narrowed it.
         return lambda tid, mask: (
             mask in masks
             or (tid == self.pid and self.in_force is not None and mask < self.in_force)
@@ -304,3 +306,90 @@ def place(
     stayed = {tid: Bound(mask, kept=mask) for tid, mask in passes.bound.items()}
     process.update(bound=bound | stayed)
     return got, notices + passes.notices()
+
+
+# ---- what a call reports -------------------------------------------------------------------------
+
+_logged: set[str] = set()
+"""The messages of warnings that were logged."""
+
+
+class UnavailableError(Exception):
+    """Raised in a transaction that cannot pin; the last warning says why."""
+
+    def __init__(self, warnings: Iterable[Notice], plan: Plan | None = None) -> None:
+        super().__init__(warnings, plan)
+        self.warnings, self.plan = tuple(warnings), plan
+
+
+def try_twice(attempt: Callable[[], _T]) -> _T | UnavailableError:
+    """Run transactions: where a cpuset has changed during one, a second plans from what is left."""
+    with suppress(UnavailableError, OSError):
+        return attempt()
+    try:
+        return attempt()
+    except UnavailableError as error:
+        return error
+    except OSError as error:
+        return UnavailableError([refusal(error)])
+
+
+def unsupported_reason() -> Notice | None:
+    """Why pinning is unavailable here; None where it is available.
+
+    InvalidOptionError is raised where the variable GPUAFF is neither a yes nor a no.
+    """
+    text = (env.get("GPUAFF") or "").strip()
+    if text and not flag("GPUAFF", text, text=True):
+        return Notice("off", "GPUAFF=off: the mask stays")
+    if not kernel.can_pin():
+        text = "this system has no sched_setaffinity (Linux has): the CPUs stay as they are"
+        return Notice("not-linux", text)
+    if kernel.machine_tree().is_live:
+        return None
+    text = "GPUAFF_FSROOT describes another machine, which this process is not on: unset it to pin"
+    return Notice("other-machine", text)
+
+
+def refusal(error: OSError, cpus: CpuSet = frozenset()) -> Notice:
+    """The kernel refuses to set these CPUs; where they are unknown, to report or to set any."""
+    what = (
+        f"CPUs {format_cpulist(cpus)}" if cpus else "to report this process's CPUs, or to set any"
+    )
+    text = (
+        f"the kernel refused {what} ({error.strerror}): no thread was moved; a cpuset or a seccomp "
+        "filter may forbid it; where CPUs have come or gone, call set_affinity() to plan anew"
+    )
+    return Notice("pin-failed", text)
+
+
+def refuse_if_broken(notices: Iterable[Notice]) -> None:
+    """Raise the first warning that ``strict`` makes an error."""
+    for notice in notices:
+        if notice.code == "no-driver":
+            raise NoDriverError(notice.message)
+        if KINDS[notice.code].strict:
+            raise GPUAffinityError(f"{notice.message} [{notice.code}; strict]")
+
+
+def say(notices: Iterable[Notice], *, rank: int | None = None) -> None:
+    """Log each warning once per process."""
+    who = "" if rank is None else f"rank {rank}: "
+    for notice in notices:
+        kind = KINDS[notice.code]
+        if notice.message in _logged or (kind.once_per_job and rank):
+            continue
+        if log(kind.level, f"{who}{notice.message} [{notice.code}]"):
+            _logged.add(notice.message)
+
+
+def log(level: str, message: str) -> bool:
+    """Log a message; whether that was done, as far as can be known."""
+    # No handler shows INFO where logging was not imported, which takes a while.
+    if level == "info" and "logging" not in sys.modules:
+        return False
+    import logging
+
+    with interruptible():  # a handler may wait
+        getattr(logging.getLogger("gpuaff"), level)(f"gpuaff: {printable(message)}")
+    return True

@@ -121,20 +121,13 @@ def move_caller(
 
 
 class Passes:
-    """What :func:`move_all` has done.
-
-    Attributes:
-        settled: whether the last pass found nothing to do.
-        arrived: the ids of the threads that were moved.
-        refused: those of threads that the kernel refused to move.
-        bound: the masks of threads that were not free, and stayed.
-    """
+    """What :func:`move_all` has done with threads, by id."""
 
     def __init__(self) -> None:
-        self.settled = False
+        self.settled = False  # whether the last pass found nothing to do
         self.arrived: set[int] = set()
-        self.refused: set[int] = set()
-        self.bound: dict[int, CpuSet] = {}
+        self.refused: set[int] = set()  # by the kernel
+        self.bound: dict[int, CpuSet] = {}  # the masks of those that were not free, and stayed
 
     def notices(self) -> list[Notice]:
         """The warnings about it."""

@@ -1,7 +1,7 @@
 """Observe: what a machine has, as one immutable value, :class:`gpuaff.Topology`.
 
-The records in :mod:`gpuaff.topology.model` import none of the modules that make them. The methods
-of ``Topology`` that need those modules are added to it here; most load theirs when called.
+The records in :mod:`gpuaff.topology.model` import none of the modules that make them, so the
+methods that need those are added to ``Topology`` here; most load theirs when called.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ class Methods:
     def with_visible_devices(
         self: Any, text: str | None, *, device_order: str | None = None, lost: Collection[int] = ()
     ) -> Topology:
-        """The same machine for a process with this CUDA_VISIBLE_DEVICES.
+        """The same machine for a process with this CUDA_VISIBLE_DEVICES, as the driver reads it.
 
         Args:
             text: the variable's value, None when it is unset.
             device_order: CUDA_DEVICE_ORDER's value, None when it is unset.
             lost: the indices of the GPUs that do not respond.
-
-        The rules are the driver's: see :mod:`gpuaff.topology.visible`.
         """
         here: Topology = self
         seen = resolve(here.gpus, text, device_order=device_order, lost=lost)
@@ -42,12 +40,11 @@ class Methods:
     def observe(cls, *, links: bool = True) -> Topology:
         """Observe the machine that this process runs on.
 
+        What cannot be read is None, and ``notes`` say why.
+
         Args:
             links: also ask NVML how the GPUs are connected (tens of milliseconds on large
                 machines; planning does not need it).
-
-        Never raises because something could not be read: what is missing is None, and
-        ``notes`` say why.
         """
         from gpuaff.topology.live import observe
 

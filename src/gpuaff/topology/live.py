@@ -11,9 +11,8 @@ from gpuaff._system.nvml_records import GpuReading, Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
-from gpuaff.topology import pci
+from gpuaff.topology import sysfs
 from gpuaff.topology.model import Gpu, Source, Topology
-from gpuaff.topology.sysfs import cpuset_of, read_cpus
 
 
 def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -> Topology:
@@ -26,7 +25,7 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
         allowed: the CPUs that the process may use, where the main thread's mask is not it.
     """
     tree = kernel.machine_tree()
-    machine = read_cpus(tree)
+    machine = sysfs.read_cpus(tree)
     if not tree.is_live:
         return _from_files(tree, machine)
     if allowed is None:  # other threads than the main one may have been bound on purpose
@@ -38,19 +37,19 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
 def gpus_of_the_machine() -> tuple[Gpu, ...]:
     """Every NVIDIA GPU of the machine by sysfs alone, also those that this process may not use."""
     tree = kernel.machine_tree()
-    return pci.gpus_on_the_bus(tree, read_cpus(tree))
+    return sysfs.gpus_on_the_bus(tree, sysfs.read_cpus(tree))
 
 
 def _from_files(tree: Tree, machine: Topology) -> Topology:
     """A tree of files, to which the live mask, environment and driver do not belong."""
     notes = [] if machine.cpus else [_no_sysfs(tree)]
-    cpuset = cpuset_of(tree)
+    cpuset = sysfs.cpuset_of(tree)
     if cpuset is not None and machine.cpus - cpuset:
         shown = format_cpulist(cpuset & machine.cpus)
         message = f"these files were gathered inside a cpuset of CPUs {shown or 'none'}"
         hint = f"; --allowed {shown} plans for it" if shown else ""
         notes.append(Notice("cpuset", message + hint))
-    gpus = pci.gpus_on_the_bus(tree, machine)
+    gpus = sysfs.gpus_on_the_bus(tree, machine)
     visible = tuple(gpu.index for gpu in gpus)
     topology = replace(machine, gpus=gpus, visible=visible, notes=tuple(notes))
     return with_accelerators(topology, tree, machine)
@@ -78,7 +77,7 @@ def with_accelerators(topology: Topology, tree: Tree, machine: Topology) -> Topo
     # Where sysfs has other CPUs, only this process's mask is known, and independent jobs would
     # not agree on borders.
     agreed = topology.cpus == machine.cpus
-    return replace(topology, accelerators=pci.accelerators(tree, machine) if agreed else ())
+    return replace(topology, accelerators=sysfs.accelerators(tree, machine) if agreed else ())
 
 
 def _no_sysfs(tree: Tree) -> Notice:
@@ -100,7 +99,7 @@ def _gpus(
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
-        return pci.gpus_of_the_driver(tree, machine), None, frozenset()
+        return sysfs.gpus_of_the_driver(tree, machine), None, frozenset()
     for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
@@ -113,7 +112,7 @@ def _gpus(
 
 def _merged(tree: Tree, machine: Topology, reading: GpuReading) -> Gpu:
     """The driver's facts about a GPU, completed by those of its PCI device."""
-    local, numa_node = pci.place(tree, reading.pci_bus_id, machine)
+    local, numa_node = sysfs.place(tree, reading.pci_bus_id, machine)
     # The driver also names CPUs that are offline or do not exist (case A22).
     node_cpus = (reading.node_cpus or frozenset()) & machine.cpus or None
     socket_cpus = (reading.socket_cpus or frozenset()) & machine.cpus or None

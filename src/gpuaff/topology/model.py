@@ -1,8 +1,7 @@
-"""The records that describe a machine.
+"""The records that describe a machine, and two facts about one process on it.
 
-A :class:`Topology` says where a machine's CPUs, cores, caches, NUMA nodes and GPUs are, and two
-facts about one process on it: which CPUs it may use (``allowed``) and which GPUs CUDA shows it
-(``visible``). What its source does not contain is None, and ``notes`` say so.
+These are which CPUs it may use (``allowed``) and which GPUs CUDA shows it (``visible``). What the
+source of a :class:`Topology` does not contain is None, and ``notes`` say so.
 """
 
 from __future__ import annotations
@@ -43,10 +42,9 @@ class Source(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A physical package (socket), with its online CPUs."""
+    """A socket with its online CPUs; ``id`` is the kernel's, or numbered where it has none."""
 
     id: int
-    """The kernel's ``physical_package_id``; numbered 0, 1, … where the source has none."""
     cpus: CpuSet
 
 
@@ -81,8 +79,7 @@ class Gpu:
             empty.
         socket_cpus: the CPUs of its socket, from the same source; None when unknown.
         local_cpus: the PCI device's ``local_cpulist`` in sysfs.
-        numa_node: the NUMA node next to it, which may have no CPUs (case H6). −1 in sysfs is
-            None here (case A7).
+        numa_node: the NUMA node next to it, which may have no CPUs. −1 in sysfs is None (A7).
         memory_node: the NUMA node that *is* its memory (GH200: "GPU NUMA ID"); a place for
             memory, never for a process.
         source: where ``node_cpus`` and ``socket_cpus`` are from; None when both are unknown.
@@ -136,9 +133,8 @@ class Topology(Methods):
         links: how GPU ``i`` and GPU ``j`` (positions in ``gpus``) are connected, in
             nvidia-smi's words (``NV18``, ``PIX``, ``SYS``, ``X``).
         visible: the physical index of each CUDA device of the process, in CUDA's order.
-        accelerators: every accelerator on the PCI bus, by address, from sysfs alone; those are
-            the claimants of ``partition="machine"``, and :mod:`gpuaff.topology.pci` says
-            which count. None when unknown.
+        accelerators: every accelerator on the PCI bus, by address, from sysfs alone: the claimants
+            of ``partition="machine"`` (``docs/concepts.md``). None when unknown.
         notes: what the source lacks or contradicts.
     """
 

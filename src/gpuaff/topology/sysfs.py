@@ -1,4 +1,4 @@
-"""The CPU side of a machine from /sys, and a process's cpuset and quota from its cgroups.
+"""A machine's CPUs and PCI devices from /sys and /proc, and a process's cpuset and quota.
 
 Sources, in Linux's Documentation: ``admin-guide/cputopology.rst``, ``admin-guide/cgroup-v2.rst``,
 ``ABI/testing/sysfs-devices-system-cpu``, ``ABI/stable/sysfs-devices-node``. A file is opened once
@@ -7,22 +7,21 @@ per core, package or cache, not once per CPU: large machines have thousands of C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from gpuaff._system.kernel import Tree
-from gpuaff.cpuset import CpuSet, grouped, parse_cpulist, parse_mask
+from gpuaff.cpuset import CpuSet, parse_cpulist
 from gpuaff.options import natural
-from gpuaff.topology.model import NumaNode, Package, Topology
+from gpuaff.topology.model import Accelerator, Gpu, NumaNode, Package, Source, Topology
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
 
-_CORE = ("core_cpus_list", "thread_siblings_list", "thread_siblings")
-_PACKAGE = ("package_cpus_list", "core_siblings_list", "core_siblings")
+_CORE = ("core_cpus_list", "thread_siblings_list")
+_PACKAGE = ("package_cpus_list", "core_siblings_list")
 """The files in ``cpuN/topology/`` that list the CPUs of its core and package; new names first."""
-
-_MASKS = ("siblings", "shared_cpu_map", "cpumap", "local_cpus")
-"""How the names of files end that hold a mask. All others hold a cpulist."""
 
 _SLOW = 0.8
 """A core with less than this part of the fastest core's speed is an efficiency core. Cores of one
@@ -34,8 +33,9 @@ _CPUSET = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpu
 
 def read_cpus(tree: Tree) -> Topology:
     """Read the CPU side; what the tree lacks is None (``cpus`` is then empty)."""
-    cpus = online(tree)
-    cores = _cores(tree, cpus)
+    # *Possible* CPUs are more: their ids can't be used (case A18).
+    cpus = cpu_list(tree, f"{_CPU}/online")
+    cores = _siblings(tree, cpus, _CORE)
     return Topology(
         cpus=cpus,
         allowed=cpus,
@@ -47,32 +47,13 @@ def read_cpus(tree: Tree) -> Topology:
     )
 
 
-def cpu_list(tree: Tree, *files: str) -> CpuSet | None:
-    """The CPUs (or nodes) that the first of these files names.
-
-    Returns:
-        None when none of them can be read; empty when none of those that can names any.
-    """
-    found = None
+def cpu_list(tree: Tree, *files: str) -> CpuSet:
+    """The CPUs (or nodes) that the first of these files names; empty where none names any."""
     for file in files:
-        text = tree.read(file)
-        if text is None:
-            continue
-        try:
-            found = parse_mask(text) if file.endswith(_MASKS) else parse_cpulist(text)
-        except ValueError:
-            continue
-        if found:
-            break
-    return found
-
-
-def online(tree: Tree) -> CpuSet:
-    """The online CPUs. *Possible* ones are more: their ids can't be used (case A18)."""
-    # Kernels before 2.6.26 have no such list; an offline CPU has no topology folder.
-    return cpu_list(tree, f"{_CPU}/online") or frozenset(
-        cpu for cpu in _numbered(tree, _CPU, "cpu") if tree.exists(f"{_CPU}/cpu{cpu}/topology")
-    )
+        with suppress(ValueError):
+            if cpus := parse_cpulist(tree.read(file) or ""):
+                return cpus
+    return frozenset()
 
 
 def _numbered(tree: Tree, folder: str, prefix: str) -> list[int]:
@@ -97,23 +78,10 @@ def _siblings(tree: Tree, cpus: CpuSet, files: tuple[str, ...]) -> tuple[CpuSet,
     """CPUs in groups of siblings, by the first file that this kernel has."""
 
     def read(cpu: int, file: str) -> CpuSet:
-        return cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/{file}") or frozenset()
+        return cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/{file}")
 
     used = next((file for file in files if read(min(cpus), file)), None) if cpus else None
     return None if used is None else _cut(cpus, lambda cpu: read(cpu, used) | {cpu})
-
-
-def _cores(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
-    def core_id(cpu: int) -> int | None:
-        return _integer(tree, f"{_CPU}/cpu{cpu}/topology/core_id")
-
-    cores = _siblings(tree, cpus, _CORE)
-    several = next((core for core in cores or () if len(core) > 1), frozenset())
-    if cores is None or len(set(map(core_id, several))) <= 1:
-        return cores
-    # AMD family 15h lists both cores of a compute unit as siblings; their core ids differ.
-    unit_of = {cpu: unit for unit, core in enumerate(cores) for cpu in core}
-    return grouped(cpus, lambda cpu: (unit_of[cpu], core_id(cpu)))
 
 
 def _packages(tree: Tree, cpus: CpuSet) -> tuple[Package, ...] | None:
@@ -141,8 +109,7 @@ def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
         for number in reversed(_numbered(tree, cache, "index")):  # the outermost level is last
             index = f"{cache}/index{number}"
             if tree.read(f"{index}/level") == "3":
-                files = f"{index}/shared_cpu_list", f"{index}/shared_cpu_map"
-                return cpu_list(tree, *files) or frozenset()
+                return cpu_list(tree, f"{index}/shared_cpu_list")
         return frozenset()
 
     known = cpus and tree.exists(f"{_CPU}/cpu{min(cpus)}/cache")
@@ -158,7 +125,7 @@ def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
     """
     named = cpu_list(tree, "sys/devices/cpu_atom/cpus")
     if named or not cores:
-        return (named or frozenset()) & frozenset().union(*cores)
+        return named & frozenset().union(*cores)
     file = "cpu_capacity"
     if not tree.exists(f"{_CPU}/cpu{min(cores[0])}/{file}"):
         if len(set(map(len, cores))) == 1:
@@ -188,12 +155,139 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...] | None:
         is_whole = len(words) == len(ids) and all(word.isdecimal() for word in words)
         return NumaNode(
             id=number,
-            cpus=(cpu_list(tree, f"{folder}/cpulist", f"{folder}/cpumap") or frozenset()) & cpus,
-            has_memory=None if with_memory is None else number in with_memory,
+            cpus=cpu_list(tree, f"{folder}/cpulist") & cpus,
+            has_memory=number in with_memory if with_memory else None,
             distances=tuple(map(int, words)) if is_whole else None,
         )
 
     return tuple(map(node, ids)) or None
+
+
+# ---- PCI devices: GPUs and accelerators without their driver -----------------------------------
+
+_DEVICES = "sys/bus/pci/devices"
+
+# Accelerators are the claimants of ``partition="machine"``. Independent jobs on one machine must
+# list the same devices, so only what every process sees counts: class, vendor and address, not the
+# driver nor who may open a device. docs/concepts.md says which count, and why.
+_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""VGA controller, 3D controller, other display controller, processing accelerator (PCI Code and ID
+Assignment)."""
+
+_GPU_CLASSES = ("0x0300", "0x0302")
+_VENDORS = _NVIDIA, _AMD, _INTEL = ("0x10de", "0x1002", "0x8086")
+_DRIVER = "proc/driver/nvidia/gpus"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE | re.ASCII)
+
+
+def place(tree: Tree, address: str | None, machine: Topology) -> tuple[CpuSet | None, int | None]:
+    """The CPUs and the NUMA node of the device at a PCI address; None for what is unknown."""
+    device = f"{_DEVICES}/{address}"
+    text = tree.read(f"{device}/numa_node") or ""
+    node = int(text) if text.isdecimal() else None  # −1: the firmware is silent (cases A7, F6)
+    near = cpu_list(tree, f"{device}/local_cpulist") & machine.cpus
+    # Without a node the kernel lists every CPU, which on a machine of several nodes is no answer.
+    several = sum(1 for one in machine.numa_nodes or () if one.cpus) > 1
+    is_known = node is not None or near != machine.cpus or not several
+    return near if near and is_known else None, node
+
+
+def address_key(address: str) -> list[int]:
+    """What PCI addresses are ordered by: domains may have more than four digits."""
+    return [int(part, 16) for part in re.split("[:.]", address)]
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Those of the names that are PCI addresses, ascending."""
+    return sorted(filter(_ADDRESS.fullmatch, names), key=address_key)
+
+
+def gpus_on_the_bus(tree: Tree, machine: Topology) -> tuple[Gpu, ...]:
+    """Every NVIDIA GPU of the machine, with a driver or without."""
+    with_driver = set(tree.list(_DRIVER))
+
+    def is_gpu(address: str) -> bool:
+        device = f"{_DEVICES}/{address}"
+        return (tree.read(f"{device}/class") or "").startswith(_GPU_CLASSES) and (
+            address in with_driver or tree.read(f"{device}/vendor") == _NVIDIA
+        )
+
+    return _gpus(tree, machine, filter(is_gpu, tree.list(_DEVICES)))
+
+
+def gpus_of_the_driver(tree: Tree, machine: Topology) -> tuple[Gpu, ...]:
+    """The GPUs that the NVIDIA kernel module shows in /proc; in a container these are its own."""
+    return _gpus(tree, machine, tree.list(_DRIVER))
+
+
+def _gpus(tree: Tree, machine: Topology, addresses: Iterable[str]) -> tuple[Gpu, ...]:
+    def gpu(index: int, address: str) -> Gpu:
+        local, node = place(tree, address.lower(), machine)
+        information = _driver_file(tree, address, "information")
+        memory = _driver_file(tree, address, "numa_status").get("Node", "")
+        of_node = (one.cpus for one in machine.numa_nodes or () if one.id == node)
+        near = local or next(of_node, None) or None
+        return Gpu(
+            index=index,
+            uuid=information.get("GPU UUID"),
+            pci_bus_id=address.lower(),
+            name=information.get("Model"),
+            node_cpus=near,
+            local_cpus=local,
+            numa_node=node,
+            memory_node=int(memory) if memory.isdecimal() else None,
+            source=Source.SYSFS if near else None,
+        )
+
+    return tuple(gpu(index, address) for index, address in enumerate(_in_order(addresses)))
+
+
+def _driver_file(tree: Tree, address: str, file: str) -> dict[str, str]:
+    """The ``key: value`` lines of one of the driver's files about a GPU."""
+    lines = (tree.read(f"{_DRIVER}/{address}/{file}") or "").splitlines()
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    values = {key.strip(): value.strip() for key, value in pairs}
+    # Until the device has been opened once its UUID reads GPU-????????-….
+    return {key: value for key, value in values.items() if value and "?" not in value}
+
+
+def device_files(tree: Tree, by_address: Mapping[str | None, int]) -> dict[str, int]:
+    """GPU indices by the GPUs' device files (``/dev/nvidia3``), whose numbers may differ."""
+    minors = {
+        address.lower(): _driver_file(tree, address, "information").get("Device Minor", "")
+        for address in tree.list(_DRIVER)
+    }
+    return {
+        f"/dev/nvidia{minor}": by_address[address]
+        for address, minor in minors.items()
+        if minor.isdecimal() and address in by_address
+    }
+
+
+def accelerators(tree: Tree, machine: Topology) -> tuple[Accelerator, ...]:
+    """Every accelerator of the machine, by address; empty where no PCI bus is visible."""
+    # A machine has hundreds of PCI devices: one file each, until it looks like an accelerator.
+    vendors = {name: _vendor(tree, name) for name in tree.list(_DEVICES)}
+
+    def device(address: str) -> Accelerator:
+        local, node = place(tree, address, machine)
+        vendor = vendors[address].removeprefix("0x")
+        return Accelerator(pci_bus_id=address, vendor=vendor, local_cpus=local, numa_node=node)
+
+    return tuple(map(device, _in_order(name for name, vendor in vendors.items() if vendor)))
+
+
+def _vendor(tree: Tree, address: str) -> str:
+    """The vendor of a device that counts, as sysfs has it; empty for any other."""
+    kind = tree.read(f"{_DEVICES}/{address}/class") or ""
+    if not kind.startswith(_CLASSES):
+        return ""
+    vendor = tree.read(f"{_DEVICES}/{address}/vendor") or ""
+    is_npu = address.startswith("0000:00:") and kind.startswith("0x1200")
+    if vendor not in _VENDORS or (vendor == _INTEL and (address == "0000:00:02.0" or is_npu)):
+        return ""
+    # A link, in a copy of the tree mostly a broken one: that its name is there is enough.
+    return "" if "physfn" in tree.list(f"{_DEVICES}/{address}") else vendor
 
 
 # ---- cgroups -----------------------------------------------------------------------------------

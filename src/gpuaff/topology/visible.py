@@ -20,11 +20,9 @@ string ("driver rule 1" and so on):
 
 **From NVIDIA's documentation**, not observed (MIG User Guide, "CUDA Device Enumeration"): a
 process is shown one MIG instance, the first, and then no whole GPU; an instance is named by its
-``MIG-<uuid>``, with drivers before R470 by ``MIG-GPU-<uuid of the GPU>/<gi>/<ci>``.
-
-**Our reading**, where neither says: a GPU with MIG on, named as a whole (by number or by
-``GPU-``), stands for its first instance, and is no device while it has none; a list that begins
-with a whole GPU ends at an instance.
+``MIG-<uuid>``, with drivers before R470 by ``MIG-GPU-<uuid of the GPU>/<gi>/<ci>``. **Our
+reading**, where neither says: a GPU with MIG on, named as a whole, stands for its first instance,
+and is no device while it has none; a list that begins with a whole GPU ends at an instance.
 """
 
 from __future__ import annotations
@@ -54,11 +52,10 @@ _NO_INSTANCE = "has MIG on and no instance"
 
 
 class Visible(NamedTuple):
-    """The CUDA devices of a process.
+    """The CUDA devices of a process, in CUDA's order.
 
     Attributes:
-        indices: the physical index of each device, in CUDA's order; of a MIG instance that of the
-            GPU that it is part of (case D2).
+        indices: the physical index of each; of a MIG instance that of its GPU (case D2).
         notes: what may surprise; their codes begin with ``visible-``.
         instances: for each device, the UUID of the MIG instance that it is, or None.
     """
@@ -107,14 +104,13 @@ def _unset(gpus: Sequence[Gpu]) -> Visible:
     devices = [device for device in map(_device_of, gpus) if device]
     devices = [device for device in devices if device[1]][:1] or devices
     hidden = {gpu.index for gpu in gpus}.difference(index for index, _ in devices)
-    if not hidden:
-        return _of(devices)
+    code = "visible-mig" if devices else "visible-none"
     message = (
         f"{_gpus(sorted(hidden))} not shown by CUDA: a GPU with MIG on and no instance is not a "
         "device, and beside a MIG instance CUDA shows nothing else; "
         "name the GPUs to use by UUID in CUDA_VISIBLE_DEVICES"
     )
-    return _of(devices, Notice("visible-mig" if devices else "visible-none", message))
+    return _of(devices, *([Notice(code, message)] if hidden else ()))
 
 
 def _listed(gpus: Sequence[Gpu], text: str) -> Visible:

@@ -30,13 +30,9 @@ _PATHS = {"C2C": 0, "PIX": 1, "PSB": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5,
 def choose(
     count: int, free: Collection[int], *, topology: Topology, idle: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Choose GPUs by their physical indices, which are returned ascending.
+    """Choose GPUs of those that are free and meet all requirements, by their physical indices.
 
-    Args:
-        count: how many.
-        free: the GPUs to choose from: free ones that meet all requirements.
-        topology: how they are connected. Unknown GPUs are alike.
-        idle: other free GPUs, which do not meet this claim's requirements.
+    ``idle`` are other free GPUs, which this claim cannot use.
     """
     pool = sorted(set(free))
     if not 1 <= count <= len(pool):

@@ -29,11 +29,7 @@ _PAUSE = 0.005  # between two tries: a blocking flock has no time limit
 
 @contextmanager
 def guarded(*, limit: float = LIMIT) -> Iterator[None]:
-    """Hold the guard.
-
-    Raises:
-        LockDirectoryError: its file is unusable, or another process holds it for too long.
-    """
+    """Hold the guard; LockDirectoryError where another process has it for too long."""
     end = time.monotonic() + limit
     handle = -1
     try:

@@ -40,27 +40,15 @@ _LOOKS = 1.0  # between two looks of the first at what no lock shows: other prog
 _AGAIN = 0.03  # after a change it looks again so soon: memory may be freed a little later
 
 
-def ahead(
-    entries: Iterable[Entry],
-    *,
-    wants: frozenset[str],
-    now: float,
-    stopped: Collection[int] = (),
-    ticket: int | None = None,
-) -> tuple[Entry, ...]:
-    """The waiters that come before this process's ticket and want some of the same GPUs, in order.
+def ahead(entries: Iterable[Entry], *, wants: frozenset[str], now: float) -> tuple[Entry, ...]:
+    """The waiters that want some of the same GPUs and are well, in order.
 
-    A waiter that is only slow keeps its turn. One in a debugger delays no other, and keeps its
-    place for when it goes on.
+    One that is only slow keeps its turn.
     """
     waiting = [
         entry
         for entry in entries
-        if entry.waits
-        and (ticket is None or entry.ticket < ticket)
-        and not (entry.gpus and wants.isdisjoint(entry.gpus))
-        and entry.slot not in stopped
-        and is_well(entry, now)
+        if entry.waits and not (entry.gpus and wants.isdisjoint(entry.gpus)) and is_well(entry, now)
     ]
     return tuple(sorted(waiting, key=lambda entry: (entry.ticket, entry.slot)))
 
@@ -185,11 +173,7 @@ def _exists(pid: int) -> bool:
 def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
     """Join the queue behind all its waiters, for some of these GPUs. The guard must be held."""
     slot = registry.take()
-    try:
-        ticket = next_ticket(registry.read(slot.handle))
-        place = Place(slot, {**record, "wanted": wanted, "gpus": sorted(gpus)}, ticket)
-        place.write()
-    except BaseException:
-        slot.release()
-        raise
+    ticket = next_ticket(registry.read(slot.handle))
+    place = Place(slot, {**record, "wanted": wanted, "gpus": sorted(gpus)}, ticket)
+    place.write()
     return place

@@ -8,6 +8,7 @@ queue and explains. Functions raise LockDirectoryError where it cannot be used.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import time
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
     """A slot whose writer lives. Values of its record that are invalid count as missing.
 
     Attributes:
-        waits: whether the writer waits for GPUs; else it holds some.
+        waits: whether the writer waits for GPUs, in the order of ``ticket``; else it holds some.
         beat: when it was last known to be well, in seconds since the machine started.
         pid: the writer's process id, in its own PID namespace.
         start: when the writer started, in clock ticks since the machine started.
@@ -146,7 +147,7 @@ class Slot:
 
     def _put(self, at: int, data: bytes) -> None:
         with directory.lock_errors(path()):
-            locks.write_at(self.handle, at, data)
+            os.pwrite(self.handle, data, at)  # at once: a reader gets the old text or the new one
 
     def hold_begins(self) -> None:
         """Write that this process holds GPUs, and no longer waits."""
@@ -236,27 +237,24 @@ def opened() -> int:
     return directory.open_file(NAME, size=WAITS)
 
 
-def entries(*, before: int | None = None) -> tuple[Entry, ...]:
-    """All entries, by slot, and of the waiters only those with a ticket ``before`` this one.
-
-    Reading takes no lock.
-    """
+def entries() -> tuple[Entry, ...]:
+    """All entries, by slot. Reading takes no lock."""
     if not directory.has(NAME):
         return ()
     handle = opened()
     try:
-        return read(handle, before=before)
+        return read(handle)
     finally:
         descriptors.close(handle)
 
 
-def read(handle: int, *, before: int | None = None) -> tuple[Entry, ...]:
-    """As :func:`entries`, by an open file, without that file's own slot."""
+def read(handle: int, *, before: float = math.inf) -> tuple[Entry, ...]:
+    """Those that an open file shows, without its own, and with waiters ``before`` a ticket."""
     with directory.lock_errors(path()):
         held = holding(handle)
-        waiting = [] if before == 0 else locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
+        waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
         tickets, beats = tables(handle)
-    slots = {at - WAITS for at in waiting if before is None or tickets[at - WAITS] < before}
+    slots = {at - WAITS for at in waiting if tickets[at - WAITS] < before}
     return tuple(
         Entry(slot, slot not in held, tickets[slot], beats[slot], **_read_record(handle, slot))
         for slot in sorted(held | slots)
@@ -271,7 +269,7 @@ def holding(handle: int, first: int = 0, end: int = SLOTS) -> frozenset[int]:
 
 def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
     """The tickets and the beats of all slots. A waiter that comes or goes changes the tickets."""
-    head = locks.read_at(handle, 0, RECORDS).ljust(RECORDS, b"\0")
+    head = os.pread(handle, RECORDS, 0).ljust(RECORDS, b"\0")
     tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
     return tickets, BEATS.unpack_from(head, TICKETS.size)
 
@@ -279,13 +277,13 @@ def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
 def still_waits(handle: int, entry: Entry) -> bool:
     """Whether a waiter is still there: a few microseconds, unlike :func:`read`."""
     byte, ticket = WAITS + entry.slot, struct.pack("<Q", entry.ticket)
-    is_same = locks.read_at(handle, 8 * entry.slot, 8) == ticket
+    is_same = os.pread(handle, 8, 8 * entry.slot) == ticket
     return is_same and bool(locks.locked_bytes(handle, byte, byte + 1))
 
 
 def _read_record(handle: int, slot: int) -> Mapping[str, Any]:
     for _ in range(3):  # an unreadable one may be half written
-        found = _parsed(locks.read_at(handle, RECORDS + slot * SLOT_SIZE, SLOT_SIZE))
+        found = _parsed(os.pread(handle, SLOT_SIZE, RECORDS + slot * SLOT_SIZE))
         if found is not None:
             return found
     return {"is_written": False}

@@ -53,18 +53,11 @@ def path() -> str | None:
 def holding(
     wanted: int = 1, *, limit: float | None = LIMIT, where: str | None = None
 ) -> Iterator[tuple[Notice, ...]]:
-    """Keep safe_gpu's users from choosing GPUs.
+    """Keep safe_gpu's users from choosing GPUs, by the lock file ``where``; None is :func:`path`.
 
-    Args:
-        wanted: how many GPUs were requested, for the error.
-        limit: how long to wait for those that are choosing, in seconds; None is without limit.
-        where: the lock file; None is :func:`path`.
-
-    Yields:
-        ``safe-gpu-unlocked`` where the file cannot be locked, which is logged too.
-
-    Raises:
-        ClaimTimeoutError: a safe_gpu user has held the lock for all that time.
+    Yields ``safe-gpu-unlocked`` where the file cannot be locked, and logs it. ClaimTimeoutError, of
+    the number of GPUs that is ``wanted``, where a safe_gpu user has held the lock for ``limit``
+    seconds; None is without limit.
     """
     where = where or path()
     handle = -1
@@ -124,17 +117,16 @@ def _opened(where: str) -> int:
 
 
 def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
-    """Let earlier waiters have their turn; when one of them holds the lock, we queue behind it.
-
-    The kernel grants a shared lock beside other shared ones, so claims that keep coming would
-    starve a safe_gpu user.
-    """
+    """Let earlier waiters have their turn; when one of them holds the lock, we queue behind it."""
+    # The kernel grants a shared lock beside other shared ones, so claims that keep coming would
+    # starve a safe_gpu user.
     file = locks.identity(handle)
     if any(locks.identity(other) == file for other in descriptors.private - {handle}):
         return  # they wait for this process
-    ahead = locks.exclusive_waiters(handle)
+    ahead, missing = locks.exclusive_waiters(handle), 0
     started = time.monotonic()
-    while ahead & locks.exclusive_waiters(handle) and locks.exclusive_holder(handle) is None:
+    # Missing twice: one just being woken is in neither list, and /proc/locks may skip a line.
+    while ahead and missing < 2 and locks.exclusive_holder(handle) is None:
         waited = time.monotonic() - started
         if waited >= (STAND_BACK if limit is None else min(STAND_BACK, limit)):
             return
@@ -142,8 +134,7 @@ def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
             _log_wait(where, f"{holder_in_words(min(ahead))}, which waits for other claims,")
         with interruptible():
             time.sleep(_STEP)
-    if ahead:
-        time.sleep(_STEP)  # one that is just being woken is in neither list
+        missing = 0 if ahead & locks.exclusive_waiters(handle) else missing + 1
 
 
 def _wait(handle: int, where: str, wanted: int, started: float, limit: float | None) -> bool:

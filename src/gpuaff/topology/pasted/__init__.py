@@ -10,23 +10,38 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from typing import NamedTuple
 
 from gpuaff._system.nvml_records import Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.formatting import counted
 from gpuaff.options import natural
-from gpuaff.topology.model import Gpu, Source, Topology
+from gpuaff.topology.model import Gpu, MigInstance, Source, Topology
 from gpuaff.topology.pasted.lscpu import read_machine
-from gpuaff.topology.pasted.nvidia_smi import Row, read_list, read_table
 from gpuaff.topology.pasted.text import Paste
+
+_HEADER = re.compile(r"(GPU\d{1,3}(?:\s+[A-Za-z][\w.:-]{0,39}\d)*)\s+CPU\b(.{0,200})", re.ASCII)
+_LINK = re.compile(r"X|NV\d{1,3}|SYS|SOC|NODE|PHB|PXB|PIX|PSB|C2C", re.ASCII)
+"""How two devices are connected. ROCm's tables have the same shape and other words."""
+
+_ROW = re.compile(rf"GPU(\d{{1,3}})\s+(?:{_LINK.pattern})\b.*", re.ASCII)
+
+_LISTED = re.compile(r"GPU\s{1,4}(\d{1,3}):\s*(.*)", re.ASCII)
+_MAKER = re.compile(r"(?:NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID)\b", re.ASCII)
+"""How names begin in lists without UUIDs: PyTorch's and vLLM's environment reports."""
+
+_HEX = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
+_UUID = re.compile(f"GPU-{_HEX}", re.ASCII)
+_MIG = re.compile(
+    rf"MIG\s.{{0,60}}?\(UUID:\s?(MIG-(?:{_HEX}|GPU-{_HEX}/(\d{{1,3}})/(\d{{1,3}})))\)", re.ASCII
+)
+"""A MIG instance. Since driver 470 its UUID does not contain its ids."""
 
 _PRINTED = 6
 """nvidia-smi ends a list of CPUs after so many entries (case A25)."""
-
-_MOST_GPUS = 256
 
 _ROCM = re.compile(
     r"^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)",
@@ -34,21 +49,17 @@ _ROCM = re.compile(
 )
 
 _NOTES = {
-    "affinity-unknown": "the CPUs near {} are unknown: add the whole output of "
-    "`nvidia-smi topo -m` and of `lscpu`",
-    "affinity-cut": "the CPU list of {} looks cut after six entries, as nvidia-smi does with odd "
-    "and even numbering: add the output of `lscpu`, whose list of the NUMA node is whole",
-    "cell-glued": "the cells of {} ran into each other and are not used: paste the table with its "
-    "tabs",
+    "affinity-unknown": "the CPUs near {} are unknown: add all of `nvidia-smi topo -m` and `lscpu`",
+    "affinity-cut": "the CPU list of {} looks cut after six entries: add `lscpu`, which has it all",
+    "cell-glued": "the cells of {} ran into each other and are not used: paste it with its tabs",
     "cell-unreadable": "the affinity of {} cannot be read: cut in the middle?",
+    "contradiction": "the CPUs and the NUMA node of {} do not fit; the rest of the text counts",
     "ids-dropped": "the table names CPUs near {} that this machine does not have; left out",
-    "node-dropped": "the table names a NUMA node for {} that has no CPUs by the rest of the text",
-    "numa-ambiguous": "the table names several NUMA nodes for {} and not which has its CPUs: add "
-    "the output of `lscpu`",
-    "contradiction": "the CPUs and the NUMA node of {} do not belong together by the rest of the "
-    "text, which counts",
+    "node-dropped": "the NUMA node of {} in the table has no CPUs by the rest of the text",
+    "numa-ambiguous": "which of the NUMA nodes of {} in the table has CPUs is unknown: add `lscpu`",
     "rows-missing": "the table's header names {} but has no row for it: cut?",
 }
+"""What is said of GPUs, by the codes of the notes."""
 
 
 def parse(text: str, *, name: str = "pasted text") -> Topology:
@@ -60,13 +71,13 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
 
     Raises:
         TopologyError: it describes neither CPUs nor NVIDIA GPUs, or it is far larger than what
-            those commands print (4 MiB, 2 million CPU ids or 256 GPUs).
+            those commands print (4 MiB, 2 million CPU ids).
     """
     paste = Paste(text, name)
     if _ROCM.search(paste.text):
         message = "the output of rocm-smi or amd-smi is ignored: only NVIDIA's tools are read"
         paste.note("rocm-ignored", message)
-    (named, rows), listed = read_table(paste), read_list(paste)
+    (named, rows), listed = _read_table(paste), _read_list(paste)
     near = frozenset(filter(None, (paste.cpulist(row.cpu) for row in rows.values())))
     machine, is_complete = read_machine(paste, near)
     indices = sorted({*named, *listed})
@@ -75,8 +86,6 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
         lines = counted(text.count("\n") + (not text.endswith("\n")), "line")
         add = "paste the output of `nvidia-smi topo -m` and of `LC_ALL=C lscpu`, whole"
         raise paste.error(f"no CPU and no NVIDIA GPU in it ({lines}); {why}{add}")
-    if len(indices) > _MOST_GPUS:
-        raise paste.error(f"it names {len(indices)} GPUs: not one machine's")
     placer = _Placer(paste, rows, machine, is_complete)
     placer.doubts["rows-missing"].update(named - rows.keys())
     gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index))) for index in indices)
@@ -87,7 +96,7 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
         paste.note("no-gpus", "there is no NVIDIA GPU in it: add `nvidia-smi topo -m`")
     elif any(gpu.uuid is None for gpu in gpus):
         paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown: add `nvidia-smi -L`")
-    links = _links([rows.get(index, Row()) for index in indices], indices)
+    links = _links([rows.get(index, _Row()) for index in indices], indices)
     if gpus and not links:
         message = "the connections of some GPUs are unknown: add `nvidia-smi topo -m`, whole"
         paste.note("links-unknown", message)
@@ -95,7 +104,7 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
     return replace(machine, gpus=gpus, links=links, visible=visible, notes=tuple(paste.notes))
 
 
-def _links(rows: list[Row], indices: list[int]) -> Matrix | None:
+def _links(rows: list[_Row], indices: list[int]) -> Matrix | None:
     """The matrix of links between these GPUs; None unless every row is whole."""
     names = [f"GPU{index}" for index in indices]
     pairs = zip(names, rows, strict=True)
@@ -112,7 +121,7 @@ class _Placer:
     """
 
     def __init__(
-        self, paste: Paste, rows: Mapping[int, Row], machine: Topology, is_complete: bool
+        self, paste: Paste, rows: Mapping[int, _Row], machine: Topology, is_complete: bool
     ) -> None:
         self._paste, self._rows, self._cpus = paste, rows, machine.cpus
         self._is_complete = is_complete
@@ -125,7 +134,7 @@ class _Placer:
     def gpu(self, listed: Gpu) -> Gpu:
         """A GPU as it is listed, with its place."""
         index = listed.index
-        row = self._rows.get(index, Row())
+        row = self._rows.get(index, _Row())
         named = self._ids(index, row.cpu)
         numa_node = self._node(index, self._ids(index, row.numa), named)
         near = self._near(index, row.cpu, named) if named else None
@@ -191,3 +200,135 @@ def _looks_cut(cell: str) -> bool:
     lengths = {entry[-1] - entry[0] for entry in entries}
     gaps = {after[0] - before[0] for before, after in pairwise(entries)}
     return len(entries) == _PRINTED and len(lengths) == 1 and len(gaps) == 1 and min(gaps) > 1
+
+
+# ---- ``nvidia-smi topo -m`` and ``nvidia-smi -L`` ----------------------------------------------
+
+# A row of the table has as many words for links as the header names devices, then the cells of
+# affinity. nvidia-smi prints "GPU NUMA ID", and every N/A, one tab too far to the right, and lists
+# "NUMA Affinity" as nodes and ranges of nodes (case A24). Where tabs became blanks an empty cell
+# leaves no trace: what could then stand in two columns is not used.
+
+
+class _Row(NamedTuple):
+    """The row of one GPU: how it is connected with each device, and the cells of affinity.
+
+    A cell is empty when it is missing or N/A; ``links`` is empty where the row is not whole.
+    """
+
+    links: Mapping[str, str] = {}
+    cpu: str = ""
+    numa: str = ""
+    gpu_numa: str = ""
+
+
+class _Table(NamedTuple):
+    """A table as found: the devices and columns that its header names, and its lines by GPU."""
+
+    devices: Sequence[str]
+    columns: int
+    lines: dict[int, str]
+
+
+def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
+    """The table of ``nvidia-smi topo -m``: the GPUs that it names, and the rows by GPU.
+
+    Of several tables the one with most rows counts, and of rows for one GPU the first.
+    """
+    tables: list[_Table] = []
+    for line in paste.lines:
+        if header := _HEADER.fullmatch(line):
+            columns = 1 + sum(name in header[2] for name in ("NUMA Aff", "GPU NUMA"))
+            tables.append(_Table(header[1].split(), columns, {}))
+        elif row := _ROW.fullmatch(line):
+            if tables:
+                tables[-1].lines.setdefault(int(row[1]), line)
+            else:
+                message = "there are rows of a table without its header, which are not used"
+                paste.note("header-missing", f"{message}: add `nvidia-smi topo -m`, whole")
+    if not tables:
+        return set(), {}
+    table = max(tables, key=lambda one: len(one.lines))
+    known = table.lines.items()
+    if any(not other.lines.items() <= known for other in tables):
+        message = "there are tables of `nvidia-smi topo -m` that differ"
+        paste.note("contradiction", f"{message}; the one with most rows counts")
+    named = {int(name[3:]) for name in table.devices if re.fullmatch(r"GPU\d{1,3}", name)}
+    return named | table.lines.keys(), _rows(paste, table)
+
+
+def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
+    count, rows = len(table.devices), {}
+    cells = {gpu: _cells(line) for gpu, line in table.lines.items()}
+    longest = max((sum(map(bool, row)) for row in cells.values()), default=0)
+    for gpu, row in cells.items():
+        links = [*takewhile(_LINK.fullmatch, row[:count])]
+        tail, filled = row[count:], sum(map(bool, row))
+        is_last = paste.is_cut and paste.lines[-1] == table.lines[gpu]
+        expected = count + table.columns if is_last else longest
+        # A row that ends with N/A is whole: its empty cells left no trace.
+        if len(links) < count or (filled < expected and not row[-1].endswith("N/A")):
+            message = f"the row of GPU {gpu} is too short and not used: add `nvidia-smi topo -m`"
+            paste.note("row-cut", f"{message}, whole")
+            rows[gpu] = _Row()
+            continue
+        affinity = _affinity(tail, table.columns, has_tabs="\t" in table.lines[gpu])
+        rows[gpu] = _Row(dict(zip(table.devices, links, strict=True)), *affinity)
+    return rows
+
+
+def _cells(line: str) -> list[str]:
+    """A row's cells behind its name: separated by tabs, where an empty one counts, and blanks."""
+    return [word for cell in line.split("\t") for word in (cell.split() or [""])][1:]
+
+
+def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[str]:
+    """CPU Affinity, NUMA Affinity and GPU NUMA ID, from the cells behind the links."""
+    # A lone number may be a node as well as a CPU.
+    is_cpus = tail[:1] == ["N/A"] or any(mark in "".join(tail[:1]) for mark in "-,")
+    if has_tabs or is_cpus or len(tail) >= columns:
+        cpu, rest = "".join(tail[:1]), tail[1:]
+    else:
+        cpu, rest = "", tail
+    words = [cell for cell in rest if cell]
+    if len(words) > 1 or columns < 3:
+        numa, gpu_numa = (*words, "", "")[:2]
+    elif not words or rest[1:2] == words:
+        numa = gpu_numa = ""  # the second may be a shifted NUMA Affinity, or GPU NUMA ID in place
+    else:
+        numa, gpu_numa = (words[0], "") if rest[0] else ("", words[0])
+    return ["" if cell == "N/A" else cell for cell in (cpu, numa, gpu_numa)]
+
+
+def _read_list(paste: Paste) -> Mapping[int, Gpu]:
+    """The GPUs of ``nvidia-smi -L``: name, UUID and MIG instances, as far as they are listed."""
+    found: dict[int, Gpu] = {}
+    instances: dict[str, tuple[int, MigInstance]] = {}
+    index = -1
+    for line in paste.lines:
+        if gpu := _listed(line):
+            index = gpu.index
+            paste.keep(found, index, gpu, f"lines for GPU {index}")
+        elif index >= 0 and (mig := _MIG.match(line)):
+            ids = [-1 if number is None else int(number) for number in mig.groups()[1:]]
+            instance = MigInstance(uuid=mig[1], gpu_instance=ids[0], compute_instance=ids[1])
+            instances.setdefault(mig[1].lower(), (index, instance))
+    uuids = set(instances)
+    for gpu in found.values():
+        own = tuple(instance for owner, instance in instances.values() if owner == gpu.index)
+        is_double = (gpu.uuid or "").lower() in uuids
+        if is_double:
+            paste.note("contradiction", f"the UUID of GPU {gpu.index} is there twice; left out")
+        found[gpu.index] = replace(gpu, uuid=None if is_double else gpu.uuid, mig=own or None)
+        uuids.update([gpu.uuid.lower()] if gpu.uuid else [])
+    return found
+
+
+def _listed(line: str) -> Gpu | None:
+    match = _LISTED.match(line)
+    name, has_uuid, uuid = (match[2] if match else "").partition("(UUID:")
+    if match is None or (not has_uuid and not _MAKER.match(name)):
+        return None
+    uuid = uuid.strip(" \t)")
+    known = uuid if _UUID.fullmatch(uuid) else None
+    return Gpu(index=int(match[1]), name=name.strip()[:100] or None, uuid=known)

@@ -8,7 +8,7 @@ by CPUs would give the two threads of one core to two ranks, and a note says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped
@@ -35,10 +35,11 @@ _NODE = re.compile(
 _DISTANCES = re.compile(
     r"^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$", re.ASCII | re.MULTILINE
 )
-_CPUS, _THREADS = "CPU(s)", "Thread(s) per core"
-_CORES, _SOCKETS, _NODES = "Core(s) per socket", "Socket(s)", "NUMA node(s)"
-_KEYS = "|".join(map(re.escape, (_CPUS, _THREADS, _CORES, _SOCKETS, _NODES)))
-_NUMBER = re.compile(rf"^({_KEYS}):[ \t]*(\d{{1,6}})$", re.ASCII | re.MULTILINE)
+_NUMBER = re.compile(
+    r"^(CPU\(s\)|Thread\(s\) per core|Core\(s\) per socket|Socket\(s\)|NUMA node\(s\)):"
+    r"[ \t]*(\d{1,6})$",
+    re.ASCII | re.MULTILINE,
+)
 _POWER = re.compile(r"(?im)^(?:Architecture:[ \t]*ppc|Model name:[ \t]*power)")
 _TRANSLATED = re.compile(
     r"^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
@@ -92,30 +93,27 @@ class _Machine:
         lists = {node: cpus for node, cpus in found.items() if node is not None}
         self._rows = self._whole_rows(online or frozenset().union(*lists.values()))
         lists = lists or self._rows_by("node", self._rows)
-        online = online or frozenset(self._rows) or frozenset().union(*lists.values())
-        self.is_complete = bool(online)
-        # Where a node's list is missing, its CPUs are known from the table alone.
         self._distances = _distances(paste.text)
-        is_partial = not online or not lists.keys() >= self._distances.keys()
-        self.cpus = frozenset().union(online, *(near if is_partial else ()))
+        # Where a node's list is missing, its CPUs are known from the table alone.
+        is_partial = not (lists and lists.keys() >= self._distances.keys())
+        listed = frozenset().union(*lists.values(), *(near if is_partial else ()))
+        self.cpus = online or frozenset(self._rows) or listed
+        self.is_complete = bool(online or self._rows or lists)
         self.nodes = self._numa_nodes(lists)
         self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
         self._lists = self._node_cpus or near
-        self._all = max(numbers.get(_CPUS, 0), len(self.cpus))  # also offline ones
+        self._all = max(numbers.get("CPU(s)", 0), len(self.cpus))  # also offline ones
         self._online = len(self.cpus) if self.is_complete else self._all
         # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
-        sockets = numbers.get(_SOCKETS, 0)
-        least = 0 if self._has_several_kinds() else numbers.get(_CORES, 0) * sockets
+        sockets = numbers.get("Socket(s)", 0)
+        keys = [key for key, _ in _NUMBER.findall(paste.text)]  # a block for each kind of core
+        self._kinds = keys.count("Core(s) per socket") / max(1, keys.count("CPU(s)"))
+        least = 0 if self._kinds > 1 else numbers.get("Core(s) per socket", 0) * sockets
         self._expected = range(least, least + sockets) if least else range(0)
         # Before util-linux 2.37 the threads were the online CPUs divided by the cores and rounded
         # down, so that one CPU offline makes them 1: they count as far as the others agree.
-        self._threads = numbers.get(_THREADS, 0)
+        self._threads = numbers.get("Thread(s) per core", 0)
         self._is_doubtful = 0 < self._threads * max(self._expected, default=0) < self._online
-
-    def _has_several_kinds(self) -> bool:
-        """Whether lscpu prints a block of numbers for each kind of core."""
-        keys = [key for key, _ in _NUMBER.findall(self._paste.text)]
-        return keys.count(_CORES) > max(1, keys.count(_CPUS))
 
     def _whole_rows(self, listed: CpuSet) -> Rows:
         """The rows, if there is one for every CPU: a part of them would split cores and nodes."""
@@ -123,11 +121,8 @@ class _Machine:
         if not listed or not rows or rows.keys() == listed:
             return rows
         differing = format_cpulist(listed ^ rows.keys())
-        self._note(
-            "lscpu-cut",
-            f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used: "
-            "paste the whole output of `lscpu -p`",
-        )
+        message = f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used"
+        self._note("lscpu-cut", f"{message}: add `lscpu -p`, whole")
         return {}
 
     def _rows_by(self, key: str, cpus: Collection[int]) -> dict[int, CpuSet]:
@@ -157,17 +152,14 @@ class _Machine:
 
     def note_missing(self) -> None:
         """Note which CPUs and nodes are not known."""
-        count, found, nodes = self._numbers.get(_CPUS), len(self.cpus), len(self.nodes)
-        all_nodes = max(self._numbers.get(_NODES, 0), len(self._distances))
+        count, found, nodes = self._numbers.get("CPU(s)"), len(self.cpus), len(self.nodes)
+        all_nodes = max(self._numbers.get("NUMA node(s)", 0), len(self._distances))
         hint = f" (lscpu counts {count})" if count else ""
         if not found:
             self._note("cpus-unknown", f"the CPUs are unknown{hint}: add the output of `lscpu`")
         elif not self.is_complete:
             message = f"only {found} CPUs near a GPU are known{hint}: add the output of `lscpu`"
             self._note("cpus-partial", message)
-        elif count is not None and count < found:
-            message = f"lscpu counts {count} CPUs but lists {found}; the lists are used"
-            self._note("contradiction", message)
         if not nodes:
             message = "the NUMA nodes are unknown: add the output of `lscpu` or `numactl -H`"
             self._note("numa-unknown", message)
@@ -180,9 +172,9 @@ class _Machine:
 
     def packages(self) -> tuple[Package, ...] | None:
         """The sockets: from the rows, or the only one, or so many nodes in each, in order."""
-        sockets, nodes = self._numbers.get(_SOCKETS, 0), self._node_cpus
-        each = len(nodes) // sockets if sockets else 0
-        starts = range(0, len(nodes), each) if each and not len(nodes) % sockets else ()
+        sockets, nodes = self._numbers.get("Socket(s)", 0), self._node_cpus
+        each = 0 if not sockets or len(nodes) % sockets else len(nodes) // sockets
+        starts = range(0, len(nodes), each) if each else ()
         equal = [frozenset().union(*nodes[start : start + each]) for start in starts]
         if not self.cpus:
             return None
@@ -210,7 +202,7 @@ class _Machine:
     def efficiency_cpus(self) -> CpuSet:
         """The CPUs of slow cores, by the highest frequencies in the rows (case G5)."""
         speeds = {frozenset([cpu]): row.get("maxmhz", 0) for cpu, row in self._rows.items()}
-        if not any(speeds.values()) and self._has_several_kinds():
+        if not any(speeds.values()) and self._kinds > 1:
             message = "lscpu names several kinds of cores, and not which CPUs they are"
             self._note("cores-unknown", f"{message}: add the output of `lscpu -e`")
         return slow_cores(speeds)
@@ -242,11 +234,10 @@ class _Machine:
             )
         if cores is None:
             said = f"lscpu says {threads} per core, but " if self._threads > 1 else ""
-            self._note(
-                "cores-unknown",
-                f"{said}which CPUs share a core is unknown, and the numbering does not show it, so "
-                f"each counts as a core of its own: {_ADD}",
+            message = (
+                f"{said}which CPUs share a core is unknown, and the numbering does not show it"
             )
+            self._note("cores-unknown", f"{message}, so each counts as a core of its own: {_ADD}")
         else:
             first = ", ".join(map(str, sorted(cores[0])))
             message = "which CPUs share a core is inferred from the numbering (the first core: "
@@ -266,41 +257,29 @@ class _Machine:
         return self._online <= least or self._all < 2 * least
 
     def _by_threads(self) -> tuple[CpuSet, ...] | None:
-        """The cores of which lscpu would print these numbers, or None.
-
-        Offline CPUs have ids among the others, so all ids are cut into cores, and those that are
-        offline are left out then. A hybrid processor fails the count.
-        """
-        least = min(self._expected, default=0)
-        for size in {self._threads: None} | {n: None for n in _SIZES if n * least == self._all}:
-            if size not in _SIZES or self._all % size:  # an old lscpu's 3 is 4, rounded down
-                continue
-            cores = self._numbered(size)
-            if cores is None or (self._expected and len(cores) not in self._expected):
-                continue
-            # The threads of the largest core, or, from an old lscpu, the average rounded down.
-            printed = (max(map(len, cores)), len(self.cpus) // len(cores))
-            if self._is_doubtful or self._threads in printed:
-                return cores
-        return None
-
-    def _numbered(self, size: int) -> tuple[CpuSet, ...] | None:
-        """The online CPUs of each core, by the two ways in which Linux numbers hyperthreads.
+        """The online CPUs of each core of which lscpu would print these numbers, or None.
 
         Either all first threads come first, then all second ones (most servers: 0 and 48 of 96),
         or siblings are neighbours (POWER, many virtual machines, old Opterons). The nodes show
         which, since hardly any core lies in two nodes; with one node only the first way is the
-        usual one, and on a virtual machine both are.
+        usual one, and on a virtual machine both are. A hybrid processor fails the count.
         """
-        neighbours = self._within_nodes(lambda cpu: cpu // size)
-        if self._is_power:
-            return neighbours
-        if max(self.cpus) >= self._all:  # ids with gaps: where the second threads begin is unknown
+        least = min(self._expected, default=0)
+        size = self._all // least if self._is_doubtful else self._threads
+        if size not in _SIZES or self._all % size:
             return None
+        # Offline CPUs have ids among the others, so all ids are cut into cores.
+        neighbours = self._within_nodes(lambda cpu: cpu // size)
         apart = self._within_nodes(lambda cpu: cpu % (self._all // size))
-        if apart is None:
-            return neighbours if self.cpus <= frozenset().union(*self._node_cpus) else None
-        return None if self._is_virtual and len(self._node_cpus) < 2 else apart
+        are_in_nodes = self.cpus <= frozenset().union(*self._node_cpus)
+        cores = neighbours if self._is_power or (apart is None and are_in_nodes) else apart
+        is_open = self._is_virtual and len(self._node_cpus) < 2 and apart is not None
+        has_gaps = max(self.cpus) >= self._all  # then where second threads begin is unknown
+        if cores is None or (not self._is_power and (is_open or has_gaps)):
+            return None
+        is_counted = not self._expected or len(cores) in self._expected
+        is_printed = self._is_doubtful or max(map(len, cores)) == self._threads
+        return cores if is_counted and is_printed else None
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core, or None when a core lies in two nodes."""
@@ -315,17 +294,17 @@ class _Machine:
         thread per core a node has no gap such as 0-15,128-143. POWER numbers siblings side by
         side, and so do many virtual machines, where one list of that form is not enough.
         """
-        cpus, lists = self.cpus, self._lists
-        distances = {_distance(ids) for ids in lists}
+        cpus, distances = self.cpus, {_distance(ids) for ids in self._lists}
         distance = distances.pop() if len(distances) == 1 else None
-        if distance is None or self._is_power or (self._is_virtual and len(lists) < 2):
+        if distance is None or self._is_power or (self._is_virtual and len(self._lists) < 2):
             return None
-        is_foreign = bool(self._expected) and distance not in self._expected
-        is_shifted = self._numbers.get(_CPUS, 2 * distance) != 2 * distance  # by offline CPUs
-        if is_foreign or is_shifted or max(cpus) >= 2 * distance:
-            return None
-        is_whole = frozenset().union(*lists) == cpus
-        return grouped(cpus, lambda cpu: cpu % distance) if is_whole else None
+        agrees = (
+            distance in (self._expected or (distance,))
+            and self._numbers.get("CPU(s)", 2 * distance) == 2 * distance
+            and max(cpus) < 2 * distance
+            and frozenset().union(*self._lists) == cpus
+        )
+        return grouped(cpus, lambda cpu: cpu % distance) if agrees else None
 
 
 def _distance(cpus: CpuSet) -> int | None:
@@ -373,27 +352,26 @@ def _rows(paste: Paste) -> Rows:
             columns = [word.lower() for word in line.split(separator)]
             columns = columns if _PLACES.intersection(columns) else ()
         elif columns and line[:1].isdigit():
-            for cpu, row in _row(columns, line.split(separator)):
-                paste.keep(rows, cpu, row, f"lscpu's rows for CPU {cpu}")
-        elif line:
+            if row := _row(columns, line.split(separator)):
+                paste.keep(rows, row["cpu"], row, "lscpu's rows for one CPU")
+        else:
             columns = ()
     return rows
 
 
-def _row(columns: Sequence[str], values: list[str]) -> Iterator[tuple[int, dict[str, int]]]:
-    """A row as CPU and numbers; nothing for one that is cut, or whose CPU is offline."""
+def _row(columns: Sequence[str], values: list[str]) -> dict[str, int] | None:
+    """A row as numbers; None for one that is cut, or whose CPU is offline."""
     if len(values) < len(columns):
-        return
+        return None
     cells: dict[str, str] = {}
     for column, value in zip(columns, values, strict=False):  # L1d:L1i:L2:L3 is one column of -e
         cells.update(zip(column.split(":"), value.strip().split(":"), strict=False))
     matches = {key: _CELL.fullmatch(cell) for key, cell in cells.items()}
     numbers = {key: int(match[1]) for key, match in matches.items() if match}
     is_offline = cells.get("online", "").lower() in ("no", "n")
-    if is_offline or numbers.get("cpu", MAX_CPU_ID + 1) > MAX_CPU_ID:
-        return
-    if "core" in numbers or "core" not in cells:
-        yield numbers.pop("cpu"), numbers
+    is_whole = "core" in numbers or "core" not in cells
+    is_known = numbers.get("cpu", MAX_CPU_ID + 1) <= MAX_CPU_ID
+    return numbers if is_known and is_whole and not is_offline else None
 
 
 def _distances(text: str) -> dict[int, Mapping[int, int]]:

@@ -14,7 +14,6 @@ MAX_IDS = 2_000_000
 """How many CPU ids all lists of a text may name together: room for a machine of 65 536 CPUs named
 30 times."""
 
-_MAX_NOTES = 100
 _MAX_MESSAGE = 400
 
 _COLOURS = re.compile(r"\x1b?\[[0-9;]{0,20}m", re.ASCII)
@@ -53,11 +52,9 @@ class Paste:
         self._ids = 0
 
     def note(self, code: str, message: str) -> None:
-        """Add a note, once; a garbled text does not get thousands."""
-        if len(message) > _MAX_MESSAGE:
-            message = f"{message[:_MAX_MESSAGE]}…"
-        if len(self.notes) < _MAX_NOTES:
-            self.notes.setdefault(Notice(code, message))
+        """Add a note, once."""
+        cut = f"{message[:_MAX_MESSAGE]}…" if len(message) > _MAX_MESSAGE else message
+        self.notes.setdefault(Notice(code, cut))
 
     def error(self, problem: str) -> TopologyError:
         """The error that says why this text is refused."""

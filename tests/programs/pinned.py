@@ -1,0 +1,515 @@
+"""What a pinned process can do, step by step: each function is a program, see test_programs.py."""
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import gpuaff
+from gpuaff.pinning.state import remembered
+from tests.processes import cores_of_this_machine, worker_cpus
+from tests.programs.threads import (
+    before,
+    bound_to,
+    child,
+    codes,
+    holds,
+    in_a_thread,
+    now,
+    tid_bound_to,
+)
+
+
+def a_block_leaves_a_bound_thread_where_its_share_was() -> None:
+    second = gpuaff.plan(gpuaff.Topology.observe(), 2).shares[1].cpus
+    mask = bound_to(second)
+    with gpuaff.set_affinity(0, 2) as outer:
+        with gpuaff.set_affinity(1, 2):
+            pass
+        holds(mask() == second, now() == outer)
+    holds(mask() == second, now() == before)
+
+
+def a_block_undoes_calls_inside_it() -> None:
+    with gpuaff.set_affinity(0, 2) as outer:
+        with gpuaff.set_affinity(1, 2):
+            gpuaff.set_affinity(0, 1)
+        holds(now() == outer)
+        with gpuaff.set_affinity(1, 2):
+            outer.restore()
+        holds(now() == before)
+    holds(now() == before)
+
+
+def a_worker_bound_inside_the_share_stays_when_it_restores() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+    one = frozenset({max(before)})
+
+    def work() -> Any:
+        os.sched_setaffinity(0, one)
+        affinity.restore()
+        return now() == one
+
+    holds(in_a_thread(work), now() == before)
+
+
+def a_forked_child_that_called_gpuaff_itself() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+    child = os.fork()
+    if child == 0:
+        gpuaff.set_affinity(0, 1).restore()
+        os._exit(affinity.restore() != before)
+    holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+
+
+def a_forked_child_keeps_its_own_border() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+    child = os.fork()
+    if child == 0:
+        thread = bound_to(None)
+        gpuaff.set_affinity(0, 1)
+        fine = affinity.restore() == before == thread()
+        own = gpuaff.set_affinity(0, 1)
+        fine = fine and own <= affinity and thread() == own  # nobody has bound it
+        os._exit(not fine or own.restore() != affinity or thread() != affinity)
+    holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+
+
+def a_bound_caller_without_a_gpu_stays_bound() -> None:
+    gpuaff.set_affinity(0, 2)
+    one = frozenset({max(before)})
+
+    def work() -> Any:
+        os.sched_setaffinity(0, one)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        affinity = gpuaff.set_affinity(0, 2)
+        return affinity == one == now() and not affinity.pinned
+
+    holds(in_a_thread(work), now() == before)
+
+
+def a_second_call_without_sysfs_from_another_thread() -> None:
+    """The border is that of the first call, not the main thread's mask of the moment."""
+    live: Any = importlib.import_module("gpuaff.topology.live")
+    live.read_cpus = lambda _: gpuaff.Topology()
+    first = gpuaff.set_affinity(0, 2)
+    holds(in_a_thread(lambda: gpuaff.set_affinity(1, 2).isdisjoint(first)))
+    holds(in_a_thread(lambda: gpuaff.set_affinity(0, 1) == before))
+
+
+def a_main_thread_that_a_runtime_has_narrowed_between_two_calls() -> None:
+    """That is undone by the second call, and not kept as somebody's wish for restore()."""
+    gpuaff.set_affinity(0, 1)
+    os.sched_setaffinity(0, {min(before)})
+    second = gpuaff.set_affinity(0, 1)
+    holds(second == before, second.restore() == before)
+
+
+def the_parent_is_left_alone() -> None:
+    """A launcher's own threads stay where they are, whatever its ranks do."""
+    rank = "import gpuaff; a = gpuaff.set_affinity(0, 2); print(len(a)); a.restore()"
+    mask = bound_to({min(before)})
+    done = subprocess.run([sys.executable, "-c", rank], capture_output=True, text=True, check=True)
+    holds(int(done.stdout) < len(before), now() == before, mask() == {min(before)})
+
+
+def threads_that_were_moved_come_back_and_the_bound_one_stays() -> None:
+    affinity = gpuaff.set_affinity(0, 1)  # all CPUs of this machine
+    low, high = frozenset({min(before)}), {max(before)}
+    bound, idle = bound_to(high), bound_to(None)
+    os.sched_setaffinity(0, low)  # the main thread, narrowed
+    holds(affinity.reapply() == affinity == now())
+    holds(bound() == high, idle() == affinity)
+
+
+def a_thread_outside_of_the_share_comes_back() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+    outside = before - affinity
+    moved, wide = bound_to(outside), bound_to(before)
+    holds(in_a_thread(affinity.reapply) == affinity)
+    holds(moved() == affinity, wide() == affinity, gpuaff.check().ok)
+    affinity.restore()
+    holds(moved() == outside, wide() == before)
+
+
+def those_who_inherited_a_narrowed_mask_come_back() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+    os.sched_setaffinity(0, {min(before)})
+    heir = bound_to(None)
+    holds(heir() == {min(before)}, affinity.reapply() == heir() == before, gpuaff.check().ok)
+
+
+def twice_and_after_restore() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+    other = bound_to(None)
+    holds(affinity.reapply() == affinity.reapply() == affinity)
+    for _ in range(2):
+        holds(affinity.restore() == before == other(), gpuaff.check().expected is None)
+        holds(affinity.reapply() == affinity == other(), gpuaff.check().expected == affinity)
+    holds(affinity.restore() == before == other())
+
+
+def a_caller_that_is_bound_gets_its_own_back_in_the_end() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+    one = frozenset({max(before)})
+
+    def work() -> Any:
+        os.sched_setaffinity(0, one)
+        return affinity.reapply() == affinity and affinity.restore() == one
+
+    holds(in_a_thread(work), now() == before)
+
+
+def a_thread_that_somebody_had_bound_to_the_share_itself() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+    affinity.restore()
+    bound = bound_to(affinity)
+    affinity.reapply()
+    affinity.restore()
+    holds(bound() == affinity, now() == before)
+
+
+def an_earlier_share_takes_the_place_of_a_later_one() -> None:
+    first = gpuaff.set_affinity(0, 2)
+    other = bound_to(None)
+    second = gpuaff.set_affinity(1, 2)
+    holds(first.reapply() == first == other(), gpuaff.check().ok)
+    holds(second.restore() == before == other())
+
+
+def a_thread_with_a_smaller_share_comes_though_the_main_one_was_moved() -> None:
+    large = gpuaff.set_affinity(0, 1)
+    other = bound_to(None)
+    small = gpuaff.set_affinity(0, 2)
+    os.sched_setaffinity(0, {max(before)})
+    holds(other() == small, large.reapply() == large == other())
+
+
+def in_a_forked_child() -> None:
+    """A child is pinned by itself; it knows what its parent had set, and can undo that."""
+    affinity = gpuaff.set_affinity(0, 2)
+
+    def work() -> Any:
+        steps = [gpuaff.check().ok, gpuaff.check().expected == affinity]
+        os.sched_setaffinity(0, before)
+        other = bound_to(None)
+        steps += [not gpuaff.check().ok, affinity.reapply() == affinity == other()]
+        steps += [gpuaff.check().ok, gpuaff.check().expected == affinity]
+        steps += [affinity.restore() == before == other(), gpuaff.check().expected is None]
+        steps += [affinity.reapply() == affinity == other(), gpuaff.check().ok]
+        return all(steps) or print(steps)
+
+    holds(child(work) == 0, in_a_thread(lambda: child(work)) == 0)
+    holds(child(lambda: child(work) == 0) == 0)
+    holds(now() == affinity)
+
+
+def a_child_that_only_restores() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+
+    def work() -> Any:
+        return (
+            affinity.restore() == before and gpuaff.check().expected is None and gpuaff.check().ok
+        )
+
+    holds(child(work) == 0)
+    affinity.restore()
+    holds(child(lambda: gpuaff.check().expected is None) == 0)
+
+
+def the_border_of_a_child_is_what_it_started_with() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+
+    def work() -> Any:
+        os.sched_setaffinity(0, {min(before)})  # narrowed by an import
+        affinity.reapply()
+        return gpuaff.set_affinity(0, 1) == before
+
+    holds(child(work) == 0)
+
+
+def a_helper_on_reserved_cpus_stays() -> None:
+    affinity = gpuaff.set_affinity(0, 1, reserve=1)
+    helper = bound_to(affinity.reserved)
+    holds(len(affinity.reserved) > 0, affinity.isdisjoint(affinity.reserved), gpuaff.check().ok)
+    affinity.reapply()
+    gpuaff.set_affinity(0, 1, reserve=1)
+    holds(helper() == affinity.reserved)
+
+
+def a_thread_that_was_bound_before_stays() -> None:
+    """An OpenMP runtime was loaded first: it has narrowed the main thread and bound its worker."""
+    worker = bound_to({max(before)})
+    os.sched_setaffinity(0, {min(before)})
+    affinity = gpuaff.set_affinity(0, 1)
+    checked = gpuaff.check()
+    holds([str(thread.state) for thread in checked.threads] == ["ok", "bound"], checked.ok)
+    affinity.reapply()
+    holds(worker() == {max(before)}, sorted(affinity) == [min(before)])
+
+
+def a_thread_that_was_bound_elsewhere_moves_and_goes_back() -> None:
+    first = frozenset({min(before)})
+    thread = bound_to(first)
+    part = gpuaff.spread(0, 1)
+    holds(thread() == part or thread() == first < part)
+    part.restore()
+    holds(thread() == first)
+
+
+def a_bound_thread_that_calls_it_goes_back() -> None:
+    first = frozenset({min(before)})
+
+    def work() -> Any:
+        os.sched_setaffinity(0, first)
+        part = gpuaff.spread(0, 1)
+        return now() == part, part.restore() == now() == first
+
+    holds(*in_a_thread(work))
+
+
+def heirs_of_a_narrowed_main_thread_go_back_to_the_ranks_share() -> None:
+    """An import has narrowed a worker; nobody has bound what it started since."""
+    affinity = gpuaff.set_affinity(0, 1)
+
+    def work() -> Any:
+        os.sched_setaffinity(0, {min(before)})
+        heir = bound_to(None)
+        part = gpuaff.spread(0, 1)
+        holds(heir() == part == now())
+        holds(part.restore() == affinity == heir())
+        return True
+
+    holds(child(work) == 0)
+
+
+def what_is_cut_is_forgotten_with_the_part() -> None:
+
+    def whole() -> Any:
+        state: Any = remembered()
+        return state.whole
+
+    affinity = gpuaff.set_affinity(0, 1)
+    holds(whole() is None)
+    part = gpuaff.spread(0, 1)
+    holds(whole() == affinity)
+    part.reapply()
+    holds(whole() == affinity)
+    gpuaff.set_affinity(0, 1)
+    holds(whole() is None)
+    with gpuaff.spread(0, 1):
+        holds(whole() == affinity)
+    holds(whole() is None)
+
+
+def reapply_of_the_ranks_share_forgets_the_part() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+    part = gpuaff.spread(0, 1)
+    affinity.reapply()
+    state: Any = remembered()
+    holds(state.whole is None or part == affinity)
+
+
+def the_end_of_a_block_gives_the_ranks_share_back() -> None:
+    share = gpuaff.set_affinity(0, 2)
+    with gpuaff.spread(0, 1) as part:
+        holds(part <= share, gpuaff.check().ok)
+    holds(now() == share, gpuaff.check().expected == share)
+    holds(share.restore() == before)
+
+
+# Twice, and back.
+
+
+def twice_is_the_same_as_once_for_a_share() -> None:
+    first = gpuaff.set_affinity(0, 2)
+    holds(gpuaff.set_affinity(0, 2) == first)
+    second, whole = gpuaff.set_affinity(1, 2), gpuaff.set_affinity(0, 1)
+    holds(gpuaff.set_affinity(0, 2) == first, first.isdisjoint(second), first | second <= whole)
+
+
+def a_block_that_raises_is_left() -> None:
+    try:
+        with gpuaff.set_affinity(0, 2) as affinity:
+            holds(now() == affinity < before, 1 / 0)
+    except ZeroDivisionError:
+        holds(now() == before)
+
+
+def restore_in_another_thread() -> None:
+    affinity = gpuaff.set_affinity(0, 2)
+    holds(in_a_thread(affinity.restore) == now() == before, affinity.restore() == before)
+    holds(gpuaff.set_affinity(1, 2) != affinity)
+
+
+def restore_leaves_a_thread_that_was_bound_since() -> None:
+    mask, affinity = bound_to(None), gpuaff.set_affinity(0, 2)
+    tid = tid_bound_to(None)
+    os.sched_setaffinity(tid, {max(before)})
+    affinity.restore()
+    holds(mask() == now() == before, os.sched_getaffinity(tid) == {max(before)})
+
+
+def a_thread_bound_just_where_the_share_is_stays() -> None:
+    """Also where a strict call refuses what comes up after the threads were moved."""
+    threads: Any = importlib.import_module("gpuaff.pinning.threads")
+    move_all, mask = threads.move_all, bound_to({min(before)})
+
+    def unsettled(*how: Any, **more: Any) -> Any:
+        passes = move_all(*how, **more)
+        passes.settled = False
+        return passes
+
+    gpuaff.set_affinity(0, len(before)).restore()
+    holds(now() == before, mask() == {min(before)})
+    threads.move_all = unsettled
+    try:
+        gpuaff.set_affinity(0, len(before), strict=True)
+    except gpuaff.GPUAffinityError as error:
+        holds("threads-unsettled" in str(error), now() == before, mask() == {min(before)})
+
+
+def restore_of_an_earlier_call_forgets_no_bound_thread() -> None:
+    """It goes back with the call that is in force."""
+    one = frozenset({max(before)})
+
+    def work() -> Any:
+        os.sched_setaffinity(0, one)
+        first, last = gpuaff.set_affinity(0, 2), gpuaff.set_affinity(1, 2)
+        first.restore()
+        return last.restore() == one
+
+    holds(in_a_thread(work))
+
+
+def a_childs_border_is_the_mask_that_it_starts_with() -> None:
+    affinity = gpuaff.set_affinity(1, 2)
+    inner = "import gpuaff, os; print(sorted(gpuaff.set_affinity(0, 1)))"
+    spawned = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True)
+    holds(spawned.stdout.strip() == str(sorted(affinity)))
+    holds(child(lambda: gpuaff.set_affinity(0, 1) == affinity) == 0)
+
+
+def threads_call_it_at_the_same_time() -> None:
+    results: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(gpuaff.set_affinity(1, 2))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    holds(len(results) == 8, set(results) == {now()})
+
+
+def no_thread_can_be_started() -> None:
+    """The driver is not woken in advance, and what a cpuset grants is not asked."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kind: Any = threading.Thread
+    kind.start = start
+    first, second = gpuaff.set_affinity(0, 2), gpuaff.set_affinity(1, 2)
+    holds(first.pinned, second.pinned, now() == second, second.restore() == before)
+
+
+def an_actor_whose_gpus_change() -> None:
+    """A framework sets the variable in a process that runs; the same call follows it."""
+    for shown, gpu in (("1", 1), ("0", 0), ("", None)):
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown
+        affinity = gpuaff.set_affinity(0, 1)
+        holds(affinity.gpu == gpu, affinity.pinned is bool(shown), affinity <= before)
+    holds(now() == before)  # best effort: no GPU, so nothing is cut
+
+
+# An unknown rank, among two GPUs; and GPUAFF_PINNED, which says what is in force.
+
+
+def an_unknown_rank_narrows_nothing() -> None:
+    with gpuaff.set_affinity(memory="preferred", openmp=True) as affinity:
+        holds(affinity.rank is None, affinity.plan is None, affinity.memory is None)
+        holds(not affinity.pinned, now() == before, "OMP_NUM_THREADS" not in os.environ)
+    (notice,) = affinity.warnings
+    holds("2 GPUs are visible, so the mask stays; " in notice.message, notice.code == "no-rank")
+    holds(notice.message.endswith("call set_affinity(local_rank, nproc_per_node)"))
+
+
+def an_unknown_rank_leaves_what_an_earlier_call_has_set() -> None:
+    share = gpuaff.set_affinity(1, 2)
+    holds(gpuaff.set_affinity() == share, os.environ["GPUAFF_PINNED"].startswith("v1:1:2:"))
+    holds(share.restore() == before)
+
+
+def an_unknown_rank_is_an_error_where_it_must_not_be() -> None:
+    try:
+        gpuaff.set_affinity(strict=True)
+    except gpuaff.GPUAffinityError as error:
+        holds("[no-rank; strict]" in str(error), now() == before)
+    holds(gpuaff.set_affinity(0, 1, strict=True).gpu == 0)
+
+
+def the_variable_is_undone_with_the_share() -> None:
+    def rank() -> str:
+        return os.environ.get("GPUAFF_PINNED", "v1:-")[3:6]
+
+    with gpuaff.set_affinity(0, 2):
+        holds(rank() == "0:2")
+        with gpuaff.set_affinity(1, 2):
+            holds(rank() == "1:2")
+        holds(rank() == "0:2")
+    holds(rank() == "-")
+    gpuaff.set_affinity(0, 2)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    holds(not gpuaff.set_affinity(0, 2).pinned, rank() == "-")
+
+
+def the_variable_of_this_process_is_no_border_for_its_next_call() -> None:
+    """Rank 0 of 1 has all CPUs, and is cut when it turns out to be rank 0 of 2."""
+    made = [gpuaff.set_affinity(*call) for call in ((0, 1), (0, 2), (0, 2), (1, 2))]
+    sizes, half = [len(affinity) for affinity in made], len(before) // 2
+    holds(sizes == [len(before), half, half, half])
+    holds(not any("share-inherited" in codes(affinity) for affinity in made))
+
+
+# Workers: REST is left to them, when the main process has a core.
+
+CORES, REST = cores_of_this_machine(), worker_cpus()
+
+
+def all_threads_of_a_worker_move_and_go_back() -> None:
+    thread, part = bound_to(None), gpuaff.spread(0, 1)
+    holds(thread() == now() == part, (part < before) is (len(CORES) > 1))
+    holds(part.restore() == before == thread() == now())
+    with gpuaff.spread(0, 1):
+        holds(thread() == part)
+    holds(thread() == before)
+
+
+def twice_is_the_same_as_once_for_a_worker() -> None:
+    affinity, one = gpuaff.set_affinity(0, 1), gpuaff.spread(1, 2)
+    holds(one == gpuaff.spread(1, 2) == now(), one | gpuaff.spread(0, 2) == REST)
+    affinity.reapply()
+    holds(now() == affinity, gpuaff.spread(1, 2) == one)
+    gpuaff.set_affinity(0, 1)
+    holds(now() == affinity, gpuaff.spread(1, 2) == one)
+    with gpuaff.set_affinity(0, 1, cpus=[max(before)]):
+        holds(sorted(gpuaff.spread(0, 1)) == [max(before)], gpuaff.spread(0, 1).restore() == before)
+
+
+def a_forked_worker_cuts_the_share_and_not_a_narrowed_mask() -> None:
+    affinity = gpuaff.set_affinity(0, 1)
+    os.sched_setaffinity(0, {min(before)})  # as an import does
+
+    def work() -> bool:
+        part = gpuaff.spread(0, 1)
+        return part == REST and part.restore() == affinity
+
+    holds(child(work) == 0)
+
+
+def a_workers_mask_of_one_cpu_is_not_widened() -> None:
+    os.sched_setaffinity(0, {min(before)})
+    holds(sorted(gpuaff.spread(1, 3)) == [min(before)], gpuaff.spread(2, 3).pinned)
