@@ -56,7 +56,7 @@ def sight(*processes: ProcessInfo, entries: Sequence[Entry] = (), **seen: Any) -
         usages=usages,
         processes=known,
         writers=tuple(writers),
-        **{"holders": {}, "opened": {}, **seen},
+        **{"holders": {}, "opened": {}, "notices": (), **seen},
     )
 
 

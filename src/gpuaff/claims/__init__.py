@@ -82,17 +82,10 @@ def claim_gpus(
         The claim. It lasts even when it is not kept; :func:`current_claim` returns it as well.
 
     Raises:
-        InvalidOptionError: an argument is invalid, or names a GPU that does not exist.
-        NoDriverError: NVML cannot be used here.
-        NotEnoughGpusError: there are fewer GPUs, or fewer are allowed, than were requested.
         GpusBusyError: they are not free; the message has the holder of each.
         ClaimTimeoutError: they did not become free in time.
-        CudaInitializedError: CUDA is already initialised in this process.
-        AlreadyClaimedError: this process has a claim.
-        ClaimLostError: another process has come onto a GPU meanwhile; start the process again.
-        PlaceholderError: a GPU could not be occupied. A function's own error is raised unchanged.
-        LockDirectoryError: the files that coordinate claims cannot be used.
-        ClaimError: ``GPUAFF_CLAIM`` names a claim that is over.
+        GpuaffError: another reason; the documentation of claims has a table of all errors. What a
+            ``placeholder`` function raises comes unchanged.
     """
     arguments = dict(locals())  # all of them, by name
     claim = None

@@ -57,7 +57,7 @@ def set_affinity(
     Args:
         gpu_id: the visible GPU of this process, 0 … ``nproc_per_node`` − 1.
         nproc_per_node: how many processes share this node, each with a GPU of its own.
-        mode: how near cores are divided.
+        mode: how near cores are divided; this and the others are :func:`gpuaff.set_affinity`'s.
         scope: what is near: the GPU's NUMA node or its socket.
         multithreading: all CPUs of a core, or only one.
         balanced: whether all processes get equally many cores (unique modes).
@@ -68,8 +68,7 @@ def set_affinity(
         The CPUs of the calling thread, read back from the kernel.
 
     Raises:
-        GPUAffinityError: the process could not be pinned, or an argument is invalid. Everything is
-            as it was before.
+        GPUAffinityError: the process could not be pinned; all is as it was before.
         TypeError: an argument is None that must be a number.
     """
     if None in (gpu_id, nproc_per_node):  # for gpuaff.set_affinity None means: ask the launcher
