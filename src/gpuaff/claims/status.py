@@ -84,14 +84,15 @@ class GpuStatus:
         """The GPU as JSON has it."""
         reading, device = self.reading, self.reading.device
         return {
-            **{key: getattr(device, key) for key in ("index", "uuid", "pci_bus_id", "name")},
-            "parent": device.parent,
+            **{
+                key: getattr(device, key)
+                for key in ("index", "uuid", "pci_bus_id", "name", "parent")
+            },
             "free": self.busy is None,
             "busy": self.busy,
             "message": self.message,
             **{f"memory_{key}": getattr(reading, key) for key in ("used", "free", "total")},
-            "utilization": reading.utilization,
-            "compute_mode": reading.compute_mode,
+            **{key: getattr(reading, key) for key in ("utilization", "compute_mode")},
             "lease": None if self.lease is None else asdict(self.lease),
             "kept_for": None if self.kept_for is None else asdict(self.kept_for),
             "processes": [asdict(use) for use in self.uses],
