@@ -27,7 +27,7 @@ GATES = {
 OPENS = {
     *("_system/kernel.py", "_system/locks.py", "_system/descriptors.py"),
     "cli/dispatch.py",  # the null device, when a reader has gone
-    *("cli/source.py", "topology/serialize.py"),  # what the user names, and what ships
+    *("cli/topo.py", "topology/serialize.py"),  # what the user names, and what ships
 }
 """The modules that may open files."""
 

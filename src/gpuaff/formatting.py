@@ -7,7 +7,8 @@ the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
 from gpuaff.cpuset import CpuSet, format_cpulist
@@ -20,8 +21,7 @@ _COMMAND, _USER = 40, 20
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
-GAP = 2
-"""Blanks between two columns."""
+GAP = 2  # blanks between two columns
 
 
 def printable(text: str) -> str:
@@ -117,19 +117,54 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Line | Span | str]]
     right: Collection[int] = ()
 
-    def columns(self) -> list[tuple[bool, list[Line]]]:
-        """Each column that is not empty: whether it is aligned to the right, and its cells."""
-        columns = [[line(cell) for cell in cells] for cells in zip(*self.rows, strict=True)]
-        return [(i in self.right, cells) for i, cells in enumerate(columns) if any(cells)]
+
+def laid_out(block: Line | Table, width: int | None = None) -> Iterator[Line]:
+    """The lines of a block, printable; a too wide table breaks cells between their spans only."""
+    if not isinstance(block, Table):
+        yield _printable(block)
+        return
+    cells = [
+        [_printable(line(cell)) for cell in column] for column in zip(*block.rows, strict=True)
+    ]
+    kept = [(place in block.right, column) for place, column in enumerate(cells) if any(column)]
+    widths = [max(map(_length, column)) for _, column in kept]
+    excess = 0 if width is None else sum(widths) + GAP * (len(widths) - 1) - width
+    least = [max(len(s.text.rstrip()) for cell in column for s in cell) for _, column in kept]
+    for place in sorted(range(len(widths)), key=lambda place: least[place] - widths[place]):
+        cut = max(0, min(excess, widths[place] - least[place]))
+        widths[place] -= cut
+        excess -= cut
+    for row in zip(*(column for _, column in kept), strict=True):
+        broken = [_broken(cell, most) for cell, most in zip(row, widths, strict=True)]
+        for pieces in zip_longest(*broken, fillvalue=()):
+            shown: list[Span] = []
+            for piece, (right, _), most in zip(pieces, kept, widths, strict=True):
+                blanks = Span(" " * (most - _length(piece)))
+                shown += [*((blanks, *piece) if right else (*piece, blanks)), Span(" " * GAP)]
+            yield tuple(shown)
+
+
+def _printable(spans: Line) -> Line:
+    return tuple(Span(printable(span.text), span.style) for span in spans)
+
+
+def _length(spans: Line) -> int:
+    return sum(len(span.text) for span in spans)
+
+
+def _broken(cell: Line, width: int) -> list[Line]:
+    lines: list[list[Span]] = []
+    length = 0
+    for span in cell:
+        if not lines or length + len(span.text.rstrip()) > width:
+            lines.append([])
+            length = 0
+        lines[-1].append(span)
+        length += len(span.text)
+    return [(*spans, last._replace(text=last.text.rstrip())) for *spans, last in lines]
 
 
 def plain(block: Line | Table) -> str:
-    """A line or table as printable text, without styles and without blanks at the lines' ends."""
-    if not isinstance(block, Table):
-        return printable("".join(span.text for span in block)).rstrip()
-    columns = []
-    for right, cells in block.columns():
-        texts = [plain(cell) for cell in cells]
-        width = max(map(len, texts))
-        columns.append([text.rjust(width) if right else text.ljust(width) for text in texts])
-    return "\n".join((" " * GAP).join(row).rstrip() for row in zip(*columns, strict=True))
+    """A block as printable text, without styles and without blanks at the lines' ends."""
+    lines = ("".join(span.text for span in spans).rstrip() for spans in laid_out(block))
+    return "\n".join(lines)

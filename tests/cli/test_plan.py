@@ -33,29 +33,15 @@ def cpus(plan: dict[str, Any]) -> list[str]:
     return [share["cpus"] for share in plan["ranks"]]
 
 
-# DGX A100: some options, and facts of the plan, rank by rank.
-A100: dict[str, dict[str, list[Any]]] = {
-    "": {"cpus": A100_NODE, "gpu": [*range(8)], "numa_nodes": [[int(n)] for n in "33117755"]},
-    "--partition auto": {"cpus": A100_NODE},
-    "--partition job": {"cpus": A100_NODE},
-    "--scope socket --visible-devices 0": {"cpus": ["0-63,128-191"]},
-    "--multithreading single_logical --visible-devices 0,1": {"cpus": ["48-55", "56-63"]},
-    "--max-physical-cores 2 --visible-devices 0,1": {
-        "cpus": ["48-49,176-177", "56-57,184-185"], "cores": [2, 2]
-    },
-    "--visible-devices 0,1,2": {"cores": [8, 8, 8]},
-    "--visible-devices 0,1,2 --unbalanced": {"cores": [8, 8, 16]},
-    "--visible-devices 6,2": {"gpu": [6, 2], "numa_nodes": [[5], [1]]},
-    "--visible-devices=": {"gpu": [None], "source": ["all"]},
-    "--visible-devices 0,1 --allowed 48-63": {"cpus": ["48-55", "56-63"]},
-}  # fmt: skip
+TABLES = json.loads((Path(__file__).parents[1] / "data/plan_options.json").read_text("utf-8"))
+"""Options and facts of the plan, rank by rank; values that are refused, and what is expected."""
 
 
 @pytest.mark.case("gpu-affinity-rule-4", "A20", "B7", "B17", "D8")
-@pytest.mark.parametrize("words", A100)
+@pytest.mark.parametrize("words", TABLES["dgx-a100"])
 def test_plans_of_dgx_a100(words: str) -> None:
     found = plan(f"--from dgx-a100 {words}")
-    for name, values in A100[words].items():
+    for name, values in TABLES["dgx-a100"][words].items():
         assert [share[name] for share in found["ranks"]] == values, name
 
 
@@ -203,33 +189,9 @@ def test_a_plan_repeats_what_its_topology_is_unsure_of(gpuaff: Callable[..., Any
     assert all(line.startswith("gpuaff: note: ") for line in lines)
 
 
-NO_NUMBER = "a whole number from 1 to 65535; see gpuaff plan --help\n"
-
-REFUSED: dict[str, dict[str, str]] = {
-    **dict.fromkeys(
-        ("--nproc", "--min-physical-cores", "--max-physical-cores"),
-        dict.fromkeys(["0", "-1", "2.5", "x", "", "1_0", "٣", "65536", "9" * 50], NO_NUMBER),
-    ),
-    "--mode": {
-        "ALL": "core_complex; did you mean all?",
-        "unique-contiguous": "; did you mean unique_contiguous?",
-        "": "one of all, single, single_unique, unique_interleaved,",
-    },
-    "--scope": {
-        "nodes": "one of node, socket; did you mean node?",
-        "zebra": "one of node, socket; see",
-    },
-    "--multithreading": {"all": "one of all_logical, single_logical"},
-    "--partition": {"node": "one of auto, job, machine"},
-    "--reserve": dict.fromkeys(["-1", "two"], "a whole number of cores from 0 to"),
-    "--rank-allowed": {"": "a list of CPUs such as 0-3,8, with at least one in it", "3-1": "0-3,8"},
-    "--allowed": dict.fromkeys(["", "x", "3-1", "0-99999999", "1,,2", "0x3"], "CPUs such as 0-3,8"),
-}
-
-
-@pytest.mark.parametrize("option", REFUSED)
+@pytest.mark.parametrize("option", TABLES["refused"])
 def test_invalid_values(option: str) -> None:
-    for value, expected in REFUSED[option].items():
+    for value, expected in TABLES["refused"][option].items():
         line = refused("plan", f"{option}={value}", code=2)
         assert f"argument {option}: {value!r}: expected" in line
         assert expected in line

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpuaff import formatting
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
-from gpuaff.cli import output, terminal, views
+from gpuaff.cli import output, views
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Source, Topology
 
@@ -42,7 +42,7 @@ def on_width(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Block], int], st
 
     def on_width(blocks: list[Block], width: int) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
-        return terminal.rendered(blocks, io.StringIO())
+        return output.rendered(blocks, io.StringIO())
 
     return on_width
 
@@ -288,7 +288,7 @@ class TestTable:
         expected = "".join(formatting.plain(cell) for row in rows for cell in row)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", str(width))
-            broken = terminal.rendered([formatting.Table(rows)], io.StringIO())
+            broken = output.rendered([formatting.Table(rows)], io.StringIO())
         for made in (formatting.plain(formatting.Table(rows)), broken):
             assert sorted("".join(made.split())) == sorted("".join(expected.split()))
 
@@ -306,7 +306,7 @@ class TestTable:
         longest = max((len(s.text) for row in rows for cell in row for s in cell), default=0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", str(width))
-            made = terminal.rendered([formatting.Table(rows)], io.StringIO())
+            made = output.rendered([formatting.Table(rows)], io.StringIO())
         widest = max(map(len, made.splitlines()), default=0)
         assert widest <= max(width, 3 * max(longest, 8) + 2 * formatting.GAP)
 
@@ -323,18 +323,18 @@ class TestTable:
 class TestRich:
     def test_colours_change_no_character(self, box: Topology) -> None:
         blocks = [*views.topology_blocks(box, "box"), *views.plan_blocks(box, plan(*THREE), "box")]
-        made = terminal.rendered(blocks, io.StringIO(), force=True)
+        made = output.rendered(blocks, io.StringIO(), force=True)
         assert "\x1b[" in made
         assert ESCAPES.sub("", made) == shown(blocks) + "\n"
 
     def test_ranks_have_unlike_colours(self) -> None:
         spans = [formatting.Span("x", f"rank:{rank}") for rank in range(12)]
-        made = terminal.rendered([(span,) for span in spans], io.StringIO(), force=True)
+        made = output.rendered([(span,) for span in spans], io.StringIO(), force=True)
         assert len(set(made.splitlines())) == 12
 
     def test_brackets_are_no_markup(self) -> None:
         line = formatting.line("[red]a[/] :smile:")
-        assert terminal.rendered([line], io.StringIO()) == "[red]a[/] :smile:\n"
+        assert output.rendered([line], io.StringIO()) == "[red]a[/] :smile:\n"
 
 
 class TestOutput:

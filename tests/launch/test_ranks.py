@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuaff.launch import ROWS, Launcher
 from gpuaff.launch.ranks import Ranks, classify_ranks
-from tests.environments import recorded, started, variables
+from tests.environments import FOLDER, recorded, started, variables
 
 Environ = Mapping[str, str]
 
@@ -80,142 +81,63 @@ def test_ranks_can_be_sent_and_compared() -> None:
 
 # Which numbers count, and with which warnings.
 
-STEP = variables(
-    "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_LOCALID=1 SLURM_PROCID=7 SLURM_NODEID=3"
-    " SLURMD_NODENAME=n4 SLURM_STEP_TASKS_PER_NODE=2(x3),4 SLURM_STEP_NUM_TASKS=10"
-    " SLURM_STEP_NUM_NODES=4"
-)
-BATCH = variables(
-    "SLURM_JOB_ID=7 SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_NTASKS=10"
-    " SLURM_TASKS_PER_NODE=2(x3),4"
-)
-HYDRA = variables("MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_RANK=5 PMI_SIZE=8")
-NUMBERS = variables("LOCAL_RANK=3 LOCAL_WORLD_SIZE=4")
-ALONE = variables("LOCAL_RANK=0 RANK=0 WORLD_SIZE=1")
-ONE_TASK = {**STEP, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
-FLUX = started("flux", "one-node")[1].environ
-FLUX_5 = variables("FLUX_TASK_LOCAL_ID=1 FLUX_TASK_RANK=4 FLUX_JOB_SIZE=5 FLUX_JOB_NNODES=2")
-JSRUN = started("jsrun", "jsrun")[1].environ
-OMPI = started("openmpi", "oversubscribed")[0].environ  # rank 0 of 3
-OMPI_1_OF_2 = variables("OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2")
-TORCHRUN = started("torchrun", "torchrun")[0].environ  # rank 0 of 2
-VIRTUAL = variables(
-    "TORCHELASTIC_RUN_ID=x LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 RANK=3 WORLD_SIZE=4 GROUP_RANK=1"
-    " GROUP_WORLD_SIZE=2 CUDA_VISIBLE_DEVICES=1"
-)
-BAD, NONE, STALE = ["bad-rank"], ["no-rank"], ["ranks-stale", "no-rank"]
-CONTRADICT = ["ranks-contradict"]
-SRUN, MPIRUN = ("sh", "slurmstepd", "slurmd"), ("sh", "mpirun", "slurmstepd")
+TABLES: dict[str, dict[str, Any]] = json.loads((FOLDER.parent / "ranks.json").read_text("utf-8"))
+"""Environments as texts (variables, and names of others), and what follows from each."""
 
-CASES: dict[str, tuple[Environ, dict[str, Any], tuple[int, int] | None, list[str]]] = {
-    "no variables": ({}, {}, None, NONE),
-    "a node with more tasks than others": (STEP, {}, (1, 4), []),
-    "a node with fewer": ({**STEP, "SLURM_NODEID": "2"}, {}, (1, 2), []),
-    "a node that the list lacks": ({**STEP, "SLURM_NODEID": "4"}, {}, None, BAD),
-    "a batch script": (BATCH, {}, None, NONE),
-    "a shell of salloc": ({**STEP, "SLURM_STEP_ID": "4294967290"}, {}, None, NONE),
-    "a shell of srun --pty": ({**STEP, "SLURM_PTY_PORT": "40000"}, {}, None, NONE),
-    "a login shell": ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}, {}, None, NONE),
-    "a step of another machine": (STEP, {"host": "n1"}, None, STALE),
-    "a step of this machine": (STEP, {"host": "N4.example.org"}, (1, 4), []),
-    "a node with another name, below slurmstepd": (STEP, {"host": "n1", "above": SRUN}, (1, 4), []),
-    "a node without a name": ({**STEP, "SLURMD_NODENAME": ""}, {"host": "n1"}, (1, 4), []),
-    "mpirun in srun": ({**STEP, **OMPI}, {}, (0, 3), CONTRADICT),
-    "srun with variables of mpirun": ({**STEP, **OMPI}, {"above": SRUN}, (1, 4), CONTRADICT),
-    "mpirun in srun, seen above": ({**STEP, **OMPI}, {"above": MPIRUN}, (0, 3), []),
-    "srun with variables of an mpirun of one": (
-        {**STEP, **OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, {"above": SRUN}, (1, 4), CONTRADICT
-    ),
-    "mpirun in one task": ({**ONE_TASK, **OMPI}, {}, (0, 3), []),
-    "mpiexec in srun": ({**STEP, **HYDRA}, {}, (1, 2), CONTRADICT),
-    "torchrun in all others": ({**STEP, **OMPI, **HYDRA, **TORCHRUN}, {}, (0, 2), []),
-    "torchrun in srun": ({**STEP, **TORCHRUN}, {}, (0, 2), []),
-    "an unknown launcher": (NUMBERS, {}, (3, 4), []),
-    "an unknown launcher beside a known one": ({**NUMBERS, **HYDRA}, {}, (1, 2), CONTRADICT),
-    "numbers that a script copied": (
-        {**HYDRA, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, (1, 2), []
-    ),
-    "an unknown launcher in one task": ({**ONE_TASK, **NUMBERS}, {}, (3, 4), []),
-    "one process described by hand": (ALONE, {}, (0, 1), []),
-    "one of two described by hand": ({**ALONE, "WORLD_SIZE": "2"}, {}, None, BAD),
-    "rank 1 of one": ({**ALONE, "LOCAL_RANK": "1"}, {}, None, BAD),
-    "one described by hand beside a launcher": ({**HYDRA, **ALONE}, {}, (1, 2), CONTRADICT),
-    "LOCAL_RANK alone": ({"LOCAL_RANK": "3"}, {}, None, BAD),
-    "LOCAL_WORLD_SIZE alone": ({"LOCAL_WORLD_SIZE": "4"}, {}, None, BAD),
-    "LOCAL_RANK in srun": ({**STEP, "LOCAL_RANK": "3"}, {}, (1, 4), []),
-    "LOCAL_WORLD_SIZE in srun": ({**STEP, "LOCAL_WORLD_SIZE": "4"}, {}, (1, 4), []),
-    "PALS that Flux completes": ({**FLUX, "PALS_LOCAL_RANKID": "1"}, {}, (1, 2), []),
-    "torchrun that Flux does not complete": (
-        {**FLUX, "TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"}, {}, None, BAD
-    ),
-    "jsrun for Open MPI": ({**JSRUN, **OMPI_1_OF_2}, {}, (1, 2), []),
-    "Flux on two nodes": (FLUX_5, {}, (1, 3), ["size-assumed"]),
-    "Flux with an uneven node": ({**FLUX_5, "FLUX_TASK_LOCAL_ID": "3"}, {}, None, BAD),
-    "Flux without a size": ({**FLUX_5, "FLUX_JOB_SIZE": ""}, {}, None, BAD),
-    "a hidden local rank": (VIRTUAL, {}, (1, 2), []),
-    "the hidden local rank 0": ({**VIRTUAL, "RANK": "2"}, {}, (0, 2), []),
-    "a hidden local rank of one node": (
-        {**VIRTUAL, "WORLD_SIZE": "2", "RANK": "1"}, {}, (1, 2), []
-    ),
-    "several visible GPUs": ({**VIRTUAL, "CUDA_VISIBLE_DEVICES": "0,1"}, {}, (0, 2), []),
-    "unequal nodes hide it": ({**VIRTUAL, "WORLD_SIZE": "5"}, {}, (0, 2), []),
-    "no group": ({**VIRTUAL, "GROUP_RANK": ""}, {}, (0, 2), []),
-    "no rank in the job": ({**VIRTUAL, "RANK": "x"}, {}, (0, 2), []),
-    "a rank above the job": ({**HYDRA, "PMI_RANK": "8"}, {}, (1, 2), ["world-unknown"]),
-    "a job below the node": ({**HYDRA, "PMI_SIZE": "1"}, {}, (1, 2), ["world-unknown"]),
-    "a node too many": ({**STEP, "SLURM_STEP_NUM_NODES": "3"}, {}, (1, 4), ["world-unknown"]),
-    "a rank in the job that is no number": ({**HYDRA, "PMI_RANK": "five"}, {}, (1, 2), []),
-}  # fmt: skip
+RECORDS = {
+    "FLUX": started("flux", "one-node")[1],
+    "JSRUN": started("jsrun", "jsrun")[1],
+    "OMPI": started("openmpi", "oversubscribed")[0],  # rank 0 of 3
+    "TORCHRUN": started("torchrun", "torchrun")[0],  # rank 0 of 2
+}
+SRUN = ("sh", "slurmstepd", "slurmd")
+
+
+def environ(text: str) -> dict[str, str]:
+    """``STEP SLURM_NODEID=2``: an environment with changes."""
+    found: dict[str, str] = {}
+    for word in text.split():
+        if "=" in word:
+            found |= variables(word)
+        elif word in RECORDS:
+            found |= RECORDS[word].environ
+        else:
+            found |= environ(TABLES["bases"][word])
+    return found
+
+
+def cases(name: str) -> Any:
+    """The rows of a table, by their names."""
+    return [pytest.param(*row, id=case) for case, row in TABLES[name].items()]
+
+
+STEP = environ("STEP")
 
 
 @pytest.mark.case("D10")
-@pytest.mark.parametrize(("environ", "around", "expected", "warnings"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("text", "around", "expected", "warnings"), cases("cases"))
 def test_which_numbers_count(
-    environ: Environ, around: dict[str, Any], expected: object, warnings: list[str]
+    text: str, around: dict[str, Any], expected: list[int] | None, warnings: list[str]
 ) -> None:
-    here = at(environ, **around)
-    assert (place(here), codes(here)) == (expected, warnings)
+    here = at(environ(text), **around)
+    assert (place(here), codes(here)) == (expected and tuple(expected), warnings)
 
 
-JOB_NUMBERS: dict[str, tuple[Environ, tuple[int | None, ...]]] = {
-    "none": ({}, (None, None, None, None)),
-    "of a step": (STEP, (7, 10, 3, 4)),
-    "impossible ranks": ({**HYDRA, "PMI_RANK": "8"}, (None, None, None, None)),
-    "an unreadable rank": ({**HYDRA, "PMI_RANK": "five"}, (None, 8, None, None)),
-    "impossible nodes": ({**STEP, "SLURM_STEP_NUM_NODES": "3"}, (7, 10, None, None)),
-    "by hand": (ALONE, (0, 1, None, None)),
-}
+@pytest.mark.parametrize(("text", "expected"), cases("in the job"))
+def test_numbers_in_the_job(text: str, expected: list[int | None]) -> None:
+    here = at(environ(text))
+    assert [here.rank, here.size, here.node, here.nodes] == expected
 
 
-@pytest.mark.parametrize(("environ", "expected"), JOB_NUMBERS.values(), ids=JOB_NUMBERS)
-def test_numbers_in_the_job(environ: Environ, expected: tuple[int | None, ...]) -> None:
-    here = at(environ)
-    assert (here.rank, here.size, here.node, here.nodes) == expected
-
-
-MESSAGES: dict[str, tuple[Environ, str]] = {
-    "a lost node": ({**STEP, "SLURM_NODEID": "4"}, "SLURM_NODEID='4'"),
-    "a batch script": (BATCH, "a batch script or a shell of Slurm is no task of srun"),
-    "a step elsewhere": (STEP, "SLURMD_NODENAME='n4' is not this machine, n1"),
-    "a rank above": ({**NUMBERS, "LOCAL_RANK": "4"}, "LOCAL_RANK=4 is not below 4"),
-    "no size": ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 is set, but LOCAL_WORLD_SIZE is not"),
-    "a negative rank": ({**NUMBERS, "LOCAL_RANK": "-1"}, "LOCAL_RANK='-1' is not a rank number"),
-    "a long rank": ({**NUMBERS, "LOCAL_RANK": "9" * 99}, f"LOCAL_RANK='{'9' * 37}...'"),
-    "a word as size": ({**NUMBERS, "LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE='two' is not a"),
-    "a size of 0": ({**NUMBERS, "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE='0' is not a"),
-    "a size of many": ({**NUMBERS, "LOCAL_WORLD_SIZE": "99999"}, "'99999' is not a number"),
-}
-
-
-@pytest.mark.parametrize(("environ", "said"), MESSAGES.values(), ids=MESSAGES)
-def test_the_warning_names_the_variables(environ: Environ, said: str) -> None:
-    here = at(environ, host="n1", above=() if environ is STEP else SRUN)
+@pytest.mark.parametrize(("text", "said"), cases("messages"))
+def test_the_warning_names_the_variables(text: str, said: str) -> None:
+    here = at(environ(text), host="n1", above=() if text == "STEP" else SRUN)
     assert said in here.warnings[0].message
 
 
-@pytest.mark.parametrize("environ", [one for one, _ in MESSAGES.values() if "LOCAL_RANK" in one])
-def test_a_bad_rank_is_not_replaced_by_that_of_the_launcher_around(environ: Environ) -> None:
-    here = at({**environ, "TORCHELASTIC_RUN_ID": "x", **ONE_TASK})
+@pytest.mark.parametrize("text", [one for one, _ in TABLES["messages"].values() if "LOCAL" in one])
+def test_a_bad_rank_is_not_replaced_by_that_of_the_launcher_around(text: str) -> None:
+    here = at(environ(f"{text} TORCHELASTIC_RUN_ID=x ONE_TASK"))
     assert (here.local_rank, here.local_size, here.is_told) == (0, 1, False)
     assert codes(here) == ["bad-rank"]
 
@@ -235,7 +157,7 @@ def test_a_bad_rank_is_not_replaced_by_that_of_the_launcher_around(environ: Envi
 def test_a_step_is_known_by_its_cgroup(lines: str, is_inside: bool) -> None:
     """Where a node's name in Slurm is not its host's, and root's processes cannot be seen."""
     here = at(STEP, host="ip-10-0-0-1", cgroup=lines)
-    assert codes(here) == ([] if is_inside else STALE)
+    assert codes(here) == ([] if is_inside else ["ranks-stale", "no-rank"])
 
 
 NAMES = sorted(

@@ -5,10 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
-from gpuaff.formatting import Line, Table, plain, printable
+from gpuaff.formatting import Line, Table, laid_out, plain, printable
 from gpuaff.notices import Notice
+
+_STYLES = {"head": "bold", "dim": "dim", "gpu": "bold green", "bad": "bold red", "cpus": "cyan"}
+
+# One colour a rank, so that neighbours differ; they repeat after the twelfth.
+_RANKS = (
+    *("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue"),
+    *("bright_red", "cyan", "yellow", "magenta", "green", "blue", "red"),
+)
 
 
 def show_json(data: dict[str, Any]) -> None:
@@ -25,15 +33,35 @@ def show_json(data: dict[str, Any]) -> None:
 
 def show(blocks: Iterable[Line | Table]) -> None:
     """Print lines and tables: on a terminal by rich where it is installed, else plain."""
-    # One layout with rich and without, on a terminal or not: what is tested in one holds for all.
     shown = list(blocks)
     text = "".join(f"{plain(block)}\n" for block in shown)
     if sys.stdout is not None and sys.stdout.isatty():
         with suppress(ImportError):
-            from gpuaff.cli.terminal import rendered
-
             text = rendered(shown, sys.stdout)
     print(_encodable(text), end="")
+
+
+def rendered(blocks: Iterable[Line | Table], stream: TextIO, *, force: bool | None = None) -> str:
+    """Text for a terminal: broken to fit its width, coloured as far as it shows that.
+
+    ``force`` takes the stream for a terminal though it is none.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, force_terminal=force)
+    with console.capture() as capture:
+        for block in blocks:
+            for spans in laid_out(block, console.width):
+                text = Text.assemble(*((span.text, _style(span.style)) for span in spans))
+                text.rstrip()
+                console.print(text, soft_wrap=True)
+    return capture.get()
+
+
+def _style(name: str) -> str:
+    kind, _, rank = name.partition(":")
+    return f"bold {_RANKS[int(rank) % len(_RANKS)]}" if kind == "rank" else _STYLES.get(name, "")
 
 
 def show_notes(notices: Iterable[Notice]) -> None:

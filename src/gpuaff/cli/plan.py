@@ -18,8 +18,9 @@ from gpuaff.allocator.model import (
     given_options,
 )
 from gpuaff.allocator.plan import plan
-from gpuaff.cli import output, source, views
+from gpuaff.cli import output, views
 from gpuaff.cli.dispatch import add_option
+from gpuaff.cli.topo import add_options, observe
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import one_reason
 from gpuaff.options import count, cpus
@@ -42,7 +43,7 @@ _OPTIONS: dict[str, tuple[str, Iterable[str], str]] = {
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
     parser.description = "Show which cores each rank would get. Nothing is changed."
-    source.add_options(parser)
+    add_options(parser)
     ranks = "as many as --rank-allowed names, else the number of visible GPUs, or 1"
     meaning = f"ranks on the machine; the default is {ranks}"
     add_option(parser, "--nproc", "N", partial(count, text=True), meaning)
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     limit = None if args.allowed is None else ("--allowed", args.allowed)
     if args.rank_allowed is not None:
         limit = "--rank-allowed", frozenset[int]().union(*args.rank_allowed)
-    machine = source.observe(args, limit=limit, links=False)
+    machine = observe(args, limit=limit, links=False)
     topology = machine.topology
     lists = len(args.rank_allowed or ())
     if lists and args.nproc not in (None, lists):
