@@ -27,17 +27,11 @@ class Notice:
 
 
 class Kind(NamedTuple):
-    """What holds for every notice of a code.
+    """What holds for every notice of a code."""
 
-    Attributes:
-        level: at which it is logged, ``warning`` or ``info``.
-        strict: whether ``strict=True`` makes it an error.
-        once_per_job: whether all ranks of a job have the same, so that only rank 0 logs it.
-    """
-
-    level: str = "warning"
-    strict: bool = False
-    once_per_job: bool = False
+    level: str = "warning"  # at which it is logged: or ``info``
+    strict: bool = False  # whether ``strict=True`` makes it an error
+    once_per_job: bool = False  # all ranks of a job have the same, so only rank 0 logs it
 
 
 # ``strict`` refuses what leaves a rank elsewhere than planned, or makes it likely that ranks share

@@ -63,7 +63,7 @@ def member(order: Mapping[str, Any], words: int) -> None:
             left=sorted(descriptors() - before),
         )
     else:
-        say(who, "has", gpus=[gpu.index for gpu in made.gpus], cpu=time.process_time())
+        say(who, "has", gpus=[gpu.index for gpu in made.gpus])
     for word in os.fdopen(words):
         if word == "release\n" and claim is not None:
             claim.release()

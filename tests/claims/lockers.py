@@ -21,7 +21,7 @@ LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
 from gpuaff.claims.locking import guard, leases, directory, queue, registry
-from gpuaff.claims.locking.leases import Holder, Lease
+from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.model import Device
 from gpuaff.errors import LockDirectoryError
 from gpuaff._system import descriptors, locks

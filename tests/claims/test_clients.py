@@ -97,24 +97,6 @@ def test_c_excludes_and_is_excluded(
     assert says(*command) == "has it"
 
 
-def test_what_c_makes_is_what_we_make(lock_folder: Path, client: Path) -> None:
-    lock_folder.mkdir()
-    lock_folder.chmod(0o1777)
-    assert says(client, lock_folder, "GPU-0") == "has it"
-    theirs = {path.name: (path.stat().st_mode, path.stat().st_size) for path in files(lock_folder)}
-    for path in files(lock_folder):
-        path.unlink()
-    for name in "guard", "gpu-GPU-0":
-        os.close(directory.open_file(name))
-    os.close(registry.opened())
-    ours = {path.name: (path.stat().st_mode, path.stat().st_size) for path in files(lock_folder)}
-    assert theirs == ours
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name != "README")
-
-
 def test_c_waits_for_our_guard(lock_folder: Path, client: Path) -> None:
     script = """
         with guard.guarded():

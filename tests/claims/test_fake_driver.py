@@ -20,7 +20,6 @@ import pytest
 from gpuaff.topology.model import Topology
 from gpuaff.topology.visible import resolve
 from tests.fakedriver.driver import FakeDriver, MakeDriver
-from tests.fakedriver.play import this_machine
 from tests.fakedriver.state import CUDA, FOREIGN, Mode
 from tests.processes import Program, stopped
 from tests.visible_machines import MIGS, UUIDS, gpus, observed, with_mig
@@ -308,18 +307,3 @@ class TestDoubleHolding:
                 assert row[:4] == (1, 2, first.pid, second.pid)
             assert driver.contexts(1, slot=2) == {first.pid}
         assert driver.contexts_made(1) == 3
-
-
-class TestSharing:
-    @pytest.mark.needs("two-users")
-    def test_another_user(self, shared_driver: MakeDriver) -> None:
-        driver = shared_driver(this_machine(1))
-        library = driver.env()["LD_LIBRARY_PATH"].split(":")[0] + "/libcuda.so.1"
-        program = f"""{CALLS.replace("libcuda.so.1", library)}
-os.setuid(65534)
-print(cuda.cuInit(0), retain(0), flush=True)
-os.kill(os.getpid(), signal.SIGSTOP)
-"""
-        with stopped(program, env=driver.env(), fresh=True) as process:
-            assert process.heard() == "0 0"
-            assert driver.contexts(0) == {process.pid}

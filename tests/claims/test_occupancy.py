@@ -270,7 +270,7 @@ def test_laws(
         assert (usage.busy is None) == (usage.message == "")
         assert "\n" not in usage.message
         assert set(usage.pids) <= listed(told)
-        assert not (usage.leaving and not set(usage.pids) <= set(people.ended))
+        assert not usage.leaving or set(usage.pids) <= people.leaving
         if usage.busy is not None:
             assert usage.message.startswith(f"{reading.device}: ")
             continue

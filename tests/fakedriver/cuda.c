@@ -517,22 +517,6 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
     return release(device);
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
-{
-    ENTER_AT(device);
-    *flags = 0;
-    *active = devices[device].retains > 0;
-    return SUCCESS;
-}
-
-/* To retain a context makes none current. */
-CUresult cuCtxGetCurrent(CUcontext *context)
-{
-    ENTER(-1);
-    *context = NULL;
-    return SUCCESS;
-}
-
 /* ---- errors: these work whatever else does --------------------------------------------- */
 
 static const struct {

@@ -82,15 +82,10 @@ class FakeDriver:
     ) -> None:
         """Let a function return an error.
 
-        Args:
-            function: its symbol (``nvmlDeviceGetCount_v2``, ``cuInit``); ``*`` is every function
-                of NVML but the starts and the shutdown, ``cu*`` every one that begins so.
-            code: what it returns.
-            gpu: only when it is asked about the GPU of this index.
-            after: so many calls are served before.
-            times: only so many calls fail; 0 is all of them.
-            pid: only the calls of this process; 0 is all.
-            action: what happens before; a ``HANG`` takes so many ``ms``.
+        ``function`` is its symbol (``nvmlDeviceGetCount_v2``, ``cuInit``); ``*`` is every one of
+        NVML but the starts and the shutdown, ``cu*`` every one that begins so. It fails only for
+        the GPU of this index; after so many calls; for so many ``times`` (0: for ever); in the
+        process ``pid`` (0: in all).
         """
         with locked(self.path):
             place = self.state.fault_count

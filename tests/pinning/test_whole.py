@@ -182,8 +182,15 @@ print(raised(lambda: gpuaff.set_affinity(0, 2, memory="bind:900", openmp=True)),
     assert said(driver, script) == ["GPUAffinityError", "True"]
 
 
-@pytest.mark.parametrize("what", ["affinity.restore", "affinity.reapply", "call", "leave"])
-@pytest.mark.parametrize("spot", ["plan_for_rank", "threads.move", "threads.move_all"])
+@pytest.mark.parametrize(
+    ("what", "spot"),
+    [
+        ("affinity.restore", "threads.move_all"),
+        ("affinity.reapply", "threads.move"),
+        ("call", "plan_for_rank"),
+        ("leave", "threads.move_all"),
+    ],
+)
 def test_a_signal_handler_may_not_call_into_a_call(
     driver: FakeDriver, what: str, spot: str
 ) -> None:

@@ -138,9 +138,10 @@ def test_lscpu_in_english_is_not_taken_for_another_language() -> None:
         assert "lscpu-translated" not in codes(parse(text))
 
 
-def test_a_list_wrapped_at_its_commas() -> None:
+def test_a_list_wrapped_by_the_window() -> None:
     text = "NUMA node0 CPU(s):  0,2,4,\n                    6,8\nNUMA node1 CPU(s): 1,3\n  ,5,7\n"
     assert nodes(parse(text)) == {0: "0,2,4,6,8", 1: "1,3,5,7"}
+    assert nodes(parse("node 0 cpus: 0 1\n 2 3\nnode 0 size: 1 MB\n")) == {0: "0-3"}
 
 
 def test_one_thread_per_core_is_exact() -> None:
@@ -371,11 +372,6 @@ def test_a_matrix_that_is_cut(row: str) -> None:
         (21, 10, 80),
         None,
     ]
-
-
-def test_a_long_list_wrapped_by_the_window() -> None:
-    text = "node 0 cpus: 0 1 2 3\n 4 5 6 7\nnode 0 size: 1 MB\n"
-    assert nodes(parse(text)) == {0: "0-7"}
 
 
 def test_a_node_whose_list_is_missing_has_the_cpus_of_the_table() -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gpuaff.errors import TopologyError
 from gpuaff.topology.model import Topology
-from gpuaff.topology.pasted import parse
-from gpuaff.topology.pasted.text import MAX_CHARS
+from gpuaff.topology.pasted import MAX_CHARS, parse
 from tests.pasted_machines import MACHINES
 from tests.sound import sound
 

@@ -295,20 +295,15 @@ def test_of_tables_that_differ_the_one_with_most_rows_is_read() -> None:
         assert topology.gpus == parse(PLAIN).gpus
         assert topology.links == parse(PLAIN).links
         assert "the one with most rows counts" in message(topology, "contradiction")
-
-
-def test_the_same_table_twice_is_no_contradiction() -> None:
-    topology = parse(PLAIN + "\n" + PLAIN)
-    assert topology == parse(PLAIN)
-    assert "contradiction" not in codes(topology)
+    assert "contradiction" not in codes(parse(PLAIN + "\n" + PLAIN))
 
 
 def test_rows_missing_below_the_header_are_named() -> None:
-    topology = parse("\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\nGPU1\tSYS\tX\tSYS\tSYS\t0-7\n")
-    assert [gpu.index for gpu in topology.gpus] == [0, 1, 2, 3]
+    topology = parse("\tGPU2\tGPU5\tGPU6\tGPU7\tCPU Affinity\nGPU5\tSYS\tX\tSYS\tSYS\t0-7\n")
+    assert [gpu.index for gpu in topology.gpus] == [2, 5, 6, 7]
     assert near(topology) == [None, "0-7", None, None]
-    assert topology.visible == (0, 1, 2, 3)
-    assert "GPU 0,2-3 " in message(topology, "rows-missing")
+    assert topology.visible == (2, 5, 6, 7)
+    assert "GPU 2,6-7 " in message(topology, "rows-missing")
     assert topology.links is None
     assert "links-unknown" in codes(topology)
 
@@ -378,13 +373,6 @@ def test_rocm_lines_are_passed_over_and_noted() -> None:
         parse(rocm)
     assert parse(rocm + PLAIN) == parse(PLAIN)
     assert "rocm-ignored" not in codes(parse("ROCM used to build PyTorch: N/A\n" + PLAIN))
-
-
-def test_gpus_keep_their_indices() -> None:
-    topology = parse("\tGPU2\tGPU5\tCPU Affinity\nGPU2\tX\tSYS\t0-7\nGPU5\tSYS\tX\t8-15\n")
-    assert [gpu.index for gpu in topology.gpus] == [2, 5]
-    assert topology.visible == (2, 5)
-    assert topology.links == (("X", "SYS"), ("SYS", "X"))
 
 
 def test_sixteen_gpus_are_in_the_order_of_their_numbers() -> None:

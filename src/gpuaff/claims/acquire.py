@@ -20,7 +20,6 @@ from gpuaff.claims.devices.selection import observe_connections
 from gpuaff.claims.locking import registry
 from gpuaff.claims.model import ClaimedGpu, Demand, Device, LeftOut
 from gpuaff.claims.placeholder import Placeholder, cuda_already_initialized, numbers_of, occupy
-from gpuaff.claims.sources import verified_parent_claim
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import (
     ClaimError,
@@ -32,7 +31,7 @@ from gpuaff.errors import (
 from gpuaff.launch import inherited
 from gpuaff.launch.allocation import granted
 from gpuaff.launch.binding import sharers
-from gpuaff.launch.inherited import ParentClaim
+from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim
 from gpuaff.launch.ranks import ranks
 from gpuaff.notices import Notice
 
@@ -103,7 +102,7 @@ def _observe(session: Session, request: Request) -> _Basis:
         visible=env.get(VISIBLE),
         device_order=env.get(ORDER),
         granted=granted(may_ask=request.count is None),  # qstat is run only for a count
-        parent=verified_parent_claim(),
+        parent=_parent_claim(),
         left_out=left_out,
     )
     if request.count is None:
@@ -119,6 +118,26 @@ def _devices(session: Session) -> tuple[tuple[Device, ...], tuple[LeftOut, ...]]
     bad = candidates.unclaimable(devices)
     left_out = (*session.left_out(), *(LeftOut(one.index, why) for one, why in bad.items()))
     return tuple(device for device in devices if device not in bad), left_out
+
+
+def _parent_claim() -> ParentClaim | None:
+    """The claim in which this process runs, by ``GPUAFF_CLAIM``; ClaimError where it is over."""
+    parent, notice = inherited.claim_in_environment()
+    if notice is not None:
+        raise ClaimError(notice.message)
+    if parent is None:
+        return None
+    for entry in registry.entries():
+        writer = entry.slot, entry.waits, entry.pid, entry.start or 0  # without /proc: not known
+        # The GPUs in this order, by which the ranks know which byte stands for which device.
+        expected = parent.slot, False, parent.pid, parent.started
+        if writer == expected and entry.devices == parent.uuids:
+            return parent
+    raise ClaimError(
+        f"{CLAIM_VARIABLE} says that this process runs inside a claim of process {parent.pid}, "
+        "which is over (or was made with another GPUAFF_LOCK_DIR); to claim from the machine "
+        f"unset {CLAIM_VARIABLE}, {VISIBLE} and {ORDER}"
+    )
 
 
 def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
@@ -202,7 +221,7 @@ def _variables(basis: _Basis, obtained: Obtained, *, by_uuid: bool) -> dict[str,
     me, devices, visible = registry.about_me(), obtained.devices, basis.request.visible
     names = uuids = tuple(device.uuid for device in devices)
     claim = ParentClaim(obtained.slot.number, me["pid"], me["start"] or 0, uuids)
-    variables = {inherited.CLAIM_VARIABLE: str(claim)}
+    variables = {CLAIM_VARIABLE: str(claim)}
     if visible is None:
         return variables
     # A GPU that cannot be claimed leaves a gap in our numbers, and perhaps not in CUDA's.

@@ -1,4 +1,9 @@
-"""From candidates to leased devices: look, choose and lease; wait in the queue."""
+"""From candidates to leased devices: look, choose and lease; wait in the queue.
+
+Inside a claim its GPUs are shared among its ranks. The driver is not asked about them. Each is a
+byte in the registry's file, in the order of the parent claim's GPUs, and the rank that has locked
+it holds the GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from gpuaff._system import kernel
+from gpuaff._system import kernel, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.candidates import Candidates, Request
 from gpuaff.claims.devices.occupancy import EXITS, STEP, Settling
@@ -17,11 +22,10 @@ from gpuaff.claims.devices.selection import choose
 from gpuaff.claims.locking import queue, registry, safe_gpu
 from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.leases import Lease
-from gpuaff.claims.locking.queue import Place
-from gpuaff.claims.locking.registry import Entry, Slot, stopped
+from gpuaff.claims.locking.queue import Place, who
+from gpuaff.claims.locking.registry import PART_COUNT, PARTS, Entry, Slot, ending, stopped
 from gpuaff.claims.model import Device, Usage, Waiting
-from gpuaff.claims.sources import SubLease, usages_inside
-from gpuaff.errors import ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
+from gpuaff.errors import ClaimError, ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
 
 TYPE_CHECKING = False
@@ -35,6 +39,39 @@ _FRESH = 0.3
 """How old a look may be, in seconds, when the guard is locked: else the driver is asked again."""
 
 _REMEDY = "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
+
+
+class SubLease:
+    """Devices of the parent claim that this process has locked, through its slot's open file."""
+
+    # Bytes, not leases: the parent claim holds those, and a flock cannot be divided.
+    fds = ()  # those of the slot
+
+    def __init__(self, parent: ParentClaim, slot: Slot) -> None:
+        first = PARTS + parent.slot * PART_COUNT
+        self._slot, self._locked = slot, list[int]()
+        self._bytes = {uuid: byte for byte, uuid in enumerate(parent.uuids, first)}
+
+    def take(self, devices: Sequence[Device]) -> Device | None:
+        """Lock all devices, or none; returns a device that another rank has locked."""
+        for device in devices:
+            byte = self._bytes[device.uuid]
+            if not locks.try_range(self._slot.handle, byte):
+                self.release()
+                return device
+            self._locked.append(byte)
+        return None
+
+    def release(self) -> None:
+        """Unlock all, for children that share them, too."""
+        if self._slot.is_ours:
+            for byte in self._locked:
+                locks.free_range(self._slot.handle, byte)
+        self._locked.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: leave them to the parent."""
+        self._locked.clear()
 
 
 class Obtained(NamedTuple):
@@ -221,13 +258,19 @@ class Attempts:
 
     def _snapshot(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Snapshot:
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
-        passed = stopped(ahead)
-        ahead = tuple(entry for entry in ahead if entry.slot not in passed)
+        while True:
+            way = queue.in_the_way(ahead, wants=self._usable, count=self._count)
+            # Of those in the way the near ones decide; with none, all may keep GPUs. To look up
+            # 200 in /proc takes 16 ms.
+            passed = stopped(way[: queue.NEAR] or ahead)
+            if not passed:
+                break
+            ahead = tuple(entry for entry in ahead if entry.slot not in passed)
         kept = {device: queue.kept_for(ahead, self._key(device)) for device in self._devices}
         return _Snapshot(
             usages=usages,
             ahead=ahead,
-            in_the_way=queue.in_the_way(ahead, wants=self._usable, count=self._count),
+            in_the_way=way,
             kept={device: entry for device, entry in kept.items() if entry is not None},
             entries=entries,
         )
@@ -246,13 +289,13 @@ class Attempts:
     def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
         """How the devices are used: by the driver's last answer, and by the registry now."""
         if self._parent is None:
-            return self.probe.evaluated(entries)
-        return usages_inside(self._parent, self._devices, entries)
+            return self.probe.usages(entries)
+        return _usages_inside(self._parent, self._devices, entries)
 
     def _described(self, snapshot: _Snapshot) -> tuple[Usage, ...]:
         """The last usages, with the names of processes in their messages."""
         is_known = self._parent is not None or not snapshot.usages
-        return snapshot.usages if is_known else self.probe.described(snapshot.entries)
+        return snapshot.usages if is_known else self.probe.usages(snapshot.entries, named=True)
 
     # What is said of devices that are not free.
 
@@ -305,3 +348,28 @@ class Attempts:
             waits = f"who waits for {entry.wanted or 'some'} of them"
             reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}, {waits}")
         return tuple(reasons[one] for one in self._devices if one in reasons)
+
+
+def _usages_inside(
+    parent: ParentClaim, devices: Sequence[Device], entries: Sequence[Entry]
+) -> tuple[Usage, ...]:
+    """How devices of the parent claim are used by claims inside it, at any depth."""
+    held = {entry.slot: entry for entry in entries if not entry.waits}
+    if parent.slot not in held:
+        raise ClaimError(
+            "the claim in which this process runs has ended, and its GPUs may belong to another "
+            "claim by now"
+        )
+    slot: int | None = parent.slot
+    while slot is not None and slot in held:  # the parent claim, and those around it
+        slot = held.pop(slot).inside
+    holders = {uuid: who(entry) for entry in held.values() for uuid in entry.devices}
+    exiting = ending(held.values())
+
+    def usage(device: Device) -> Usage:
+        if device.uuid not in holders:
+            return Usage(device=device)
+        why = f"claimed inside this claim by {holders[device.uuid]}"
+        return Usage.leased(device, why, exiting=device.uuid in exiting)
+
+    return tuple(map(usage, devices))

@@ -84,14 +84,15 @@ class GpuStatus:
         """The GPU as JSON has it."""
         reading, device = self.reading, self.reading.device
         return {
-            **{key: getattr(device, key) for key in ("index", "uuid", "pci_bus_id", "name")},
-            "parent": device.parent,
+            **{
+                key: getattr(device, key)
+                for key in ("index", "uuid", "pci_bus_id", "name", "parent")
+            },
             "free": self.busy is None,
             "busy": self.busy,
             "message": self.message,
             **{f"memory_{key}": getattr(reading, key) for key in ("used", "free", "total")},
-            "utilization": reading.utilization,
-            "compute_mode": reading.compute_mode,
+            **{key: getattr(reading, key) for key in ("utilization", "compute_mode")},
             "lease": None if self.lease is None else asdict(self.lease),
             "kept_for": None if self.kept_for is None else asdict(self.kept_for),
             "processes": [asdict(use) for use in self.uses],
@@ -154,11 +155,7 @@ def take_snapshot() -> Snapshot:
     entries = _entries(notices)
     usages, readings = _devices(entries, notices)
     devices = [reading.device for reading in readings]
-    takers = {
-        uuid: next((one.pid for one in found if one.pid is not None), None)
-        for uuid, found in leases.holders(devices).items()
-        if found
-    }
+    takers = leases.holders(devices)
     sharing, opened = _open_files([one for one in devices if one.uuid in takers], devices)
     holders = {uuid: (pid, *sharing.get(uuid, ())) for uuid, pid in takers.items()}
     pids = {pid for found in (*holders.values(), *opened.values()) for pid in found}
@@ -212,12 +209,11 @@ def _devices(
             bad = unclaimable(devices)
             unfit = {one: f"{one}: {why}, so it cannot be claimed" for one, why in bad.items()}
             notices += [Notice("unclaimable", message) for message in unfit.values()]
-            probe.evaluated(entries)
             usages = tuple(
                 usage._replace(busy=Busy.UNREADABLE, message=unfit[usage.device])
                 if usage.busy is None and usage.device in unfit
                 else usage
-                for usage in probe.described(entries)
+                for usage in probe.usages(entries, named=True)
             )
             return usages, probe.readings
     except NoDriverError as error:

@@ -59,7 +59,9 @@ def get_free_gpus() -> list[str]:
     """The indices of the GPUs that are free now, as strings; or NvidiasmiError."""
     with _original_errors(), open_session() as session:
         whole = [device for device in session.devices() if not device.is_mig]
-        usages = Probe(session, whole, own_is_free=False).usages(registry.entries())
+        probe = Probe(session, whole, own_is_free=False)
+        probe.look()
+        usages = probe.usages(registry.entries(), named=True)
     return [str(usage.device.index) for usage in usages if usage.busy is None]
 
 

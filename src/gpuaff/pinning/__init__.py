@@ -66,15 +66,12 @@ def set_affinity(
             (default): ``machine`` inside a claim, else ``job``.
         cpus: the only CPUs that are shared out; they must be allowed.
         reserve: how many cores of each rank's part stay out of its share, for helpers.
-        rank_allowed: the CPUs that each rank may use, by rank, where ranks have masks of their
-            own that the launcher does not name.
+        rank_allowed: the CPUs that each rank may use, where the launcher does not name them.
         memory: where memory comes from: ``preferred``, ``bind`` or ``interleave`` on the NUMA
             nodes of the share's CPUs, or on those that are named: ``bind:8``, ``preferred:0-1``,
             ``interleave:gpu`` (``gpu`` is the memory of the rank's GPU, where that is a NUMA
-            node). None leaves the policy. It holds for the calling thread and for the threads and
-            processes that it starts later. It does not affect other threads, memory that has been
-            touched already, what other threads touch first, shared memory of other processes, and
-            files in the page cache. Nothing is set where nothing is pinned.
+            node). None leaves the policy. It holds for what the calling thread, and threads and
+            processes that it starts later, touch first. Nothing is set where nothing is pinned.
         openmp: set OMP_NUM_THREADS to the number of cores in the share, unless it is set. It
             counts for OpenMP runtimes that are loaded later.
         strict: raise what would leave the process elsewhere than planned, or likely to share
@@ -89,10 +86,9 @@ def set_affinity(
         InvalidOptionError: an argument or a ``GPUAFF_`` variable is invalid.
         GPUAffinityError: a demand cannot be met (``min_physical_cores``, ``reserve``; ``cpus`` or
             ``rank_allowed`` name CPUs that are not available; ``memory`` names a NUMA node that
-            this machine does not have), also when a variable made it; with ``strict`` also what
-            kept the process from being pinned as planned; and always where a signal handler calls
-            it during another call. Every thread, the memory policy and OMP_NUM_THREADS are then as
-            they were.
+            this machine does not have); with ``strict`` also what kept the process from being
+            pinned as planned; and where a signal handler calls it during another call. Every
+            thread, the memory policy and OMP_NUM_THREADS are then as they were.
         NoDriverError: with ``strict``, where NVML cannot be used.
     """
     with uninterrupted(), ExitStack() as undo:

@@ -167,8 +167,6 @@ class Observation(NamedTuple):
     """What an attempt has found.
 
     Attributes:
-        topology: the machine, with what the kernel grants of the original mask allowed.
-        masks: what is known of the other ranks' masks.
         parent: the CPUs that the parent may use; None when unknown.
         own: the share that this rank was started with, where it has no other CPUs; else None.
         foreign: another rank's, likewise.

@@ -43,11 +43,8 @@ def spread(worker: int, workers: int) -> Affinity:
     ranks' shares are.
 
     Best effort, as ``set_affinity``: where the process cannot be moved it stays where it is, and a
-    warning says why. May be called again; the same share is divided then.
-
-    Args:
-        worker: this worker's number, 0 … workers − 1.
-        workers: how many workers the rank has.
+    warning says why. May be called again; the same share is divided then. ``worker`` is a number
+    from 0 to ``workers`` − 1.
 
     Returns:
         The CPUs of the calling thread, read back from the kernel. ``restore()`` gives this

@@ -249,13 +249,13 @@ def _guard_policy(process: Process, undo: ExitStack) -> None:
     """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
     from gpuaff._system import mempolicy  # only where a policy may change
 
-    placed, own = process.state.memory, threading.get_native_id()
+    memory, own = process.state.memory, threading.get_native_id()
     with suppress(OSError):  # it cannot be set either
         policy = mempolicy.get_policy()
         undo.callback(mempolicy.ensure_policy, policy)
-        found = next((pair for pair in placed.values() if pair[1] == policy), None)
-        if found is not None and own not in placed:
-            process.update(memory={**placed, own: found})
+        found = next((pair for pair in memory.values() if pair[1] == policy), None)
+        if found is not None and own not in memory:
+            process.update(memory={**memory, own: found})
 
 
 def _move_back(process: Process, before: State) -> None:
@@ -281,21 +281,17 @@ def place(
     state, own = process.state, threading.get_native_id()
     found, caller = threads.masks(), kernel.get_affinity()
     got, notices = threads.move_caller(cpus, caller, process.earlier)
-    staying = {
-        tid
+    known = {  # the kernel uses the ids of threads that have ended again
+        tid: one
         for tid, one in state.bound.items()
-        if tid != own and tid in found and one.kept == found[tid]
+        if tid in found and (one.kept is None or (one.kept == found[tid] and tid != own))
     }
+    staying = {tid for tid, one in known.items() if one.kept is not None}
     bound = {  # they look like free ones afterwards
         tid: Bound(mask)
         for tid, mask in {**found, own: caller}.items()
         if (tid == own or mask == got or is_stray(mask)) and not is_free(tid, mask)
-    }
-    bound |= {  # the kernel uses the ids of threads that have ended again
-        tid: one
-        for tid, one in state.bound.items()
-        if tid in staying or (one.kept is None and tid in found)
-    }
+    } | known
     process.update(share=got, placed=state.placed | {got}, bound=bound, whole=None)
     passes = threads.move_all(
         got,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuaff._system import kernel
@@ -103,7 +103,6 @@ class Probe:
         self._demand, self._own_is_free = demand or Demand(), own_is_free
         self._utilization = utilization or self._demand.max_utilization is not None
         self._holders: Mapping[str, str] = {}
-        self._exiting: Collection[str] = ()
         self.readings: tuple[DeviceReading, ...] = ()
         self.processes = ListedProcesses(me=0)
 
@@ -121,64 +120,34 @@ class Probe:
         self.processes = process_info(self.readings, own_is_free=self._own_is_free)
         return self.readings
 
-    def usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """Look, and evaluate how the devices are used now, with the names of processes."""
-        self.look()
-        self.evaluated(entries)
-        return self.described(entries)
-
-    def evaluated(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
+    def usages(self, entries: Sequence[Entry], *, named: bool = False) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
 
-        A lease that is not in the registry is found when this one is tried: to read /proc/locks
-        stops all processors, 20 ms and more on a large machine. Messages have the numbers of
-        processes only: finding their names takes longer than all the rest.
+        With ``named`` messages have the names of processes, and leases count that are not in the
+        registry. That takes longer than all the rest: to read /proc/locks stops all processors, 20
+        ms and more on a large machine. A claim finds such a lease when it tries to take its own.
         """
         held = [entry for entry in entries if not entry.waits]
         # A rank inside a claim holds its GPUs also when the process of that claim has died.
-        inside = {uuid: who(entry) for entry in held for uuid in entry.devices}
-        self._holders = {**inside, **{uuid: who(entry) for entry in held for uuid in entry.gpus}}
-        self._exiting = ending(entries)
-        return self._evaluate(self._holders, self.processes)
-
-    def described(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """The last usages, with the names of processes, and with leases outside the registry."""
-        by_kernel = _holders_by_kernel(self._devices, entries)
-        known = {uuid: name for uuid, name in by_kernel.items() if name}
-        names = names_of(listed(self.readings), self.processes)
-        holders = {**by_kernel, **self._holders, **known}
-        return self._evaluate(holders, self.processes._replace(names=names))
-
-    def _evaluate(
-        self, holders: Mapping[str, str], processes: ListedProcesses
-    ) -> tuple[Usage, ...]:
+        holders = {uuid: who(entry) for entry in held for uuid in entry.devices}
+        holders |= {uuid: who(entry) for entry in held for uuid in entry.gpus}
+        processes = self.processes
+        if named:
+            written = {uuid: entry for entry in held for uuid in entry.gpus}
+            for uuid, pid in leases.holders(self._devices).items():
+                found = _described_lease(pid, written.get(uuid))
+                holders[uuid] = found or holders.get(uuid, "")
+            processes = processes._replace(names=names_of(listed(self.readings), processes))
+        self._holders = holders
         usages = evaluate(
             self.readings,
             processes=processes,
             leased=holders,
-            ending=self._exiting,
+            ending=ending(entries),
             demand=self._demand,
         )
         by_device = {usage.device: usage for usage in usages}  # two may have the same UUID
         return tuple(by_device[device] for device in self._devices)
-
-
-def _holders_by_kernel(devices: Sequence[Device], entries: Sequence[Entry]) -> dict[str, str]:
-    """The holders of leases of these devices, and of the GPUs that they are part of, by UUID."""
-    wholes = {
-        one.parent: Device(index=one.index, uuid=one.parent, pci_bus_id=one.pci_bus_id)
-        for one in devices
-        if one.parent is not None
-    }
-    written = {uuid: entry for entry in entries if not entry.waits for uuid in entry.gpus}
-    described = {}
-    for uuid, found in leases.holders([*devices, *wholes.values()]).items():
-        # The locks of a MIG GPU's instances are shared.
-        pids = [one.pid for one in found if not (uuid in wholes and one.shared)]
-        if pids:
-            pid = next((pid for pid in pids if pid is not None), None)
-            described[uuid] = _described_lease(pid, written.get(uuid))
-    return described
 
 
 def _described_lease(pid: int | None, entry: Entry | None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from gpuaff._system import descriptors, locks
 from gpuaff.claims.locking import directory
@@ -41,36 +40,24 @@ def files_of(device: Device) -> list[str]:
     return [locks.real_name(path) for path, is_shared in locks_of(device) if not is_shared]
 
 
-class Holder(NamedTuple):
-    """The process that has taken a lock of a device; children may share it and have outlived it.
+def holders(devices: Iterable[Device]) -> dict[str, int | None]:
+    """The processes that keep others from leasing devices, by UUID, from /proc/locks.
 
-    The pid is None when it is not visible here; ``shared`` is the lock of a GPU with leased MIG
-    instances.
+    Each is the one that has taken the lock; children may share it, and have outlived that. None
+    where it is not visible here: a process in a PID namespace of its own does not see those
+    outside, and may miss their locks.
     """
-
-    pid: int | None
-    shared: bool
-
-
-def holders(devices: Iterable[Device]) -> dict[str, tuple[Holder, ...]]:
-    """The holders that keep others from leasing each device, by UUID, from /proc/locks.
-
-    Looking takes no lock. A process in a PID namespace of its own does not see those outside. The
-    holders of a whole GPU include those that share its lock, as the holders of its instances do.
-    """
-    held: dict[tuple[int, int] | None, list[Holder]] = {}
+    held: dict[tuple[int, int] | None, list[locks.FileLock]] = {}
     for lock in locks.held_locks():
         if lock.kind == "FLOCK" and not lock.is_waiting:
-            pid = lock.pid if lock.pid > 0 else None
-            held.setdefault(lock.file, []).append(Holder(pid=pid, shared=not lock.is_write))
-    found: dict[str, tuple[Holder, ...]] = {}
+            held.setdefault(lock.file, []).append(lock)
+    found: dict[str, int | None] = {}
     for device in devices:
-        of_device: dict[Holder, None] = {}
         for path, is_shared in locks_of(device):
-            for holder in held.get(locks.identity(path), ()):
-                if not (is_shared and holder.shared):
-                    of_device[holder] = None
-        found[device.uuid] = tuple(of_device)
+            for lock in held.get(locks.identity(path), ()):
+                if lock.is_write or not is_shared:
+                    pid = lock.pid if lock.pid > 0 else None
+                    found[device.uuid] = found.get(device.uuid) or pid
     return found
 
 

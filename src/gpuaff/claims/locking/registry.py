@@ -22,9 +22,9 @@ from gpuaff._system import descriptors, kernel, locks
 from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 
-# Not a file for each process. One left by a killed process would have to be recognised as stale by
+# Not a file for each process: one left by a killed process would have to be recognised as stale by
 # its process id, which is used again and is invisible in other namespaces, and to be removed in a
-# race with the next process that takes its name. A slot needs neither: a new record overwrites it.
+# race with the next process that takes its name.
 NAME, VERSION = "registry", 2
 SLOTS, SLOT_SIZE = 512, 4096
 
@@ -207,19 +207,16 @@ def take() -> Slot:
 
 def _lock_free_slot(handle: int) -> int:
     """A slot is also in use while a claim inside its last one lives on."""
-    used = {at - WAITS for at in locks.locked_bytes(handle, WAITS, WAITS + SLOTS)}
-    used |= holding(handle)
     first = os.getpid()  # so that a slot is rarely reused at once
     for number in (at % SLOTS for at in range(first, first + SLOTS)):
-        if number in used or not locks.try_range(handle, WAITS + number):
-            continue
-        parts = PARTS + number * PART_COUNT
-        if not (
-            holding(handle, number, number + 1)
-            or locks.locked_bytes(handle, parts, parts + PART_COUNT)
-        ):
-            return number
-        locks.free_range(handle, WAITS + number)
+        if locks.try_range(handle, WAITS + number):
+            holds, parts = HOLDS + number, PARTS + number * PART_COUNT
+            if not (
+                locks.locked_bytes(handle, holds, holds + 1)
+                or locks.locked_bytes(handle, parts, parts + PART_COUNT)
+            ):
+                return number
+            locks.free_range(handle, WAITS + number)
     why = f"all of its {SLOTS} slots are in use by claimers: see gpuaff status"
     raise LockDirectoryError(path(), why)
 
@@ -261,10 +258,9 @@ def read(handle: int, *, before: float = math.inf) -> tuple[Entry, ...]:
     )
 
 
-def holding(handle: int, first: int = 0, end: int = SLOTS) -> frozenset[int]:
+def holding(handle: int) -> frozenset[int]:
     """The slots whose writers hold GPUs, without the open file's own."""
-    found = locks.locked_bytes(handle, HOLDS + first, HOLDS + end)
-    return frozenset(at - HOLDS for at in found)
+    return frozenset(at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS))
 
 
 def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:

@@ -14,8 +14,11 @@ from typing import TypeAlias
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped
 from gpuaff.formatting import counted
 from gpuaff.topology.model import NumaNode, Package, Topology
-from gpuaff.topology.pasted.text import Paste
 from gpuaff.topology.sysfs import slow_cores
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuaff.topology.pasted import Paste
 
 _ADD = "add the output of `lscpu -p`"
 
