@@ -100,35 +100,27 @@ class _Prices:
 
     def _best_left(self, size: int, members: Sequence[int]) -> Price:
         """Rule 3: the cost of the best group of a size among the rest."""
-        groups = sorted((self._cost(group), _bits(group)) for group in combinations(members, size))
+        groups = sorted((self._cost(group), group) for group in combinations(members, size))
 
         def price(chosen: Chosen) -> int:
-            taken = _bits(chosen)
-            return next(cost for cost, group in groups if not group & taken)
+            taken = set(chosen)
+            return next(cost for cost, group in groups if taken.isdisjoint(group))
 
         return price
 
     def built(self, count: int, pool: Sequence[int]) -> Chosen:
         """A good set of many: from each GPU, what is cheapest next is added; the best of these."""
-        lost = self._lost(self._idle)
-        costs = self._costs
+        lost, costs = self._lost(self._idle), self._costs
 
         def grown(first: int) -> tuple[int, int, Chosen]:
-            chosen, joins = [first], {i: costs[first][i] for i in pool if i != first}
+            chosen = [first]
             while len(chosen) < count:
-                last = min(joins, key=lambda i: (joins[i], lost[i]))
-                del joins[last]
-                chosen.append(last)
-                for i in joins:
-                    joins[i] += costs[last][i]
+                rest = (i for i in pool if i not in chosen)
+                chosen.append(min(rest, key=lambda i: (sum(costs[i][j] for j in chosen), lost[i])))
             rows = tuple(sorted(chosen))
             return self._cost(rows), sum(lost[i] for i in rows), rows
 
         return min(map(grown, pool))[-1]
-
-
-def _bits(chosen: Chosen) -> int:
-    return sum(1 << i for i in chosen)
 
 
 def closeness(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
