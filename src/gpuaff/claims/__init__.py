@@ -46,10 +46,6 @@ def claim_gpus(
     context, as of any running job. Without a context (``placeholder=None``) the claim is exclusive
     among users of gpuaff only, until CUDA starts.
 
-    A GPU is free when it is not leased, no other process computes on it, all memory in use is
-    explained by visible processes, and its compute mode allows one more process; the documentation
-    has the rules. Graphics processes are ignored.
-
     A claim gets all GPUs that were requested, or raises and leaves everything as it was. Inside a
     claim (in a rank that ``gpuaff run`` or a claiming parent has started) GPUs come from that
     claim, never from the machine.

@@ -185,7 +185,10 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo)
     request = basis.request
     second_look = SecondLook(attempts.probe, obtained.devices)
     _, left_out = _devices(basis.session)  # again: one may be lost by now
-    _export(_variables(basis, obtained, by_uuid=bool(left_out)), undo)
+    variables = _variables(basis, obtained, by_uuid=bool(left_out))
+    undo.callback(_restore, variables, {name: env.get(name) for name in variables})
+    for name, value in variables.items():
+        env.put(name, value)
     gpus = tuple(
         ClaimedGpu(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
         for d, local in zip(obtained.devices, _ordinals(basis, obtained.devices), strict=True)
@@ -235,17 +238,10 @@ def _variables(basis: _Basis, obtained: Obtained, *, by_uuid: bool) -> dict[str,
     return {**variables, VISIBLE: ",".join(names), ORDER: "PCI_BUS_ID"}
 
 
-def _export(variables: Mapping[str, str], undo: Undo) -> None:
-    before = {name: env.get(name) for name in variables}
-
-    def restore() -> None:
-        for name, value in variables.items():
-            if env.get(name) == value:  # the program has not changed it since
-                env.put(name, before[name])
-
-    undo.callback(restore)
+def _restore(variables: Mapping[str, str], before: Mapping[str, str | None]) -> None:
     for name, value in variables.items():
-        env.put(name, value)
+        if env.get(name) == value:  # the program has not changed it since
+            env.put(name, before[name])
 
 
 def _ordinals(basis: _Basis, devices: Sequence[Device]) -> Sequence[int]:

@@ -274,13 +274,8 @@ class Attempts:
                 break
             ahead = tuple(entry for entry in ahead if entry.slot not in passed)
         kept = {device: queue.kept_for(ahead, self._key(device)) for device in self._devices}
-        return _Snapshot(
-            usages=usages,
-            ahead=ahead,
-            in_the_way=way,
-            kept={device: entry for device, entry in kept.items() if entry is not None},
-            entries=entries,
-        )
+        keepers = {device: entry for device, entry in kept.items() if entry is not None}
+        return _Snapshot(usages, ahead, way, keepers, entries)
 
     def _key(self, device: Device) -> str:
         """The registry's name of a device."""

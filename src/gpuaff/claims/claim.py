@@ -12,7 +12,7 @@ from gpuaff.errors import AlreadyClaimedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any
 
     from typing_extensions import Self
 
@@ -131,9 +131,6 @@ class Claim:
     def __repr__(self) -> str:
         kind = "released " if self.is_released else "inherited " if self.is_inherited else ""
         return f"<{kind}Claim of {', '.join(f'GPU {gpu.index}' for gpu in self.gpus)}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Claim cannot be pickled: it belongs to the process that claimed")
 
 
 class _State:

@@ -112,24 +112,14 @@ class Status(NamedTuple):
         }
 
 
-class Writer(NamedTuple):
-    """An entry of the registry, and its process; ``lives``: it is visible here, and has not ended.
-
-    A waiter that is stopped or stuck is not ``well``.
-    """
-
-    entry: Entry
-    process: ProcessInfo
-    lives: bool
-    well: bool
-
-
 class Snapshot(NamedTuple):
     """Everything that was observed."""
 
     readings: tuple[DeviceReading, ...]
     usages: tuple[Usage, ...]  # whether each device is free, in the same order
-    writers: tuple[Writer, ...]  # the registry
+    entries: tuple[Entry, ...]  # the registry's
+    living: Collection[int]  # the slots of those whose processes are visible and have not ended
+    well: Collection[int]  # the slots of waiters that are neither stopped nor stuck
     # Of each device's lease, by UUID: the process that took it (None: not visible here), then those
     # that share it. The processes that have a GPU's device file open, by its index. The visible
     # ones of all these, and of those that the driver lists, by id.
@@ -142,6 +132,11 @@ class Snapshot(NamedTuple):
         """A process, as far as it is known."""
         return self.processes.get(pid or 0, ProcessInfo(pid=pid))
 
+    def writer(self, entry: Entry) -> ProcessInfo:
+        """The process of an entry."""
+        found = self.processes.get(entry.pid or 0) if entry.slot in self.living else None
+        return writer_of(entry, found, None if entry.uid is None else user_name(entry.uid))
+
 
 def take_snapshot() -> Snapshot:
     """Observe the GPUs, their holders, and the queue. This changes nothing."""
@@ -152,29 +147,25 @@ def take_snapshot() -> Snapshot:
         notices.append(Notice("board-unread", f"claims and waiters are not known: {error}"))
     usages, readings = _devices(entries, notices)
     holders, opened = _open_files([reading.device for reading in readings])
-    pids = {pid for found in (*holders.values(), *opened.values()) for pid in found}
+    writers, now = [entry.pid for entry in entries], kernel.uptime()
+    pids = {pid for found in (writers, *holders.values(), *opened.values()) for pid in found}
     if process_info(readings).me is None:
         notices.append(FOREIGN_PIDS)
     else:
         pids |= listed(readings)
     found = {pid: look_up(pid) for pid in pids if pid is not None}
-    processes = {pid: process for pid, process in found.items() if process is not None}
-    writers = _writers(entries)
-    return Snapshot(readings, usages, writers, holders, opened, processes, tuple(notices))
-
-
-def _writers(entries: Sequence[Entry]) -> tuple[Writer, ...]:
-    alive, now = living(entries), kernel.uptime()
-    stuck = stopped(entry for entry in entries if entry.waits)
-
-    def writer(entry: Entry) -> Writer:
-        lives = entry.slot in alive
-        found = look_up(entry.pid) if lives and entry.pid else None
-        user = None if entry.uid is None else user_name(entry.uid)
-        well = entry.slot not in stuck and queue.is_well(entry, now)
-        return Writer(entry, writer_of(entry, found, user), lives, well)
-
-    return tuple(map(writer, entries))
+    waiting = [entry for entry in entries if entry.waits and queue.is_well(entry, now)]
+    return Snapshot(
+        readings=readings,
+        usages=usages,
+        entries=entries,
+        living=living(entries),
+        well={entry.slot for entry in waiting} - stopped(waiting),
+        holders=holders,
+        opened=opened,
+        processes={pid: process for pid, process in found.items() if process is not None},
+        notices=tuple(notices),
+    )
 
 
 def _devices(
@@ -223,30 +214,33 @@ def _open_files(
 
 def status_of(snapshot: Snapshot) -> Status:
     """Evaluate a snapshot. Pure."""
-    waiters = (writer for writer in snapshot.writers if writer.entry.waits)
-    waiting = sorted(waiters, key=lambda writer: (writer.entry.ticket, writer.entry.slot))
+    waiters = (entry for entry in snapshot.entries if entry.waits)
+    waiting = sorted(waiters, key=lambda entry: (entry.ticket, entry.slot))
     pairs = zip(snapshot.readings, snapshot.usages, strict=True)
     return Status(
         gpus=tuple(_gpu(snapshot, reading, usage, waiting) for reading, usage in pairs),
         waiting=tuple(
-            Waiter(**asdict(process), wanted=entry.wanted, gpus=entry.devices, well=well)
-            for entry, process, _, well in waiting
+            Waiter(
+                **asdict(snapshot.writer(entry)),
+                wanted=entry.wanted,
+                gpus=entry.devices,
+                well=entry.slot in snapshot.well,
+            )
+            for entry in waiting
         ),
         warnings=snapshot.notices,
     )
 
 
 def _gpu(
-    snapshot: Snapshot, reading: DeviceReading, usage: Usage, waiting: Sequence[Writer]
+    snapshot: Snapshot, reading: DeviceReading, usage: Usage, waiting: Sequence[Entry]
 ) -> GpuStatus:
     uuid, kept_for = reading.device.uuid, None
     lease = _lease(snapshot, uuid)
     busy, message = usage.busy, usage.message.removeprefix(f"{reading.device}: ")
-    if busy is None and lease is not None:  # its lock is in another PID namespace
-        busy, message = Busy.LEASED, "leased by a process that is not visible here"
-    first = queue.kept_for([writer.entry for writer in waiting if writer.well], uuid)
+    first = queue.kept_for((one for one in waiting if one.slot in snapshot.well), uuid)
     if busy is None and first is not None:
-        kept_for = next(writer.process for writer in waiting if writer.entry == first)
+        kept_for = snapshot.writer(first)
         command = kept_for.command or "an unknown program"
         message = f"kept for {process_in_words(command, kept_for.pid, user=kept_for.user)}"
         busy = Busy.KEPT
@@ -256,20 +250,20 @@ def _gpu(
 
 def _lease(snapshot: Snapshot, uuid: str) -> LeaseStatus | None:
     pid, *sharers = snapshot.holders.get(uuid, (None,))
-    held = [writer for writer in snapshot.writers if not writer.entry.waits]
-    writer = next((one for one in held if uuid in one.entry.gpus), None)
-    if writer is None and uuid not in snapshot.holders:
+    held = [entry for entry in snapshot.entries if not entry.waits]
+    entry = next((one for one in held if uuid in one.gpus), None)
+    if entry is None and uuid not in snapshot.holders:
         return None
     inside: tuple[ProcessInfo, ...] = ()
-    if writer is None:
+    if entry is None:
         claimer = replace(snapshot.process(pid), since=None)  # the lease's age is not known
         gone = None if pid is None else pid not in snapshot.processes
     else:
-        claimer, key = writer.process, f"{writer.entry.slot}/{uuid}"
+        claimer, key = snapshot.writer(entry), f"{entry.slot}/{uuid}"
         # The kernel shows the number of a process that was here, and nothing of other containers.
-        was_here = pid is not None and pid == writer.entry.pid
-        gone = False if writer.lives else True if was_here else None
-        inside = tuple(one.process for one in held if key in one.entry.gpus)
+        was_here = pid is not None and pid == entry.pid
+        gone = False if entry.slot in snapshot.living else True if was_here else None
+        inside = tuple(snapshot.writer(one) for one in held if key in one.gpus)
     # Where the claimer has ended, its number may be another process's by now.
     others = sorted({one for one in sharers if one and (gone or one != claimer.pid)})
     sharing = tuple(map(snapshot.process, others))

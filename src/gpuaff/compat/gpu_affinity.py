@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpuaff.allocator.model import Multithreading, Scope, Word
+from gpuaff.allocator.model import Mode, Multithreading, Scope
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 from gpuaff.options import word
@@ -26,16 +26,6 @@ __all__ = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"
 
 # More cores than there are; None would let ``GPUAFF_MAX_PHYSICAL_CORES`` set a limit.
 _NO_LIMIT = MAX_CPU_ID
-
-
-class Mode(Word):
-    """The five modes of gpu_affinity, equal to and interchangeable with :class:`gpuaff.Mode`'s."""
-
-    ALL = "all"
-    SINGLE = "single"
-    SINGLE_UNIQUE = "single_unique"
-    UNIQUE_INTERLEAVED = "unique_interleaved"
-    UNIQUE_CONTIGUOUS = "unique_contiguous"
 
 
 def set_affinity(
