@@ -114,7 +114,6 @@ class TestFunctions:
     @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
     def test_what_it_raises_is_raised_after_the_undo(self, error: BaseException) -> None:
         maker = Maker(fails={2: error})
-        maker.release_fails = {"on 1": OSError("hides nothing")}
         with pytest.raises(type(error)) as caught:
             Occupied(maker, ("a", "b", "c", "d"))
         assert caught.value is error

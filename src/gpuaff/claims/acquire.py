@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims import candidates
 from gpuaff.claims.attempts import Attempts, InnerProbe, Obtained
 from gpuaff.claims.candidates import Request, Supply, VisibleAs, parse_request
-from gpuaff.claims.claim import Claim, Undo, only_one_claim, state
+from gpuaff.claims.claim import Claim, only_one_claim, state
 from gpuaff.claims.devices.conflicts import SecondLook, backing_off
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.devices.selection import observe_connections
@@ -50,7 +51,7 @@ def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) ->
     with only_one_claim():
         if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
-        with backing_off(), open_session() as session, Undo() as undo:
+        with backing_off(), open_session() as session, ExitStack() as undo:
             end_prewarm()
             try:
                 basis = _observe(session, request)
@@ -180,7 +181,7 @@ def _refuse_unknown_order(basis: _Basis) -> None:
 # From leased devices to the claim.
 
 
-def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo) -> Claim:
+def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
     request = basis.request
     second_look = SecondLook(attempts.probe, obtained.devices)

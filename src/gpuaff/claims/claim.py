@@ -12,40 +12,12 @@ from gpuaff.errors import AlreadyClaimedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from typing_extensions import Self
 
     from gpuaff.claims.attempts import Obtained
     from gpuaff.claims.model import ClaimedGpu
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
-
-
-class Undo(ExitStack):
-    """Undoes a claim, step by step. A forked child shares all steps, so it undoes nothing.
-
-    After an error of the block, that error is raised, whatever undoing raises.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pid = os.getpid()
-
-    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - it passes them on
-        if os.getpid() != self.pid:
-            self.pop_all()
-        try:
-            super().__exit__(*error)
-        except Exception:
-            if error[0] is None:
-                raise
-
-    def pop_all(self) -> Self:
-        """The steps, for another owner; a child that a placeholder has forked owns nothing."""
-        steps = super().pop_all()
-        steps.pid = self.pid
-        return steps
 
 
 class Claim:
@@ -70,11 +42,11 @@ class Claim:
         warnings: tuple[Notice, ...],
         cpus: CpuSet | None,
         obtained: Obtained,
-        undo: Undo,
+        undo: ExitStack,
     ) -> None:
         self.gpus, self.placeholders, self.warnings = gpus, placeholders, warnings
         self.cpus, self.is_released = cpus, False
-        self._obtained, self._undo = obtained, undo
+        self._obtained, self._undo, self._pid = obtained, undo, os.getpid()
         self._releasing = threading.RLock()  # another thread, or a placeholder, may release as well
 
     @property
@@ -90,7 +62,7 @@ class Claim:
     @property
     def is_inherited(self) -> bool:
         """Whether this process was forked from the one that claimed."""
-        return os.getpid() != self._undo.pid
+        return os.getpid() != self._pid
 
     def release(self) -> None:
         """Give the GPUs back, also for children that share the claim; may be called again.

@@ -75,7 +75,6 @@ def is_single_gpu_display_mode() -> bool:
 
 class _Placeholder:
     _framework: ClassVar[str]
-    _name: ClassVar[str]
 
     def __init__(self, logger: Any = None) -> None:
         """Take a logger; None is the root logger."""
@@ -87,19 +86,19 @@ class _Placeholder:
 
     def release(self, placeholder: Any) -> None:  # noqa: ARG002 - safe_gpu's signature
         """Log that the framework keeps the GPU."""
-        self.logger.info(f"{self._name} keeps its context on the GPU until the process ends")
+        self.logger.info(f"{self._framework} keeps its context on the GPU until the process ends")
 
 
 class PytorchPlaceholder(_Placeholder):
     """Occupies GPUs with tensors of PyTorch's, whose import takes seconds."""
 
-    _framework, _name = "torch", "PyTorch"
+    _framework = "torch"
 
 
 class TensorflowPlaceholder(_Placeholder):
     """Occupies GPUs with tensors of TensorFlow's."""
 
-    _framework, _name = "tensorflow", "TensorFlow"
+    _framework = "tensorflow"
 
 
 class PyCudaPlaceholder(_Placeholder):
