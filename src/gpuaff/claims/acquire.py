@@ -6,19 +6,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple
 
 from gpuaff._system import cuda, env
 from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims import candidates
-from gpuaff.claims.attempts import Attempts, InnerProbe, Obtained
+from gpuaff.claims.attempts import Attempts, Obtained
 from gpuaff.claims.candidates import Request, Supply, VisibleAs, parse_request
 from gpuaff.claims.claim import Claim, only_one_claim, state
 from gpuaff.claims.devices.conflicts import SecondLook, backing_off
-from gpuaff.claims.devices.probe import Probe
-from gpuaff.claims.devices.selection import observe_connections
 from gpuaff.claims.locking import registry
-from gpuaff.claims.model import ClaimedGpu, Demand, Device, LeftOut
+from gpuaff.claims.model import ClaimedGpu, Device, LeftOut
 from gpuaff.claims.placeholder import Placeholder, cuda_already_initialized, numbers_of, occupy
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import (
@@ -54,16 +51,15 @@ def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) ->
         with backing_off(), open_session() as session, ExitStack() as undo:
             end_prewarm()
             try:
-                basis = _observe(session, request)
-                attempts = _attempts(basis)
-                _refuse_unknown_order(basis)
+                attempts = _attempts(session, request)
+                _refuse_unknown_order(attempts)
                 undo.callback(attempts.release)
                 obtained = attempts.obtain()
             except (GpusBusyError, NotEnoughGpusError):
                 if inherited.imports_script() and inherited.claim_in_environment()[0] is not None:
                     _warn(inherited.IMPORTED)
                 raise
-            state.claim = _complete(basis, attempts, obtained, undo)
+            state.claim = _complete(attempts, obtained, undo)
             return state.claim
 
 
@@ -71,21 +67,13 @@ def preview(arguments: Mapping[str, object]) -> tuple[Device, ...]:
     """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked."""
     request = parse_request(**arguments)
     with open_session() as session:
-        return _attempts(_observe(session, request)).preview()
+        return _attempts(session, request).preview()
 
 
 # Before the devices are leased.
 
 
-class _Basis(NamedTuple):
-    """What a claim is made from."""
-
-    session: Session
-    request: Request
-    supply: Supply
-
-
-def _observe(session: Session, request: Request) -> _Basis:
+def _attempts(session: Session, request: Request) -> Attempts:
     devices, left_out = _devices(session)
     supply = Supply(
         devices=devices,
@@ -99,7 +87,7 @@ def _observe(session: Session, request: Request) -> _Basis:
         shown, _ = candidates.allowed_devices(supply)
         all_ranks = sharers(ranks(), visible=len(shown), claim=supply.parent)
         supply = supply._replace(sharers=all_ranks)
-    return _Basis(session, _for_bound_cuda(request, supply), supply)
+    return Attempts(session, _for_bound_cuda(request, supply), supply)
 
 
 def _devices(session: Session) -> tuple[tuple[Device, ...], tuple[LeftOut, ...]]:
@@ -150,29 +138,13 @@ def _for_bound_cuda(request: Request, supply: Supply) -> Request:
     return replace(request, gpus=uuids, candidates=None, count=len(uuids))
 
 
-def _attempts(basis: _Basis) -> Attempts:
-    """The attempts to lease devices, with how these are connected where that decides."""
-    session, request, supply = basis
-    found = candidates.find_candidates(request, supply)
-    devices = found.devices
-    demand = Demand(request.min_free_memory, request.max_utilization)
-    if supply.parent is not None:
-        probe: Probe = InnerProbe(session, devices, supply.parent)
-    else:
-        probe = Probe(session, devices, demand=demand, own_is_free=request.own_is_free)
-    is_open = request.gpus is None and found.wanted < len(devices)
-    are_whole = not any(device.is_mig for device in devices)
-    topology = observe_connections(session) if is_open and are_whole else None
-    return Attempts(probe, request, found, supply.parent, topology)
-
-
-def _refuse_unknown_order(basis: _Basis) -> None:
+def _refuse_unknown_order(attempts: Attempts) -> None:
     """Without our variables, only CUDA itself knows how it numbers GPUs that differ (D6)."""
-    request = basis.request
+    request = attempts.request
     is_set = request.visible is not None or state.cuda_bound_gpus is not None
     if is_set or isinstance(request.placeholder, Placeholder):
         return
-    for note in candidates.shown_by_cuda(basis.supply)[1]:
+    for note in candidates.shown_by_cuda(attempts.supply)[1]:
         if note.code in ("visible-lost", "visible-order"):
             unknown = f"before CUDA is started, its numbers are not known: {note.message}"
             raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
@@ -181,18 +153,18 @@ def _refuse_unknown_order(basis: _Basis) -> None:
 # From leased devices to the claim.
 
 
-def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
+def _complete(attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
-    request = basis.request
+    request = attempts.request
     second_look = SecondLook(attempts.probe, obtained.devices)
-    _, left_out = _devices(basis.session)  # again: one may be lost by now
-    variables = _variables(basis, obtained, by_uuid=bool(left_out))
+    _, left_out = _devices(attempts.session)  # again: one may be lost by now
+    variables = _variables(attempts, obtained, by_uuid=bool(left_out))
     undo.callback(_restore, variables, {name: env.get(name) for name in variables})
     for name, value in variables.items():
         env.put(name, value)
     gpus = tuple(
         ClaimedGpu(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
-        for d, local in zip(obtained.devices, _ordinals(basis, obtained.devices), strict=True)
+        for d, local in zip(obtained.devices, _ordinals(attempts, obtained.devices), strict=True)
     )
     grant = None
     if request.pin:  # first: CUDA allocates memory there
@@ -205,7 +177,7 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: ExitS
     ordinals = None if is_alone else [gpu.local for gpu in gpus]
     uuids = [gpu.uuid for gpu in gpus]
     placeholders, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
-    if is_started and basis.supply.parent is None:
+    if is_started and attempts.supply.parent is None:
         second_look.refuse_others()
     lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
     message = (
@@ -217,16 +189,16 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: ExitS
     warnings = (
         *attempts.warnings,
         *(_warn(Notice("visible-lost", message)) if is_lost else ()),
-        *(_pinned_far(basis.session, gpus) if grant is None else grant.warnings),
+        *(_pinned_far(attempts.session, gpus) if grant is None else grant.warnings),
     )
     cpus = grant.cpus if grant is not None and grant.pinned else None
     attempts.until_occupied.close()
     return Claim(gpus, placeholders, warnings, cpus, obtained, undo.pop_all())
 
 
-def _variables(basis: _Basis, obtained: Obtained, *, by_uuid: bool) -> dict[str, str]:
+def _variables(attempts: Attempts, obtained: Obtained, *, by_uuid: bool) -> dict[str, str]:
     """The variables that a claim sets, for this process and its children."""
-    me, devices, visible = registry.about_me(), obtained.devices, basis.request.visible
+    me, devices, visible = registry.about_me(), obtained.devices, attempts.request.visible
     names = uuids = tuple(device.uuid for device in devices)
     claim = ParentClaim(obtained.slot.number, me["pid"], me["start"] or 0, uuids)
     variables = {CLAIM_VARIABLE: str(claim)}
@@ -234,7 +206,7 @@ def _variables(basis: _Basis, obtained: Obtained, *, by_uuid: bool) -> dict[str,
         return variables
     # A GPU that cannot be claimed leaves a gap in our numbers, and perhaps not in CUDA's.
     if not (by_uuid or visible is VisibleAs.UUID or any(one.is_mig for one in devices)):
-        places = sorted({device.index for device in basis.supply.devices})  # as CUDA counts them
+        places = sorted({device.index for device in attempts.supply.devices})  # as CUDA counts them
         names = tuple(str(places.index(device.index)) for device in devices)
     return {**variables, VISIBLE: ",".join(names), ORDER: "PCI_BUS_ID"}
 
@@ -245,17 +217,17 @@ def _restore(variables: Mapping[str, str], before: Mapping[str, str | None]) -> 
             env.put(name, before[name])
 
 
-def _ordinals(basis: _Basis, devices: Sequence[Device]) -> Sequence[int]:
+def _ordinals(attempts: Attempts, devices: Sequence[Device]) -> Sequence[int]:
     """CUDA's numbers of the claimed devices in this process."""
-    kind = basis.request.placeholder
+    kind = attempts.request.placeholder
     if state.cuda_bound_gpus is not None:
         known = {gpu.uuid: gpu.local for gpu in state.cuda_bound_gpus}
         return [known[device.uuid] for device in devices]
-    if basis.request.visible is not None:
+    if attempts.request.visible is not None:
         return range(len(devices))
     if isinstance(kind, Placeholder):
         return numbers_of([device.uuid for device in devices], str(kind))
-    shown, _ = candidates.shown_by_cuda(basis.supply)
+    shown, _ = candidates.shown_by_cuda(attempts.supply)
     hidden = [device.uuid for device in devices if device not in shown]
     if hidden:  # a MIG instance beside whole GPUs
         expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"

@@ -8,6 +8,7 @@ it holds the GPU.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,16 +16,16 @@ from typing import NamedTuple
 
 from gpuaff._system import kernel, locks
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.candidates import Candidates, Request
+from gpuaff.claims.candidates import Request, Supply, find_candidates
 from gpuaff.claims.devices.occupancy import EXITS, STEP, Settling
 from gpuaff.claims.devices.probe import Probe, describe
-from gpuaff.claims.devices.selection import choose
+from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import queue, registry, safe_gpu
 from gpuaff.claims.locking.guard import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place, who
 from gpuaff.claims.locking.registry import PART_COUNT, PARTS, Entry, Slot, ending, stopped
-from gpuaff.claims.model import Device, DeviceReading, Usage, Waiting
+from gpuaff.claims.model import Demand, Device, DeviceReading, Usage, Waiting
 from gpuaff.errors import ClaimError, ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from gpuaff._system.nvml import Session
     from gpuaff.launch.inherited import ParentClaim
     from gpuaff.notices import Notice
-    from gpuaff.topology.model import Topology
 
 # A process without a lease that comes in this time is found by the look after occupying.
 _FRESH = 0.3
@@ -130,30 +130,33 @@ class _Snapshot(NamedTuple):
 class Attempts:
     """Tries to lease some of the candidates, until it succeeds or its time is up."""
 
-    def __init__(
-        self,
-        probe: Probe,
-        request: Request,
-        candidates: Candidates,
-        parent: ParentClaim | None,
-        topology: Topology | None,
-    ) -> None:
-        """Without a topology the first free ones are taken."""
-        self.probe, self._request, self._parent = probe, request, parent
-        self._devices, self._count, self._narrowed = candidates
-        self._topology = topology
+    def __init__(self, session: Session, request: Request, supply: Supply) -> None:
+        """Find the candidates, and how they are connected, where that decides."""
+        self.session, self.request, self.supply = session, request, supply
+        self._devices, self._count, self._narrowed = find_candidates(request, supply)
+        self._parent = supply.parent
+        self.probe: Probe
+        if supply.parent is not None:
+            self.probe = InnerProbe(session, self._devices, supply.parent)
+        else:
+            demand = Demand(request.min_free_memory, request.max_utilization)
+            own = request.own_is_free
+            self.probe = Probe(session, self._devices, demand=demand, own_is_free=own)
+        is_open = request.gpus is None and self._count < len(self._devices)
+        are_whole = not any(device.is_mig for device in self._devices)
+        self._topology = observe_connections(session) if is_open and are_whole else None
         self.warnings: tuple[Notice, ...] = ()
         self.until_occupied = ExitStack()  # safe_gpu's lock, once devices are leased
         self._wants = self._usable = frozenset(map(self._key, self._devices))
         self._place: Place | None = None
         self._slot: Slot | None = None
         self._lease: Lease | None = None
-        self._started = time.monotonic()
+        self._started, self._pid = time.monotonic(), os.getpid()
         self._reported: object = None
 
     def obtain(self) -> Obtained:
         """Lease the devices, waiting in the queue if that was requested."""
-        settling, wait = Settling(), self._request.wait
+        settling, wait = Settling(), self.request.wait
         while isinstance(result := self._attempt(), _Snapshot):
             self._refuse_if_hopeless(result)
             now = time.monotonic()
@@ -191,6 +194,8 @@ class Attempts:
 
     def release(self) -> None:
         """Give back the place in the queue, the leases and the slot, as far as it has them."""
+        if os.getpid() != self._pid:  # in a child of a placeholder: all is its parent's
+            return
         slot = self._slot if self._place is None else self._place.slot
         with self.until_occupied:
             if slot is not None:
@@ -207,7 +212,7 @@ class Attempts:
                 return snapshot
         with ExitStack() as locked:
             if self._parent is None:  # inside a claim, safe_gpu's users never choose
-                wait = self._request.wait
+                wait = self.request.wait
                 limit = None if wait is None else max(safe_gpu.LIMIT, wait)
                 self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
@@ -220,7 +225,7 @@ class Attempts:
                     result = self._choose_and_lease()
                     if isinstance(result, Obtained):
                         self.until_occupied = locked.pop_all()
-                    elif self._request.wait != 0 and self._place is None:
+                    elif self.request.wait != 0 and self._place is None:
                         self._join(result.usages)
                     return result
 
@@ -315,8 +320,8 @@ class Attempts:
             reasons = "; ".join(waiting.reasons)
             gpus = counted(waiting.wanted, "GPU")
             getLogger("gpuaff").info("waiting for %s, %s: %s", gpus, place, reasons)
-            if self._request.on_wait is not None:
-                self._request.on_wait(waiting)
+            if self.request.on_wait is not None:
+                self.request.on_wait(waiting)
 
     def _reasons(self, snapshot: _Snapshot) -> tuple[str, ...]:
         """A line for each candidate that is not free."""
