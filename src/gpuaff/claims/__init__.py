@@ -64,10 +64,9 @@ def claim_gpus(
         candidates: choose among these; named likewise.
         min_free_memory: bytes of memory that must be free on each.
         max_utilization: the highest recent utilization of each, in percent.
-        visible: how ``CUDA_VISIBLE_DEVICES`` is written: by ``"index"``, with
-            ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, or by ``"uuid"``, as MIG instances always are, and
-            all GPUs beside one that does not respond. None leaves it as it is: then use the
-            ordinals of :attr:`Claim.gpus`.
+        visible: how ``CUDA_VISIBLE_DEVICES`` is written: by ``"index"`` or by ``"uuid"``, as it
+            always is for MIG instances, and beside a GPU that does not respond. None leaves it as
+            it is: then use the ordinals of :attr:`Claim.gpus`.
         pin: also put the process on the CPUs that belong to these GPUs, which other claims do not
             use: :func:`set_affinity` then stays inside.
         own_is_free: whether a GPU counts as free on which only this process, its children or its

@@ -143,22 +143,11 @@ class Supply(NamedTuple):
     sharers: Ranks | None = None  # the ranks that divide the granted GPUs; None: only this one
 
 
-class Candidates(NamedTuple):
-    """The devices that a claim may choose ``wanted`` from, by index, or as ``gpus=`` names them.
+def find_candidates(request: Request, supply: Supply) -> tuple[tuple[Device, ...], int, str]:
+    """The devices that a claim may choose from, how many of them it takes, and why not from all.
 
-    ``narrowed`` says why these are not all of the machine's; it is empty when they are, or when
-    exactly these were requested.
-    """
-
-    devices: tuple[Device, ...]
-    wanted: int
-    narrowed: str
-
-
-def find_candidates(request: Request, supply: Supply) -> Candidates:
-    """Find the devices that a claim may choose from.
-
-    NotEnoughGpusError where there are fewer than requested: waiting would not help.
+    They are in order of their indices, or as ``gpus=`` names them. NotEnoughGpusError where there
+    are too few: waiting would not help.
     """
     allowed, why = allowed_devices(supply)
     count = _count(request, allowed, supply, why)
@@ -187,7 +176,7 @@ def find_candidates(request: Request, supply: Supply) -> Candidates:
         narrowed = f"candidates= allows {_counted(chosen)} of the {total} here"
     elif not request.gpus and len(allowed) < total:
         narrowed = found
-    return Candidates(chosen, count, narrowed)
+    return chosen, count, narrowed
 
 
 def allowed_devices(supply: Supply) -> tuple[tuple[Device, ...], str]:
