@@ -97,9 +97,8 @@ def _fill(piece: str, size: int = MAX_CHARS // 4) -> str:
     [
         "x" * (MAX_CHARS + 1),
         "GPU0\tX\t" + _fill("0-65535,", MAX_CHARS - 10),
-        "".join(f"NUMA node{node} CPU(s): {node}-65535\n" for node in range(9999)),
     ],
-    ids=["characters", "one long list", "many lists"],
+    ids=["characters", "one long list"],
 )
 def test_more_than_any_machine_has_is_refused(text: str) -> None:
     with pytest.raises(TopologyError) as caught:
