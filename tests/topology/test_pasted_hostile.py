@@ -48,13 +48,6 @@ def test_any_text(text: str) -> None:
     survives(text)
 
 
-@given(st.binary())
-def test_binary(data: bytes) -> None:
-    survives(data.decode("latin-1"))
-    survives(data.decode("utf-8", "replace"))
-    survives(data.decode("utf-8", "surrogateescape"))
-
-
 @pytest.mark.parametrize(
     "name", ["02-kvm-vm-1gpu-8cpu", "28-a100x2-128core-no-smt", "04-a30x4-2socket-xeon6342"]
 )
