@@ -92,11 +92,7 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, nproc: object, **given: object) -> Options:
-        """Check what a caller gave; words may be given as strings.
-
-        Invalid options raise, also where pinning is best effort: a typing error must not end as a
-        silently different plan.
-        """
+        """Check what a caller gave. What is invalid raises, also where pinning is best effort."""
         ranks = options.count("nproc", nproc)
         masks = given.pop("rank_allowed", None)
         found: dict[str, Any] = {name: READERS[name](name, value) for name, value in given.items()}
