@@ -281,19 +281,3 @@ def test_laws(
         if demand is not None and demand.min_free_memory is not None:
             assert reading.free is not None
             assert reading.free >= demand.min_free_memory
-
-
-@given(readings(), PEOPLE, LEASED, st.sets(PIDS), st.sampled_from(DEVICES))
-def test_what_is_busy_stays_so_when_there_is_more_of_it(
-    told: list[DeviceReading],
-    people: ListedProcesses,
-    leased: dict[str, str],
-    fewer: set[int],
-    device: Any,
-) -> None:
-    """One more lease, or one less of ours, frees nothing; and nothing is asked in vain."""
-    before = evaluate(told, processes=people, leased=leased)
-    strict = people._replace(own=frozenset(people.own) - fewer)
-    after = evaluate(told, processes=strict, leased={**leased, device.uuid: "x"})
-    for old, new in zip(before, after, strict=True):
-        assert old.busy is None or new.busy is not None

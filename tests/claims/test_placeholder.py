@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff._system.cuda import CudaError
-from gpuaff.claims.placeholder import Placeholder, explain, kind_of, likely_initializers
+from gpuaff.claims.placeholder import Placeholder, kind_of, likely_initializers
 from gpuaff.errors import InvalidOptionError
 from tests.claims.occupying import Occupied
 from tests.fakedriver.driver import FakeDriver
@@ -430,17 +429,3 @@ print(cuda_already_initialized(), "libcuda" in open("/proc/self/maps").read())
         said = likely_initializers({"jax", "torch", "numpy"})
         assert said.startswith("usual causes: torch.cuda.is_available()")
         assert said.endswith("; jax.devices() or a first array of JAX")
-
-
-class TestWords:
-    def test_the_drivers_words_come_first(self) -> None:
-        error = CudaError(
-            802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized", "cuInit"
-        )
-        assert explain(error).startswith(
-            "cuInit returned 802 (CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized); the "
-            "GPUs are not ready yet"
-        )
-
-    def test_an_error_that_means_nothing_special(self) -> None:
-        assert explain(CudaError(12345, "", "", "cuInit")) == "cuInit returned 12345"

@@ -156,13 +156,6 @@ def test_who_is_there(driver: FakeDriver) -> None:
     assert reasons(driver, ListedProcesses()) == [Busy.PROCESSES, None, Busy.PROCESSES, None]
 
 
-def test_one_that_is_listed_twice(plain: FakeDriver) -> None:
-    """As one that is on several instances of a GPU is on the whole of it."""
-    plain.use(0, ELSEWHERE, memory=GIB)
-    plain.use(0, ELSEWHERE, memory=MIB)
-    assert look(plain)[0].compute == {ELSEWHERE: GIB + MIB}
-
-
 def test_on_a_cut_gpu_only_root_is_told_of_the_whole(driver: FakeDriver) -> None:
     driver.use(1, ELSEWHERE, slot=1)
     driver.hide_processes()

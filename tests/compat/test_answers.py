@@ -1,9 +1,9 @@
-"""gpu_affinity's recorded answers against ours; where they differ the reason stands here."""
+"""gpu_affinity's recorded answers against ours; where they differ the data say why."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,96 +15,13 @@ from gpuaff.compat.gpu_affinity import refusal
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GPUAffinityError
 from tests.compat.machines import CASES, OPTIONS, Case
-from tests.compat.peer import ask, recorded
+from tests.compat.peer import TABLE, ask, recorded
 
 REFUSED = "GPUAffinityError"
-CONTIGUOUS = "mode=unique_contiguous scope=node"
 
-
-@dataclass(frozen=True)
-class Difference:
-    """Where our answers are others.
-
-    Attributes:
-        why: the reason.
-        by_hand: our answers to some of the questions.
-        only: the only questions where they differ; empty: any.
-    """
-
-    why: str
-    by_hand: Mapping[str, list[str]]
-    only: frozenset[str] = field(default_factory=frozenset)
-
-
-def _only(why: str, by_hand: Mapping[str, list[str]]) -> Difference:
-    return Difference(why, by_hand, only=frozenset(by_hand))
-
-
-DIFFERENT: Mapping[str, Difference] = {
-    "four threads a core": Difference(
-        "rule 6: cores of four threads are broken into pairs",
-        {
-            CONTIGUOUS: ["0-7", "8-15"],
-            "mode=single scope=node": ["0-3", "0-3"],
-            "mode=unique_interleaved scope=node": ["0-3,8-11", "4-7,12-15"],
-            "mode=unique_contiguous multithreading=single_logical": ["0,4", "8,12"],
-            "mode=unique_contiguous min_physical_cores=5": [REFUSED, REFUSED],
-        },
-    ),
-    "overlapping": Difference(
-        "rule 6: near sets that overlap are refused",
-        {
-            CONTIGUOUS: ["0-1", "2-3"],
-            "mode=all scope=node": ["0-2", "1-3"],
-            "mode=single scope=node": ["0", "1"],
-            "mode=all min_physical_cores=5": [REFUSED, REFUSED],
-        },
-    ),
-    "ids above the count": Difference(
-        "rule 6: CPU ids above cpu_count are lost",
-        {CONTIGUOUS: ["0-3", "64-67"], "mode=single_unique scope=node": ["0", "64"]},
-    ),
-    "no near CPU allowed": Difference(
-        "rule 6: a mask that holds only some ranks' near CPUs is refused by all ranks",
-        {
-            "mode=all scope=node": ["0-55"] * 4 + [REFUSED] * 4,
-            "mode=single scope=node": ["0"] * 4 + [REFUSED] * 4,
-        },
-    ),
-    "visible: empty": Difference(
-        "rule 6: an empty CUDA_VISIBLE_DEVICES hides every GPU", {CONTIGUOUS: [REFUSED]}
-    ),
-    "visible: doubled": Difference(
-        "rule 6: CUDA does not start with a device named twice", {CONTIGUOUS: [REFUSED, REFUSED]}
-    ),
-    "uneven": _only(
-        "rule 2: unbalanced blocks leave no core out",
-        {
-            # Ten cores for three GPUs: 4, 3 and 3.
-            f"mode=unique_contiguous scope={scope} balanced=False": ["0-3", "4-6", "7-9", "10-13"]
-            for scope in ("node", "socket")
-        },
-    ),
-    "uneven deal": _only(
-        "rule 4: every core is dealt, and what makes no full round goes to the smallest shares",
-        {
-            # Node cores 0-3 are dealt 4-7; 8 and 9 go to one GPU each.
-            "mode=unique_contiguous scope=socket": ["0-1,4-5,8", "2-3,6-7,9"],
-            "mode=unique_contiguous scope=socket balanced=False": ["0-1,4-5,8", "2-3,6-7,9"],
-            "mode=unique_interleaved scope=socket": ["0,2,4,6,8", "1,3,5,7,9"],
-            "mode=unique_interleaved scope=socket balanced=False": ["0,2,4,6,8", "1,3,5,7,9"],
-        },
-    ),
-    "upper siblings": _only(
-        "rule 1: cores are in order of their lowest CPU, allowed or not; gpu_affinity orders them "
-        "otherwise when it trims in mode all",
-        {
-            # Cores (0,4) (1,5) (2,6) (3,7), of which 0 and 1 are not allowed.
-            "mode=all max_physical_cores=1": ["4", "4"],
-            "mode=all max_physical_cores=3 scope=socket": ["2,4-6", "2,4-6"],
-        },
-    ),
-}
+DIFFERENT: Mapping[str, Any] = json.loads(TABLE.with_name("differences.json").read_text("utf-8"))
+"""Where our answers are others: why, and our answers ``by_hand`` to some of the questions;
+``only``: to all others they are the same."""
 
 
 def planned(case: Case, options: Mapping[str, Any]) -> Plan | None:
@@ -149,9 +66,10 @@ def test_the_answers_are_the_same_or_differ_for_a_reason(called: str) -> None:
     if difference is None:
         assert not differing
         return
+    by_hand = difference["by_hand"]
     assert differing
-    assert differing == (difference.only or differing)
-    assert {question: ours[question] for question in difference.by_hand} == difference.by_hand
+    assert not difference["only"] or differing == set(by_hand)
+    assert {question: ours[question] for question in by_hand} == by_hand
 
 
 def test_the_table_is_of_these_machines_and_questions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuaff.cpuset import parse_cpulist
 from gpuaff.launch import Launcher
 from gpuaff.launch.binding import Masks, Whose
 from gpuaff.launch.ranks import Ranks, active_row
 from gpuaff.launch.slurm import named_masks, tasks_here
-from tests.environments import Started, masks_seen, started, table, variables
+from tests.environments import FOLDER, Started, masks_seen, started, table, variables
 
 NARROW, WIDE, FOUR = frozenset({0}), frozenset({0, 1}), frozenset(range(4))
 
 
-def changed(rank: Started, changes: Mapping[str, str | None]) -> Started:
-    kept = {**rank.environ, **changes}
-    return replace(rank, environ={name: text for name, text in kept.items() if text is not None})
+def changed(rank: Started, changes: Mapping[str, str]) -> Started:
+    return replace(rank, environ={**rank.environ, **changes})
 
 
 @pytest.mark.parametrize(
@@ -58,55 +59,27 @@ def test_srun_names_every_ranks_mask(name: str, expected: list[set[int]]) -> Non
         assert rank.masks() == Masks(Whose.NAMED, "", named, True, "srun --cpu-bind=none")
 
 
-# Each rank of a recorded start: what is changed of it, and what is known of the masks then.
-C, N, U = Whose.COMMON, Whose.NAMED, Whose.UNKNOWN
-LIST, NUMBERED = "SLURM_CPU_BIND_LIST", "SLURM_LOCALID"
-WRAPPED = {"starter": NARROW, "starter_name": "sh"}
-
-STARTS: dict[str, tuple[str, str, dict[str, Any], Whose, str]] = {
-    "srun: one mask for all": ("slurm", "one-mask-for-all", {}, C, ""),
-    "srun: one mask for tasks of a GPU": ("slurm", "two-tasks-a-gpu", {}, C, ""),
-    "srun: one mask on the second node": ("slurm", "second-node", {}, C, ""),
-    "srun bound none": ("slurm", "job-gpus", {}, C, ""),
-    "srun bound none, below a wider daemon": ("slurm", "job-gpus", {"starter": FOUR}, C, ""),
-    "a wrapper bound it": (
-        "slurm", "job-gpus", {"own": NARROW, "starter": WIDE, "cpuset": frozenset({0, 1, 9})},
-        U, "its cpuset has the CPUs 0-1",
-    ),
-    "a cpuset that is not seen": ("slurm", "job-gpus", {"own": NARROW, "starter": FOUR}, C, ""),
-    "CPUAffinity= of systemd": ("slurm", "job-gpus", {"cpuset": FOUR}, C, ""),
-    "a daemon of more than its cpuset": (
-        "slurm", "job-gpus", {"starter": FOUR, "cpuset": frozenset({0, 1, 9})}, C, ""
-    ),
-    "srun bound by another rule": ("slurm", "cores", {}, U, "srun bound the ranks by rank"),
-    "srun without a plugin": ("slurm", "no-plugin", {}, C, ""),
-    "srun without a plugin, below a wider": ("slurm", "no-plugin", {"starter": FOUR}, U, "0-3"),
-    "a batch script is no step": ("slurm", "batch-script", {}, C, ""),
-    "mpirun 4 bound": ("openmpi", "bound", {}, U, "mpirun bound each rank"),
-    "mpirun 4 bound, in a wrapper": ("openmpi", "bound", WRAPPED, U, "mpirun bound each rank"),
-    "mpirun 5 bound": ("openmpi", "5-bound", {}, U, ""),
-    "mpirun 5 bound, in a wrapper": ("openmpi", "5-bound", WRAPPED, U, ""),
-    **{
-        f"mpirun: {name}": ("openmpi", name, {}, C, "")
-        for name in ("unbound", "oversubscribed", "5-unbound")
-    },
-    **{
-        f"a wrapper of mpirun: {name}": ("openmpi", name, {"own": NARROW}, U, "")
-        for name in ("unbound", "oversubscribed", "5-unbound")
-    },
-    "mpirun 5 behind a shell": ("openmpi", "5-unbound", {"starter_name": "sh"}, U, "does not say"),
-    "torchrun": ("torchrun", "torchrun", {}, C, ""),
-    "a wrapper of torchrun": ("torchrun", "torchrun", {"own": NARROW}, U, "may use CPUs 0-1"),
-}  # fmt: skip
+TABLES = json.loads((FOLDER.parent / "masks.json").read_text("utf-8"))
+"""What is seen of each rank of a recorded start, or of the first of two that srun has bound, and
+what is known of the masks then; CPUs as lists."""
 
 
-@pytest.mark.parametrize(("launcher", "name", "seen", "whose", "why"), STARTS.values(), ids=STARTS)
+def cases(name: str) -> Any:
+    """The rows of a table, by their names."""
+    return [pytest.param(*row, id=case) for case, row in TABLES[name].items()]
+
+
+def read(seen: dict[str, str]) -> dict[str, Any]:
+    return {k: text if k == "starter_name" else parse_cpulist(text) for k, text in seen.items()}
+
+
+@pytest.mark.parametrize(("launcher", "name", "seen", "whose", "why"), cases("starts"))
 def test_what_is_known_of_recorded_starts(
-    launcher: str, name: str, seen: dict[str, Any], whose: Whose, why: str
+    launcher: str, name: str, seen: dict[str, str], whose: str, why: str
 ) -> None:
     for rank in started(launcher, name):
-        masks = rank.masks(**seen)
-        assert (masks.whose, masks.named) == (whose, None)
+        masks = rank.masks(**read(seen))
+        assert (masks.whose.value, masks.named) == (whose, None)
         assert why in masks.source
 
 
@@ -115,38 +88,13 @@ def test_a_mask_of_the_whole_machine_is_bound_by_nothing() -> None:
         assert rank.masks(starter_name="sh", online=rank.own).whose is Whose.COMMON
 
 
-# Rank 0 of 2, bound to CPU 0: what srun's variables say instead, its own mask, and what follows.
-BOUND: dict[str, tuple[dict[str, str | None], dict[str, Any], Whose, str]] = {
-    "another mask": ({}, {"own": {1}}, U, "SLURM_CPU_BIND_LIST gives it 0"),
-    "a wider mask": ({}, {"own": {0, 1}}, U, "SLURM_CPU_BIND_LIST gives it 0"),
-    "less than listed, of its own": ({LIST: "0x3,0xc"}, {"own": {0}}, N, ""),
-    "as listed, overlapping": ({LIST: "0x3,0x6"}, {"own": {0, 1}}, N, ""),
-    "less than listed, overlapping": ({LIST: "0x3,0x6"}, {"own": {0}}, U, "gives it 0-1"),
-    "less than listed for both": ({LIST: "0x3,0x3"}, {"own": {0}}, U, "gives it 0-1"),
-    "one CPU of both is offline": ({LIST: "0x7,0x7"}, {"own": {0, 1}, "online": {0, 1, 3}}, C, ""),
-    "one of its CPUs is offline": ({LIST: "0x7,0x38"}, {"own": {0, 1}, "online": {0, 1, 3}}, N, ""),
-    "offline, and narrowed": ({LIST: "0x7,0x7"}, {"own": {0}, "online": {0, 1, 3}}, U, "0-1"),
-    "the other has nothing": ({LIST: "0x7,0x4"}, {"own": {0, 1}, "online": {0, 1, 3}}, U, "there"),
-    "an unreadable list": ({LIST: "?"}, {}, U, "malformed"),
-    "the list of another machine": ({LIST: "0x1,0x100"}, {}, U, "not there"),
-    "other numbers than srun's": ({NUMBERED: "1"}, {}, U, "SLURM_LOCALID"),
-    "ranks started by hand in a shell": (
-        {"SLURM_STEP_TASKS_PER_NODE": "1", LIST: "0x3"}, {"own": WIDE, "starter": WIDE}, C, ""
-    ),
-    "and bound there": (
-        {"SLURM_STEP_TASKS_PER_NODE": "1", LIST: "0x3"}, {"starter": WIDE}, U, "CPUs 0-1"
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.case("A18")
-@pytest.mark.parametrize(("changes", "seen", "whose", "why"), BOUND.values(), ids=BOUND)
+@pytest.mark.parametrize(("changes", "seen", "whose", "why"), cases("bound"))
 def test_a_list_counts_where_the_own_mask_agrees(
-    changes: dict[str, str | None], seen: dict[str, Any], whose: Whose, why: str
+    changes: dict[str, str], seen: dict[str, str], whose: str, why: str
 ) -> None:
-    rank = changed(started("slurm", "gres")[0], changes)
-    masks = rank.masks(**{name: frozenset(cpus) for name, cpus in seen.items()})
-    assert masks.whose is whose
+    masks = changed(started("slurm", "gres")[0], changes).masks(**read(seen))
+    assert masks.whose.value == whose
     assert why in masks.source
 
 
@@ -210,11 +158,11 @@ def test_local_rank_alone_is_not_torchrun() -> None:
 
 
 BY_HAND: list[tuple[dict[str, Any], Whose]] = [
-    ({}, C),
-    ({"own": NARROW}, U),
-    ({"starter": NARROW}, U),
-    ({"starter": None}, U),  # the first process of a container: each rank may be in a cpuset
-    ({"starter": None, "own": FOUR}, C),
+    ({}, Whose.COMMON),
+    ({"own": NARROW}, Whose.UNKNOWN),
+    ({"starter": NARROW}, Whose.UNKNOWN),
+    ({"starter": None}, Whose.UNKNOWN),  # the first process of a container
+    ({"starter": None, "own": FOUR}, Whose.COMMON),
 ]
 
 
@@ -226,25 +174,26 @@ def test_an_unknown_launcher_is_judged_by_its_mask(seen: dict[str, Any], whose: 
     assert masks_seen({}, ranks, **seen).whose is whose
 
 
-ALONE: list[tuple[str, str, dict[str, str | None], bool]] = [
-    ("openmpi", "bound", {}, True),
-    ("openmpi", "unbound", {}, False),
-    ("slurm", "gres", {}, True),
-    ("slurm", "map-cpu", {}, True),
-    ("slurm", "job-gpus", {}, False),
-    ("slurm", "gres", {LIST: "0x1,0x3"}, False),
-    ("slurm", "gres", {LIST: "?"}, False),
-    ("slurm", "gres", {NUMBERED: None}, False),
-    ("slurm", "gres", {NUMBERED: "2"}, False),
-    ("slurm", "gres", {"SLURM_STEP_TASKS_PER_NODE": None}, False),
+ALONE = [
+    *(("openmpi", "bound", "", True), ("openmpi", "unbound", "", False)),
+    *(
+        ("slurm", "gres", "", True),
+        ("slurm", "map-cpu", "", True),
+        ("slurm", "job-gpus", "", False),
+    ),
+    ("slurm", "gres", "SLURM_CPU_BIND_LIST=0x1,0x3", False),
+    ("slurm", "gres", "SLURM_CPU_BIND_LIST=?", False),
+    ("slurm", "gres", "SLURM_LOCALID=", False),
+    ("slurm", "gres", "SLURM_LOCALID=2", False),
+    ("slurm", "gres", "SLURM_STEP_TASKS_PER_NODE=", False),
 ]
 
 
 @pytest.mark.parametrize(("launcher", "name", "changes", "bound"), ALONE)
 def test_whether_a_launcher_bound_a_rank_that_is_alone(
-    launcher: str, name: str, changes: dict[str, str | None], bound: bool
+    launcher: str, name: str, changes: str, bound: bool
 ) -> None:
     """Its launcher takes it for rank 1 of 2, it says that it is the only one."""
-    rank = changed(started(launcher, name)[1], changes)
+    rank = changed(started(launcher, name)[1], variables(changes))
     masks = replace(rank, ranks=Ranks(local_rank=0, local_size=1)).masks(starter=None)
     assert (masks.whose, masks.bound) == (Whose.COMMON, bound)

@@ -22,6 +22,7 @@ CASES = {
     pinned.heirs_of_a_narrowed_main_thread_go_back_to_the_ranks_share: pytest.mark.case("C4"),
     pinned.in_a_forked_child: pytest.mark.case("C10"),
     pinned.the_parent_is_left_alone: pytest.mark.case("B4"),
+    pinned.threads_that_are_born_meanwhile_come_too: pytest.mark.case("A13"),
     pinned.those_who_inherited_a_narrowed_mask_come_back: pytest.mark.case("C1"),
 }
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gpuaff
 from tests import seccomp
 from tests.fakedriver.driver import FakeDriver
+from tests.pinning.conftest import of_script
 from tests.processes import (
     CPUS,
     SRC,
     all_hold,
     cores_of_this_machine,
-    environment,
     masks,
     printed,
     run,
@@ -40,7 +39,9 @@ import gpuaff
 def work(worker, workers, queue):
     affinity = gpuaff.spread(worker, workers)
     here = gpuaff.check()
-    queue.put([sorted(affinity), sorted(os.sched_getaffinity(0)), here.ok, affinity.pinned])
+    seen = sorted(os.sched_getaffinity(0))
+    said = {"cpus": sorted(affinity), "seen": seen, "ok": here.ok, "pinned": affinity.pinned}
+    queue.put([worker, said])
 
 def idle():
     pass
@@ -55,7 +56,7 @@ def ask(context, workers):
     found = [queue.get(timeout=60) for _ in started]
     for process in started:
         process.join()
-    return sorted(found)
+    return [said for _, said in sorted(found, key=lambda one: one[0])]
 
 if __name__ == "__main__":
     method, early = sys.argv[1:]
@@ -69,37 +70,27 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    """A file: what is spawned imports it again."""
-    file = tmp_path / "start.py"
-    file.write_text(START)
-    return file
-
-
-def found(
-    driver: FakeDriver, script: Path, *arguments: str, ranks: int
-) -> tuple[set[int], list[tuple[set[int], set[int], bool, bool]]]:
-    env = {**environment(), **driver.env(), "RANKS": str(ranks)}
-    done = driver.run([sys.executable, str(script), *arguments], env=env, timeout=100)
-    assert done.returncode == 0, done.stderr
-    main, workers = json.loads(done.stdout)
-    return set(main), [(set(got), set(seen), ok, pinned) for got, seen, ok, pinned in workers]
+def workers(
+    driver: FakeDriver, folder: Path, *words: str, ranks: int
+) -> tuple[set[int], list[dict[str, Any]]]:
+    """The CPUs of a rank, and what its two workers say."""
+    ((main, found),) = of_script(folder, START, *words, env={**driver.env(), "RANKS": str(ranks)})
+    assert len(found) == 2
+    assert all(one["cpus"] == one["seen"] for one in found)
+    return set(main), found
 
 
 @pytest.mark.case("C10")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_leave_a_core_to_the_main_process(
-    driver: FakeDriver, script: Path, method: str
+    driver: FakeDriver, tmp_path: Path, method: str
 ) -> None:
-    main, workers = found(driver, script, method, "late", ranks=1)
+    main, (first, second) = workers(driver, tmp_path, method, "late", ranks=1)
     assert main == set(CPUS), "it is not moved"
-    assert len(workers) == 2
-    assert frozenset().union(*(seen for _, seen, _, _ in workers)) == REST
-    for got, seen, ok, pinned in workers:
-        assert (got, ok, pinned) == (seen, True, True)
+    assert {*first["cpus"], *second["cpus"]} == REST
+    assert all(one["ok"] and one["pinned"] for one in (first, second))
     if len(CORES) > 2:
-        assert workers[0][1].isdisjoint(workers[1][1])
+        assert set(first["cpus"]).isdisjoint(second["cpus"])
 
 
 @pytest.mark.case("B19")
@@ -113,13 +104,12 @@ def test_workers_leave_a_core_to_the_main_process(
     ],
 )
 def test_workers_stay_inside_the_ranks_share(
-    driver: FakeDriver, script: Path, method: str, early: str
+    driver: FakeDriver, tmp_path: Path, method: str, early: str
 ) -> None:
     """Also where the fork server was started before the rank was pinned, with all CPUs."""
-    main, workers = found(driver, script, method, early, ranks=2)
+    main, found = workers(driver, tmp_path, method, early, ranks=2)
     assert main < set(CPUS)
-    for _, seen, _, _ in workers:
-        assert seen <= main
+    assert all(main.issuperset(one["cpus"]) for one in found)
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (2, 2), (-1, 2), ("0", 2), (0, 1.5), (True, 2)])

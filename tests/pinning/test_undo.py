@@ -2,106 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import THREADS, all_hold, printed
+from tests.openmp_region import NARROWING
+from tests.processes import CPUS, THREADS, all_hold, masks, printed, run, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
-
-
-@pytest.mark.needs("memory-policies")
-def test_a_block_without_a_gpu_gives_the_outer_share_back(driver: FakeDriver) -> None:
-    script = """
-def state():
-    return now(), mempolicies.of("self"), os.environ.get("OMP_NUM_THREADS")
-first, other = state(), bound_to(before)
-with gpuaff.set_affinity(0, 2, memory="bind", openmp=True) as outer:
-    there = state()
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with gpuaff.set_affinity(0, 2) as inner:
-        holds(not inner.pinned, state() == first, other() == before)
-    holds(state() == there, other() == outer, gpuaff.check().expected == outer)
-holds(state() == first, other() == before, gpuaff.check().expected is None)
-os.sched_setaffinity(0, {min(before)})
-with gpuaff.set_affinity(0, 2):
-    pass
-holds(now() == {min(before)})
-"""
-    script = f"from tests import mempolicies\n{script}"
-    all_hold(script, env=driver.env())
-
-
-@pytest.mark.needs("memory-policies")
-@pytest.mark.parametrize("memory", ["None", "'interleave'"])
-@pytest.mark.parametrize("reapplied", [True, False])
-def test_a_forked_child_that_leaves_blocks(
-    driver: FakeDriver, memory: str, reapplied: bool
-) -> None:
-    """First the inner one, then the outer one."""
-    script = f"""
-from tests import mempolicies
-def state():
-    return now(), mempolicies.of("self"), os.environ.get("OMP_NUM_THREADS"), gpuaff.check().expected
-first = state()
-with gpuaff.set_affinity(0, 2, memory="bind", openmp=True):
-    outer = state()
-    with gpuaff.set_affinity(1, 2, memory={memory}) as affinity:
-        child = os.fork()
-        if not child and {reapplied}:
-            affinity.reapply()
-    fine = state() == outer
-if not child:
-    os._exit(0 if fine and state() == first else 1)
-holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, fine, state() == first)
-"""
-    all_hold(script, env=driver.env())
-
-
-@pytest.mark.parametrize("own", ["spread(0, 1)", "spread(0, 3)", "set_affinity(0, 2)"])
-def test_a_child_that_has_set_something_undoes_its_parents_call(
-    driver: FakeDriver, own: str
-) -> None:
-    """All of its threads go, as they do where the later call was made in the same process."""
-    script = f"""
-affinity = gpuaff.set_affinity(0, 1)
-def child():
-    one = {{max(before)}}
-    thread, bound = bound_to(None), bound_to({{min(before)}})
-    part = gpuaff.{own}
-    fine = [thread() == part == now()]
-    later = bound_to({{min(before)}} if part == one else one)
-    then = later()
-    fine += [affinity.restore() == before == thread(), bound() == {{min(before)}}]
-    fine += [later() == then, gpuaff.check().expected is None]
-    part = gpuaff.{own}  # all of them once more
-    fine += [thread() == part == now(), gpuaff.check().expected == part]
-    return all(fine) or print(fine)
-if not (pid := os.fork()):
-    os._exit(not child())
-holds(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, now() == affinity)
-"""
-    all_hold(script, env=driver.env())
-
-
-@pytest.mark.parametrize("own", ["spread(0, 1)", "set_affinity(0, 2)"])
-def test_a_child_that_has_set_something_leaves_its_parents_blocks(
-    driver: FakeDriver, own: str
-) -> None:
-    """The inner block has the same share as the outer one."""
-    script = f"""
-with gpuaff.set_affinity(0, 1) as outer:
-    with gpuaff.set_affinity(0, 1):
-        if not (child := os.fork()):
-            thread = bound_to(None)
-            gpuaff.{own}
-    fine = child or thread() == outer == now() == gpuaff.check().expected
-if not child:
-    fine = fine and thread() == before == now()
-    os._exit(not fine or gpuaff.check().expected is not None)
-holds(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, now() == before)
-"""
-    all_hold(script, env=driver.env())
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -173,3 +84,51 @@ def test_a_second_call_that_is_refused_leaves_the_first_in_force(
     lines = printed(REFUSED, *arguments, env=driver.env()).splitlines()
     assert lines[0] == ("raised True" if strict else "True False ['pin-failed']")
     assert lines[1:] == ["True True", "True True"]
+
+
+STAYS = (
+    THREADS
+    + """
+affinity = gpuaff.set_affinity(0, 1)
+print("pinned")
+sys.stdin.readline()
+print(json.dumps(sorted(affinity.reapply())))
+sys.stdin.readline()
+"""
+)
+
+
+@pytest.mark.needs("taskset")
+@pytest.mark.case("C10")
+def test_after_a_real_taskset(driver: FakeDriver) -> None:
+    with stopped(STAYS, env=driver.env()) as process:
+        assert process.heard() == "pinned"
+        command = ["taskset", "-a", "-p", "-c", str(CPUS[0]), str(process.pid)]
+        subprocess.run(command, check=True, capture_output=True)
+        assert set(masks(process.pid).values()) == {frozenset(CPUS[:1])}
+        process.go_on()
+        assert json.loads(process.heard()) == CPUS
+        assert set(masks(process.pid).values()) == {frozenset(CPUS)}
+
+
+IMPORT = (
+    THREADS
+    + """
+import ctypes
+affinity = gpuaff.set_affinity(0, 1)
+library = ctypes.CDLL(sys.argv[1])
+print(sorted(now()) == sorted(before)[:1])
+print(affinity.reapply() == before, library.sum() == 499500)
+print(affinity.reapply() == now() == before)
+"""
+)
+
+
+@pytest.mark.case("C2", "C4", "C5", "C8")
+@pytest.mark.parametrize("variables", NARROWING, ids=max)
+def test_after_a_library_that_has_narrowed_the_main_thread(
+    driver: FakeDriver, openmp_library: Path, variables: dict[str, str]
+) -> None:
+    done = run(IMPORT, str(openmp_library), env={**driver.env(), **variables})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 4

@@ -5,10 +5,16 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gpuaff
+from gpuaff.pinning.restore import reapply_share
 from gpuaff.pinning.state import remembered
+from tests import mempolicies
 from tests.processes import cores_of_this_machine, worker_cpus
 from tests.programs.threads import (
     before,
@@ -476,3 +482,137 @@ def a_forked_worker_cuts_the_share_and_not_a_narrowed_mask() -> None:
 def a_workers_mask_of_one_cpu_is_not_widened() -> None:
     os.sched_setaffinity(0, {min(before)})
     holds(sorted(gpuaff.spread(1, 3)) == [min(before)], gpuaff.spread(2, 3).pinned)
+
+
+# Forked children, blocks and chains of threads.
+
+OWN: tuple[Callable[[], gpuaff.Affinity], ...] = (
+    lambda: gpuaff.spread(0, 1),
+    lambda: gpuaff.spread(0, 3),
+    lambda: gpuaff.set_affinity(0, 2),
+)
+"""What a child may set itself."""
+
+
+def leave(block: gpuaff.Affinity) -> None:
+    """Come to the end of a block."""
+    block.__exit__(None, None, None)
+
+
+def state() -> tuple[object, ...]:
+    """What a call may have set."""
+    policy, count = mempolicies.of("self"), os.environ.get("OMP_NUM_THREADS")
+    return now(), policy, count, gpuaff.check().expected
+
+
+def a_block_without_a_gpu_gives_the_outer_share_back() -> None:
+    first, other = state(), bound_to(before)
+    with gpuaff.set_affinity(0, 2, memory="bind", openmp=True) as outer:
+        there = state()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        with gpuaff.set_affinity(0, 2) as inner:
+            holds(not inner.pinned, state() == first, other() == before)
+        holds(state() == there, other() == outer)
+    holds(state() == first, other() == before)
+    os.sched_setaffinity(0, {min(before)})
+    with gpuaff.set_affinity(0, 2):
+        pass
+    holds(now() == {min(before)})
+
+
+def a_forked_child_that_leaves_blocks() -> None:
+    first = state()
+    outer = gpuaff.set_affinity(0, 2, memory="bind", openmp=True)
+    there = state()
+
+    def work(inner: gpuaff.Affinity, is_reapplied: bool) -> bool:
+        if is_reapplied:
+            inner.reapply()
+        leave(inner)
+        holds(state() == there)
+        leave(outer)
+        return state() == first
+
+    for memory in (None, "interleave"):
+        with gpuaff.set_affinity(1, 2, memory=memory) as inner:
+            holds(child(partial(work, inner, True)) == 0, child(partial(work, inner, False)) == 0)
+        holds(state() == there)
+
+
+def a_child_that_has_set_something_undoes_its_parents_call() -> None:
+    """All of its threads go, as they do where the later call was made in the same process."""
+    affinity = gpuaff.set_affinity(0, 1)
+    low, high = frozenset({min(before)}), frozenset({max(before)})
+
+    def work(own: Callable[[], gpuaff.Affinity]) -> bool:
+        thread, bound = bound_to(None), bound_to(low)
+        part = own()
+        holds(thread() == part == now())
+        later = bound_to(low if part == high else high)
+        then = later()
+        holds(affinity.restore() == before == thread(), bound() == low, later() == then)
+        holds(gpuaff.check().expected is None)
+        part = own()  # all of them once more
+        return thread() == part == now() == gpuaff.check().expected
+
+    for own in OWN:
+        holds(child(partial(work, own)) == 0)
+    holds(now() == affinity)
+
+
+def a_child_that_has_set_something_leaves_its_parents_blocks() -> None:
+    """The inner block has the same share as the outer one."""
+    outer, inner = gpuaff.set_affinity(0, 1), gpuaff.set_affinity(0, 1)
+
+    def work(own: Callable[[], gpuaff.Affinity]) -> bool:
+        thread, _ = bound_to(None), own()
+        leave(inner)
+        holds(thread() == outer == now() == gpuaff.check().expected)
+        leave(outer)
+        return thread() == before == now() and gpuaff.check().expected is None
+
+    for own in OWN:
+        holds(child(partial(work, own)) == 0)
+
+
+def what_was_not_pinned_is_not_put_back() -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("GPUAFF", "off")):
+        os.environ[name] = value
+        affinity = gpuaff.set_affinity(0, 2)
+        os.sched_setaffinity(0, {max(before)})
+        holds(sorted(affinity.reapply()) == [max(before)])
+        os.sched_setaffinity(0, before)
+        del os.environ[name]
+
+
+def threads_that_are_born_meanwhile_come_too() -> None:
+    """Each thread of a chain starts the next one, and ends."""
+    share, ending = frozenset({min(before)}), threading.Event()
+    gpuaff.set_affinity(0, 1)
+
+    def link() -> None:
+        time.sleep(0.0005)
+        if not ending.is_set():
+            threading.Thread(target=link).start()
+
+    for _ in range(20):
+        ending.clear()
+        os.sched_setaffinity(0, before)
+        for _ in range(3):
+            threading.Thread(target=link).start()
+        time.sleep(0.002)
+        reapply_share(share, reserved=frozenset(), rank=0)
+        seen = masks_of_threads()
+        ending.set()
+        holds(before not in seen)
+        while threading.active_count() > 1:
+            time.sleep(0.001)
+
+
+def masks_of_threads() -> list[frozenset[int]]:
+    """The masks of the threads that have not ended yet."""
+    found = []
+    for tid in os.listdir("/proc/self/task"):  # noqa: PTH208 - its numbers
+        with suppress(OSError):
+            found.append(frozenset(os.sched_getaffinity(int(tid))))
+    return found

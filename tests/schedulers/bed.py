@@ -34,6 +34,8 @@ _SUBREAPER, _DEATH_SIGNAL = 36, 1
 
 _SECONDS = 60.0
 
+_FILES = Path(__file__).resolve().parents[1] / "data/beds"
+
 
 class Bed:
     """Starts what belongs to a scheduler."""
@@ -88,6 +90,11 @@ class Bed:
             if ended or time.monotonic() > ends:
                 raise RuntimeError(f"{' '.join(command)} does not say {wanted}; ended: {ended}")
             time.sleep(0.1)
+
+
+def text_of(name: str, **values: object) -> str:
+    """A file of a scheduler, with values in its gaps."""
+    return (_FILES / name).read_text("utf-8").format(**values)
 
 
 def ends_with_us() -> None:

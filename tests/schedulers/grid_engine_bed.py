@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from tests.schedulers.bed import Bed, free_ports
+from tests.schedulers.bed import Bed, free_ports, text_of
 
 GPUS = 4
 
@@ -20,92 +20,6 @@ _SHARED = Path("/usr/share/gridengine")
 NODE_FILE = "node"
 """A file below SGE_ROOT with what each job is to see: lines ``export NAME=value``. Grid Engine
 hands no LD_LIBRARY_PATH on."""
-
-_STARTER = """\
-#!/bin/sh
-test ! -e {file} || . {file}
-exec "$@"
-"""
-
-_BOOTSTRAP = """\
-admin_user none
-default_domain none
-ignore_fqdn true
-spooling_method classic
-spooling_lib libspoolc
-spooling_params {folder}/cell/common;{folder}/spool
-binary_path /usr/sbin
-qmaster_spool_dir {folder}/spool
-security_mode none
-listener_threads 1
-worker_threads 1
-scheduler_threads 1
-"""
-
-_HOST = """\
-hostname {host}
-load_scaling NONE
-complex_values gpu={gpus},slots=8
-user_lists NONE
-xuser_lists NONE
-projects NONE
-xprojects NONE
-usage_scaling NONE
-report_variables NONE
-"""
-
-_ENVIRONMENT = """\
-pe_name smp
-slots 999
-user_lists NONE
-xuser_lists NONE
-start_proc_args NONE
-stop_proc_args NONE
-allocation_rule $pe_slots
-control_slaves FALSE
-job_is_first_task TRUE
-urgency_slots min
-accounting_summary FALSE
-qsort_args NONE
-"""
-
-_QUEUE = """\
-qname all.q
-hostlist {host}
-seq_no 0
-load_thresholds NONE
-suspend_thresholds NONE
-nsuspend 1
-suspend_interval 00:05:00
-priority 0
-min_cpu_interval 00:05:00
-processors UNDEFINED
-qtype BATCH
-ckpt_list NONE
-pe_list smp
-rerun FALSE
-slots 8
-tmpdir {folder}
-shell /bin/sh
-prolog NONE
-epilog NONE
-shell_start_mode posix_compliant
-starter_method {folder}/starter
-suspend_method NONE
-resume_method NONE
-terminate_method NONE
-notify 00:00:60
-owner_list NONE
-user_lists NONE
-xuser_lists NONE
-subordinate_list NONE
-complex_values NONE
-projects NONE
-xprojects NONE
-calendar NONE
-initial_state default
-{limits}
-"""
 
 _CHANGED = {
     "min_uid": "0",
@@ -142,8 +56,8 @@ def _lay(bed: Bed, variables: dict[str, str], host: str) -> None:
     folder = bed.folder
     for name in ("bin", "lib", "util", "utilbin"):
         (folder / name).symlink_to(_DEBIANS / name)
-    bed.write("cell/common/bootstrap", _BOOTSTRAP.format(folder=folder))
-    bed.write("starter", _STARTER.format(file=folder / NODE_FILE)).chmod(0o755)
+    bed.write("cell/common/bootstrap", text_of("grid_engine_bootstrap.txt", folder=folder))
+    bed.write("starter", text_of("grid_engine_starter.txt", file=folder / NODE_FILE)).chmod(0o755)
     bed.write("cell/common/act_qmaster", f"{host}\n")
     names = {host, "localhost"}
     for line in Path("/etc/hosts").read_text().splitlines():
@@ -179,11 +93,12 @@ def _configure(bed: Bed, variables: dict[str, str], host: str) -> None:
         return bed.call("qconf", option, *more, env=variables)
 
     change("-Mc", told("-sc") + "gpu gpu INT <= YES YES 0 0\n")
-    change("-Ae", _HOST.format(host=host, gpus=GPUS))
-    change("-Ap", _ENVIRONMENT)
+    change("-Ae", text_of("grid_engine_host.txt", host=host, gpus=GPUS))
+    change("-Ap", text_of("grid_engine_environment.txt"))
     limits = ("rt", "cpu", "fsize", "data", "stack", "core", "rss", "vmem")
     infinite = [f"{kind}_{limit} INFINITY" for limit in limits for kind in "sh"]
-    change("-Aq", _QUEUE.format(host=host, folder=bed.folder, limits="\n".join(infinite)))
+    told_of = {"host": host, "folder": bed.folder, "limits": "\n".join(infinite)}
+    change("-Aq", text_of("grid_engine_queue.txt", **told_of))
     told("-as", host)
     soon = {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1"}
     lines = [line.split(maxsplit=1) for line in told("-ssconf").splitlines()]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.schedulers.bed import Bed, free_ports
+from tests.schedulers.bed import Bed, free_ports, text_of
 
 NODES = ("n1", "n2")
 
@@ -27,40 +27,6 @@ _PROLOG = f"""\
 test -z "${NODE_FILES}" || cat "${NODE_FILES}/$SLURMD_NODENAME"
 """
 
-_CONFIG = """\
-ClusterName=bed
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CredType=cred/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/affinity
-TaskProlog={folder}/task-prolog
-JobAcctGatherType=jobacct_gather/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-SchedulerParameters=sched_interval=1,batch_sched_delay=0
-SlurmdParameters=config_overrides
-PropagateResourceLimits=NONE
-KillWait=1
-GresTypes=gpu
-NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} {has}
-NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} {has}
-PartitionName=all Nodes=ALL Default=YES MaxTime=10:00 State=UP
-"""
-
 
 def start(bed: Bed) -> dict[str, str]:
     """Start it; the variables by which its commands find it."""
@@ -69,7 +35,8 @@ def start(bed: Bed) -> dict[str, str]:
     gpus = [folder / f"gpu{number}" for number in range(GPUS)]
     for path in gpus:
         path.symlink_to("/dev/null")  # the file of a device, as it is looked for
-    text = _CONFIG.format(
+    text = text_of(
+        "slurm.conf",
         folder=folder,
         host=socket.gethostname(),
         ports=free_ports(3),

@@ -71,17 +71,16 @@ def run(args: argparse.Namespace) -> int:
     limit = None if args.allowed is None else ("--allowed", args.allowed)
     if args.rank_allowed is not None:
         limit = "--rank-allowed", frozenset[int]().union(*args.rank_allowed)
-    machine = observe(args, limit=limit, links=False)
-    topology = machine.topology
+    topology, name, is_live = observe(args, limit=limit, links=False)
     lists = len(args.rank_allowed or ())
     if lists and args.nproc not in (None, lists):
         expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
         raise InvalidOptionError("--nproc", args.nproc, expected)
     nproc = args.nproc or lists or len(topology.visible) or 1
-    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in TEXT_READERS}
-    if machine.live:
+    chosen: dict[str, Any] = {key: getattr(args, key, None) for key in TEXT_READERS}
+    if is_live:
         chosen = given_options(chosen, env.option)
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given = {key: value for key, value in chosen.items() if value is not None}
     made = plan(topology, nproc, rank_allowed=args.rank_allowed, **given)
     # A plan is only as good as its topology.
     known = {warning.code for warning in made.warnings} | _IRRELEVANT
@@ -90,6 +89,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.show_json(made.to_dict())
         return 0
-    output.show(views.plan_blocks(topology, made, machine.name))
+    output.show(views.plan_blocks(topology, made, name))
     output.show_notes(made.warnings)
     return 0

@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cli import output, raise_on_interrupt, views
@@ -45,13 +44,12 @@ def run(args: argparse.Namespace) -> int:
     if args.save in ("", "-"):
         expected = "the name of a file; --json prints to standard output"
         raise InvalidOptionError("--save", args.save, expected)
-    machine = observe(args, links=True)
-    topology = machine.topology
+    topology, name, _ = observe(args, links=True)
     if args.json:
         output.show_json(topology.to_dict())
         return 0
     if args.save is None:
-        output.show(views.topology_blocks(topology, machine.name))
+        output.show(views.topology_blocks(topology, name))
     else:
         if Path(args.save).is_dir():
             raise TopologyError(args.save, "is a folder; name the file to write")
@@ -64,17 +62,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 # Which machine.
-
-
-class Machine(NamedTuple):
-    """What a machine has, and its name in the output.
-
-    ``live``: it is this machine, with this process's mask and environment.
-    """
-
-    topology: Topology
-    name: str
-    live: bool
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +82,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def observe(
     args: argparse.Namespace, *, limit: tuple[str, CpuSet] | None = None, links: bool
-) -> Machine:
+) -> tuple[Topology, str, bool]:
     """Observe the machine we run on, or read that of ``--from`` or GPUAFF_FSROOT.
 
     ``limit`` is an option, and the CPUs that it allows; ``links``: also find out how the GPUs are
-    connected.
+    connected. Returns the machine, its name in the output, and whether it is this one, with this
+    process's mask and environment.
     """
     what, shown = args.what, args.visible_devices
     live = what is None and env.fsroot() is None
@@ -118,7 +106,7 @@ def observe(
         topology = _neutral(topology, name, shown, is_limited=limit is not None)
     if limit is not None:
         topology = _limited(topology, name, *limit)
-    return Machine(topology, name, live)
+    return topology, name, live
 
 
 def _neutral(
