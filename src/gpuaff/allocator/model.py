@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -15,17 +14,11 @@ from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Source
+from gpuaff.topology.model import Word as Word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-
-class Word(str, Enum):
-    """An enum member that is, prints and compares as its string."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 class Mode(Word):
