@@ -221,14 +221,14 @@ class Attempt(NamedTuple):
             else:  # take back what earlier calls have set
                 warnings += rewind(process, before.first) if before.share is not None else []
                 warnings += put_extras_back(process, process.state.first)
-            policy = process.state.memory.get(threading.get_native_id())
+            policy, own = process.state.memory, threading.get_native_id()
             affinity = Affinity(
                 kernel.get_affinity(),
                 rank=rank,
                 plan=plan,
                 pinned=pinned,
                 states=(before, process.state),
-                memory=None if policy is None else str(policy[1]),
+                memory=str(policy.ours) if policy and policy.thread == own else None,
                 warnings=(*self.remarks, *self._strictly(warnings)),
             )
             say(affinity.warnings, rank=rank)
@@ -296,7 +296,7 @@ class Attempt(NamedTuple):
             change, found = self.memory.apply(share, topology)
             notices += found
             if change is not None:
-                process.update(memory={**process.state.memory, threading.get_native_id(): change})
+                process.update(memory=change)
         if self.openmp:
             notices += set_thread_count(process, share.cores, self.ranks.local_size)
         return notices + binding_notices()

@@ -162,16 +162,17 @@ def undo_call(before: State, after: State) -> None:
         return  # a call from outside the grant that this child is in
     own = State(pid=os.getpid(), original=before.original, share=after.share, placed=after.placed)
     process = known or Process(own)
-    memory = bool(after.memory or (is_child and before.memory))
+    memory = after.memory is not None or (is_child and before.memory is not None)
     try:
         with transaction(process, memory=memory, undoes=True):
             undo = _undo_in_child if is_child else _undo
             notices = undo(process, before, after)
-            if memory and threading.get_native_id() not in process.state.memory:
-                from gpuaff.pinning.memory import shed_policy
+            now = process.state.memory
+            if memory and (now is None or now.thread != threading.get_native_id()):
+                from gpuaff.pinning.memory import put_policy_back
 
-                to = before.memory if is_child else {}
-                notices += shed_policy(after.memory, to, before.pid)
+                # This thread, or this child, may have inherited it.
+                notices += put_policy_back(after.memory, before.memory if is_child else None)
     except OSError as error:
         notices = [refusal(error)]
     say(notices)
@@ -245,10 +246,10 @@ def put_extras_back(process: Process, to: State) -> list[Notice]:
     """Put back what was set besides CPUs then; warnings of what only other threads can put back."""
     now, notices = process.state, list[Notice]()
     memory = now.memory
-    if memory or to.memory:
-        from gpuaff.pinning.memory import rewind_policies
+    if memory != to.memory:
+        from gpuaff.pinning.memory import rewind_policy
 
-        memory, notices = rewind_policies(memory, to.memory)
+        memory, notices = rewind_policy(memory, to.memory)
     _put_variables_back(now, to)
     process.update(memory=memory, variables=to.variables)
     return notices

@@ -28,14 +28,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeAlias, TypeVar
 
-    from gpuaff._system.mempolicy import Policy
     from gpuaff.allocator.model import Plan
     from gpuaff.pinning.grant import Grant
+    from gpuaff.pinning.memory import Change
 
     _T = TypeVar("_T")
 
     IsFree: TypeAlias = Callable[[int, CpuSet], bool]
-    Policies: TypeAlias = Mapping[int, tuple[Policy, Policy]]
 
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
@@ -78,8 +77,8 @@ class State(NamedTuple):
         bound: the threads that the program has bound, by id.
         first_bound: those when the border was taken.
         whole: the share that ``spread`` divides, while a part of it is ``share``.
-        memory: by thread id, the policy before gpuaff set one, and gpuaff's.
-        variables: environment variables by name, likewise.
+        memory: the memory policy that was set last, in one thread.
+        variables: environment variables by name: the value before gpuaff set one, and gpuaff's.
         outside: in a grant, the state that its end returns to.
     """
 
@@ -91,7 +90,7 @@ class State(NamedTuple):
     first_bound: Mapping[int, Bound] = _NONE
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None
-    memory: Policies = _NONE
+    memory: Change | None = None
     variables: Mapping[str, tuple[str | None, str | None]] = _NONE
     grant: Grant | None = None
     outside: State | None = None
@@ -230,8 +229,11 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         undo.callback(setattr, process, "state", before)
         undo.callback(inherit, _inherited)
         undo.callback(_put_variables, {name: env.get(name) for name in VARIABLES})
-        if memory or before.memory:
-            _guard_policy(process, undo)
+        if memory or before.memory is not None:
+            from gpuaff._system import mempolicy  # only where a policy may change
+
+            with suppress(OSError):  # it cannot be set either
+                undo.callback(mempolicy.ensure_policy, mempolicy.get_policy())
         undo.callback(_move_back, process, before)
         yield
         if not undoes:
@@ -243,19 +245,6 @@ def _put_variables(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if env.get(name) != value:
             env.put(name, value)
-
-
-def _guard_policy(process: Process, undo: ExitStack) -> None:
-    """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
-    from gpuaff._system import mempolicy  # only where a policy may change
-
-    memory, own = process.state.memory, threading.get_native_id()
-    with suppress(OSError):  # it cannot be set either
-        policy = mempolicy.get_policy()
-        undo.callback(mempolicy.ensure_policy, policy)
-        found = next((pair for pair in memory.values() if pair[1] == policy), None)
-        if found is not None and own not in memory:
-            process.update(memory={**memory, own: found})
 
 
 def _move_back(process: Process, before: State) -> None:
