@@ -15,7 +15,8 @@ from gpuaff.formatting import counted
 from gpuaff.launch import inherited
 from gpuaff.launch.binding import Masks, classify_masks, consistency, observe_ancestry, own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
+from gpuaff.launch.ranks import ALONE, Ranks, narrows_nothing
+from gpuaff.launch.ranks import ranks as launched_ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count, flag
 from gpuaff.pinning import threads
@@ -102,7 +103,9 @@ def _ranks(
     local_rank: int | None, nproc_per_node: int | None
 ) -> tuple[Ranks | None, tuple[Notice, ...]]:
     if local_rank is None and nproc_per_node is None:
-        return from_environment()
+        launched = launched_ranks()
+        is_bad = any(notice.code == "bad-rank" for notice in launched.warnings)
+        return None if is_bad else launched, launched.warnings
     if local_rank is None or nproc_per_node is None:
         missing = "local_rank" if local_rank is None else "nproc_per_node"
         raise TypeError(

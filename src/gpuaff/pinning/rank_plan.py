@@ -14,7 +14,7 @@ from gpuaff.allocator.model import Options, Partition, Plan
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
-from gpuaff.launch.binding import Masks, OwnGpus, Whose
+from gpuaff.launch.binding import Masks, OwnGpus
 from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
@@ -42,13 +42,13 @@ def plan_for_rank(
     sets = options.rank_allowed or masks.named
     if sets is not None:
         return rank.with_named_masks(sets)
-    if options.partition is Partition.MACHINE and (masks.whose is Whose.UNKNOWN or gpus):
+    if options.partition is Partition.MACHINE and (masks.unknown or gpus):
         plan = rank.inside_domain()
         if plan.partition is Partition.MACHINE:
             return plan
-    if masks.whose is Whose.COMMON:
+    if not masks.unknown:
         return rank.for_all() if gpus is None else rank.by_own_gpu(gpus, all_gpus)
-    why = f"the CPUs that the other ranks may use are unknown ({masks.source}): nothing is divided"
+    why = f"the CPUs that the other ranks may use are unknown ({masks.unknown}): nothing is divided"
     remedy = f"start the ranks unbound ({masks.unbound}), or give rank_allowed="
     return _uncut(rank.alone(), "masks-unknown", why, remedy)
 
