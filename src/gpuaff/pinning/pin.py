@@ -167,40 +167,28 @@ def _log_where(affinity: Affinity, share: Share | None) -> None:
 
 
 class Observation(NamedTuple):
-    """What an attempt has found.
-
-    Attributes:
-        parent: the CPUs that the parent may use; None when unknown.
-        own: the share that this rank was started with, where it has no other CPUs; else None.
-        foreign: another rank's, likewise.
-    """
+    """What an attempt has found."""
 
     granted: threads.Granted
     topology: Topology
     masks: Masks
-    parent: CpuSet | None
-    own: Pinned | None
-    foreign: Pinned | None
+    parent: CpuSet | None  # the CPUs that the parent may use; None when unknown
+    own: Pinned | None  # the share that this rank was started with, where it has no other CPUs
+    foreign: Pinned | None  # another rank's, likewise
 
 
 class Attempt(NamedTuple):
-    """The checked arguments of a call.
-
-    Attributes:
-        remarks: warnings about the ranks.
-        in_claim: whether a claim is around this process, which may have narrowed its mask.
-        no_rank: the warning where the rank is unknown; else None.
-    """
+    """The checked arguments of a call."""
 
     ranks: Ranks
-    remarks: tuple[Notice, ...]
+    remarks: tuple[Notice, ...]  # warnings about the ranks
     options: Options
     memory: MemoryOption | None
     openmp: bool
     strict: bool
     end_prewarm: Callable[[], None]
-    in_claim: bool
-    no_rank: Notice | None
+    in_claim: bool  # whether a claim is around this process, which may have narrowed its mask
+    no_rank: Notice | None  # the warning where the rank is unknown
 
     def run(self) -> Affinity:
         """Pin this process, and log where to. UnavailableError is raised where it cannot be."""

@@ -54,12 +54,9 @@ def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T,
 
 
 class Bound(NamedTuple):
-    """A thread that the program has bound.
+    """A thread that the program has bound, and what it keeps of its mask.
 
-    Attributes:
-        mask: where it was bound.
-        kept: what it keeps of that; None where it goes where the free threads go, or cannot be
-            distinguished from them by its mask.
+    ``kept`` is None where it goes where the free threads go, or its mask is that of free ones.
     """
 
     mask: CpuSet
@@ -67,33 +64,23 @@ class Bound(NamedTuple):
 
 
 class State(NamedTuple):
-    """What gpuaff has set in a process, and what it found there.
-
-    Attributes:
-        original: the border: the main thread's mask at the first call; in a grant, its CPUs.
-        share: the mask of free threads; None where that is the border.
-        placed: the masks that they were given since: the share, earlier ones (CPUs that come back
-            give a thread one of those), and in a forked child what undoing its parent's call gave.
-        bound: the threads that the program has bound, by id.
-        first_bound: those when the border was taken.
-        whole: the share that ``spread`` divides, while a part of it is ``share``.
-        memory: the memory policy that was set last, in one thread.
-        variables: environment variables by name: the value before gpuaff set one, and gpuaff's.
-        outside: in a grant, the state that its end returns to.
-    """
+    """What gpuaff has set in a process, and what it found there."""
 
     pid: int
-    original: CpuSet
-    share: CpuSet | None = None
+    original: CpuSet  # the border: the main thread's mask at the first call; in a grant, its CPUs
+    share: CpuSet | None = None  # the mask of free threads; None where that is the border
+    # The masks that they were given since: the share, earlier ones (CPUs that come back give a
+    # thread one of those), and in a forked child what undoing its parent's call gave.
     placed: frozenset[CpuSet] = frozenset()
-    bound: Mapping[int, Bound] = _NONE
-    first_bound: Mapping[int, Bound] = _NONE
+    bound: Mapping[int, Bound] = _NONE  # by thread id
+    first_bound: Mapping[int, Bound] = _NONE  # when the border was taken
     reserved: CpuSet = frozenset()
-    whole: CpuSet | None = None
-    memory: Change | None = None
+    whole: CpuSet | None = None  # what ``spread`` divides, while a part of it is the share
+    memory: Change | None = None  # the memory policy that was set last, in one thread
+    # Environment variables by name: the value before gpuaff set one, and gpuaff's.
     variables: Mapping[str, tuple[str | None, str | None]] = _NONE
     grant: Grant | None = None
-    outside: State | None = None
+    outside: State | None = None  # in a grant, what its end returns to
 
     @property
     def in_force(self) -> CpuSet | None:
@@ -250,7 +237,8 @@ def _put_variables(values: Mapping[str, str | None]) -> None:
 def _move_back(process: Process, before: State) -> None:
     """Put all threads back; those born meanwhile go where the free ones are."""
     for tid, mask in process.earlier.items():
-        threads.put_again(tid, mask, before.free_masks)
+        with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
+            kernel.set_affinity(mask, tid)
     masks = {process.state.mask, process.state.original} - {before.mask, before.original}
     spare = {*process.earlier, *process.state.bound}
     if masks:
