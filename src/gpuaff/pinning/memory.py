@@ -54,12 +54,11 @@ class MemoryOption(NamedTuple):
 
     def apply(self, share: Share, topology: Topology) -> tuple[Change | None, list[Notice]]:
         """Set the calling thread's policy: what was set, None for nothing; and the warnings."""
-        requested = requested_nodes(self, share, topology)
         try:
             first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
             normal = cpu_list(kernel.machine_tree(), "sys/devices/system/node/has_normal_memory")
             usable, notices = usable_nodes(
-                self, requested, topology, allowed=allowed, normal=normal or None
+                self, share, topology, allowed=allowed, normal=normal or None
             )
             if not usable:
                 return None, notices
@@ -94,48 +93,20 @@ def parse_memory(name: str, value: object) -> MemoryOption:
     return MemoryOption(f"{name}={value!r}", word, nodes, own="gpu" in elements)
 
 
-# Which NUMA nodes. Pure.
-
-
-def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> frozenset[int]:
-    """The nodes named, else those of the share's CPUs.
-
-    A node that this machine does not have is an error: the option was written for another machine,
-    and a node near by is not what was requested.
-    """
-    if not option.named:
-        return frozenset(share.numa_nodes)
-    nodes = option.nodes
-    if option.own:
-        gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
-        if gpu is None or gpu.memory_node is None:
-            raise GPUAffinityError(
-                f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to "
-                "the driver (on a GH200 it is one); name nodes, or none for those of the share"
-            )
-        nodes |= {gpu.memory_node}
-    there = {node.id for node in topology.numa_nodes or ()}
-    if there and nodes - there:
-        raise GPUAffinityError(
-            f"{option.text}: this machine has no NUMA node {format_cpulist(nodes - there)}; "
-            f"it has {format_cpulist(there)}"
-        )
-    return nodes
-
-
 def usable_nodes(
     option: MemoryOption,
-    requested: frozenset[int],
+    share: Share,
     topology: Topology,
     *,
     allowed: frozenset[int],
     normal: frozenset[int] | None,
 ) -> tuple[frozenset[int], list[Notice]]:
-    """The requested nodes that memory may come from, and a warning where those are not all.
+    """The nodes that memory may come from, and a warning where not all requested ones are. Pure.
 
     ``allowed`` are the nodes that the cpuset grants (cases A16, G10). ``normal`` have memory that
     the kernel uses for everything, not that of a GPU; None when unknown. Others must be named.
     """
+    requested = _named_nodes(option, share, topology) or frozenset(share.numa_nodes)
     empty = {node.id for node in topology.numa_nodes or () if node.has_memory is False}
     usable = (requested & allowed) - empty
     if normal is not None and not option.named:
@@ -151,6 +122,26 @@ def usable_nodes(
         why = "the NUMA nodes of this rank's CPUs are unknown"
     text = f"{option.text}: {why}: {effect}"
     return usable, [Notice("memory-cut" if usable else "memory-none", text)]
+
+
+def _named_nodes(option: MemoryOption, share: Share, topology: Topology) -> frozenset[int]:
+    nodes = option.nodes
+    if option.own:
+        gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
+        if gpu is None or gpu.memory_node is None:
+            raise GPUAffinityError(
+                f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to "
+                "the driver (on a GH200 it is one); name nodes, or none for those of the share"
+            )
+        nodes |= {gpu.memory_node}
+    # One that this machine does not have was meant for another machine: no other can replace it.
+    there = {node.id for node in topology.numa_nodes or ()}
+    if there and nodes - there:
+        raise GPUAffinityError(
+            f"{option.text}: this machine has no NUMA node {format_cpulist(nodes - there)}; "
+            f"it has {format_cpulist(there)}"
+        )
+    return nodes
 
 
 # The calling thread's policy.

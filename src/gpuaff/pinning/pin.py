@@ -76,8 +76,8 @@ def pin(
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = options._replace(partition=Partition.MACHINE)
     no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
-    if claim is not None and claim.pid == os.getpid():
-        remarks = _without_no_rank(remarks)  # it is alone on its GPUs
+    if claim is not None and claim.pid == os.getpid():  # it is alone on its GPUs
+        remarks = tuple(notice for notice in remarks if notice is not no_rank)
     if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
         remarks += consistency(ranks)
     if unreadable is not None:
@@ -150,10 +150,6 @@ def _unpinned(
     return affinity
 
 
-def _without_no_rank(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    return tuple(notice for notice in notices if notice.code != "no-rank")
-
-
 def _log_where(affinity: Affinity, share: Share | None) -> None:
     """The one line for each call: ``rank 3 -> GPU 3 (NUMA 1) cpus 48-55,176-183 [8 cores]``."""
     rank, cpus = affinity.rank, format_cpulist(affinity) or "unknown"
@@ -200,7 +196,7 @@ class Attempt(NamedTuple):
             visible = len(seen.topology.visible)
             if self.no_rank is not None and visible > 1:  # it may start the ranks itself
                 why = (*_of_topology(seen.topology), narrows_nothing(self.no_rank, visible))
-                remarks = _without_no_rank(self.remarks)
+                remarks = tuple(one for one in self.remarks if one is not self.no_rank)
                 return _unpinned(None, remarks + why, strict=self.strict)
             plan = self._plan(seen)
             warnings = self._strictly(self._warnings(process, seen, plan))
