@@ -20,14 +20,11 @@ from gpuaff.notices import Notice
 
 
 class Ancestry(NamedTuple):
-    """The masks of processes above this one, observed at one moment; None: unreadable.
-
-    A launcher that does not bind hands its own mask down. A wrapper between it and Python (a shell,
-    ``timeout``, a profiler) may be bound for this rank alone.
-    """
+    """The masks of processes above this one, observed at one moment; None: unreadable."""
 
     parent: CpuSet | None
-    starter: CpuSet | None  # what started the rank and its wrappers, else the parent
+    # What started the rank and its wrappers (a shell, ``timeout``, a profiler), else the parent.
+    starter: CpuSet | None
     starter_name: str | None
 
 
@@ -80,9 +77,8 @@ def classify_masks(
 ) -> Masks:
     """What is known about the masks of the ranks of this process's job on this node.
 
-    ``own`` are the CPUs that this process may use, before anything is pinned, and ``above`` was
-    observed at the same moment: a change of a cpuset changes the masks of both. ``cpuset`` observes
-    the CPUs of this process's cpuset; it is called only where they matter.
+    ``own`` are the CPUs that this process may use, before anything is pinned, observed with
+    ``above``: a change of a cpuset changes both. ``cpuset`` observes those of its cpuset.
     """
     if ranks.local_size == 1:
         listed = slurm.task_masks(get)  # of a launcher that may have started other ranks
@@ -215,8 +211,7 @@ def own_gpus(
 ) -> OwnGpus | None:
     """What makes the visible GPUs this rank's own; None: all ranks see the same ones.
 
-    ``visible`` is how many GPUs CUDA shows this process; ``is_rank`` says that it is known to be
-    the rank itself, and no worker of it.
+    ``is_rank`` says that this process is known to be the rank itself, and no worker of it.
     """
     if ranks.local_size == 1 or not visible:
         return None
@@ -231,11 +226,9 @@ def own_gpus(
 
 
 def _is_of_rank(get: Get, claim: ParentClaim, ranks: Ranks) -> bool:
-    """Whether a rank claimed for itself; a claim around the launcher is for all ranks.
-
-    ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
-    (``sh -c``), which was started with the rank's own variables, as the launcher was not.
-    """
+    """Whether a rank claimed for itself; a claim around the launcher is for all ranks."""
+    # ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
+    # (``sh -c``), which was started with the rank's own variables, as the launcher was not.
     own = own_variables(get, ranks)
     return bool(own) and carries(claim.pid, own)
 
@@ -274,15 +267,10 @@ def sharers(
 ) -> Ranks | None:
     """The ranks that were granted the same GPUs as this process; None: all are this process's.
 
-    ``visible`` is how many GPUs are candidates, by what CUDA shows and the scheduler lists. All
-    are this process's where
-
-    - it is no rank, or the only one of its node;
-    - the launcher gave each rank GPUs of its own (:func:`own_gpus`);
-    - it sees one: usually a launcher or a wrapper shows each rank its own. If all are on the same
-      one after all, the first gets it, and the others an error that says so;
-    - the rank itself made the claim around it, not its launcher's parent.
+    ``visible`` is how many GPUs are candidates, by what CUDA shows and the scheduler lists.
     """
+    # One: usually a launcher or a wrapper shows each rank its own. If all are on the same one after
+    # all, the first gets it, and the others an error that says so.
     if not ranks.is_told or ranks.local_size == 1 or visible == 1:
         return None
     if visible and _by_launcher(get, ranks, visible) is not None:

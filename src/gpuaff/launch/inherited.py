@@ -160,15 +160,11 @@ IMPORTED = Notice(
 
 
 def rank_inherited(rank: int, size: int, variables: Iterable[str]) -> Notice | None:
-    """The warning where such a child has its parent's rank.
-
-    Where one of the rank's variables has changed since this process's program was started, the
-    numbers are the child's own, as those of functions that ``torch.multiprocessing.spawn`` starts.
-    A forked child may have got from its parent what that has set since its start: taking it for
-    the child's own costs no more than a missing warning.
-    """
+    """The warning where such a child has its parent's rank."""
     if not is_child():
         return None
+    # Where a variable has changed since this program was started, the numbers are the child's own,
+    # as in ``torch.multiprocessing.spawn``; or its parent had set them: then the warning is missed.
     began = kernel.variables_of(os.getpid())
     if began and any(env.get(name) != began.get(name) for name in variables):
         return None

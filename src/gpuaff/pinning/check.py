@@ -180,10 +180,10 @@ def observe_this_process() -> Observation:
         threads=tuple(_threads(pid, ids) if ids else unnamed),
         is_this=True,
         expected=expected(),
-        cpuset=None if ids is None else cpuset_of(kernel.Tree()),
         original=state.original,
         reserved=state.reserved,
         apart={tid: bound.kept for tid, bound in state.bound.items() if bound.kept is not None},
+        cpuset=None if ids is None else cpuset_of(kernel.Tree()),
         causes=possible_causes(kernel.mapped_files(pid), variables) if ids else (),
         warnings=warnings,
     )
@@ -257,11 +257,8 @@ def evaluate(seen: Observation) -> Check:
 
 
 def most_common(masks: list[CpuSet]) -> CpuSet:
-    """The CPUs that most threads have; of several such sets the larger one.
-
-    Where that is not one set either (an OpenMP runtime has given each thread a CPU of its own), all
-    of them together.
-    """
+    """The CPUs that most threads have, of several such sets the larger; or all of these."""
+    # Several are left where an OpenMP runtime has given each thread a CPU of its own.
     ranked = {mask: (count, len(mask)) for mask, count in Counter(masks).items()}
     first = max(ranked.values(), default=None)
     return frozenset[int]().union(*(mask for mask in ranked if ranked[mask] == first))

@@ -107,10 +107,7 @@ _LOADED = (
 
 
 def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
-    """Set OMP_NUM_THREADS to the share's number of cores, unless it is set.
-
-    No more than a quota of CPU time lets run at the same time: threads beyond it stop all others.
-    """
+    """Set OMP_NUM_THREADS to the share's number of cores, unless it is set."""
     value = env.get(OMP_NUM_THREADS)
     if value is not None and value.strip():
         text = f"{OMP_NUM_THREADS}={value} is kept; the share has {counted(cores, 'core')}"
@@ -124,7 +121,7 @@ def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
 
 
 def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
-    """As many threads as may run all the time."""
+    """As many threads as may run all the time: those beyond a quota stop all others."""
     # The ranks share a limit that holds for their parent, too; a container of a rank's own has one
     # for this rank alone.
     tree, parent = kernel.machine_tree(), next(kernel.ancestors(), None)

@@ -59,10 +59,7 @@ def pin(
     openmp: bool | None,
     **arguments: object,
 ) -> Affinity:
-    """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
-
-    ``end_prewarm`` is called when the driver is not needed any more.
-    """
+    """See :func:`gpuaff.set_affinity`; ``end_prewarm`` is called when the driver is done with."""
     strict = _flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
     options = Options.of((ranks or ALONE).local_size, **given_options(arguments, env.option))
@@ -274,10 +271,8 @@ class Attempt(NamedTuple):
         return [inherited.share_inherited(share, rank, size), *warnings]  # the cause comes first
 
     def _set_extras(self, process: Process, share: Share, topology: Topology) -> list[Notice]:
-        """Memory and OMP_NUM_THREADS, before the CPUs: binding memory may move threads (C11).
-
-        What an earlier call has set is put back first, so that twice is the same as once.
-        """
+        """Memory and OMP_NUM_THREADS, before the CPUs: binding memory may move threads (C11)."""
+        # What an earlier call has set is put back first, so that twice is the same as once.
         notices = put_extras_back(process, process.state.first)
         if self.memory is not None:
             change, found = self.memory.apply(share, topology)

@@ -152,10 +152,7 @@ class Affinity(frozenset[int]):
 
 
 def undo_call(before: State, after: State) -> None:
-    """Undo a call and all later ones, by the states around it; nothing where that is done already.
-
-    Without a share afterwards it is a call that has taken back what was set.
-    """
+    """Undo a call and all later ones, by the states around it, unless that is done already."""
     known = known_process()
     is_child = known is None or known.state.pid != before.pid
     if is_child and before.grant is not grant_around():

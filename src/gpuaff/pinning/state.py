@@ -251,10 +251,7 @@ def place(
     is_free: IsFree,
     is_stray: Callable[[CpuSet], bool] = lambda _: False,
 ) -> tuple[CpuSet, list[Notice]]:
-    """Move the calling thread, and all that are free or stray; in a transaction.
-
-    Returns what the kernel grants, and warnings. Other threads that the program has bound stay.
-    """
+    """Move the calling thread and all that are free or stray; what is granted, and warnings."""
     state, own = process.state, threading.get_native_id()
     found, caller = threads.masks(), kernel.get_affinity()
     got, notices = threads.move_caller(cpus, caller, process.earlier)
@@ -308,10 +305,7 @@ def try_twice(attempt: Callable[[], _T]) -> _T | UnavailableError:
 
 
 def unsupported_reason() -> Notice | None:
-    """Why pinning is unavailable here; None where it is available.
-
-    InvalidOptionError is raised where the variable GPUAFF is neither a yes nor a no.
-    """
+    """Why pinning is unavailable here; None where it is available."""
     text = (env.get("GPUAFF") or "").strip()
     if text and not flag("GPUAFF", text, text=True):
         return Notice("off", "GPUAFF=off: the mask stays")
