@@ -45,24 +45,19 @@ class ParentClaim(NamedTuple):
 def claim_in_environment(get: Get = env.get) -> tuple[ParentClaim | None, Notice | None]:
     """The claim around this process, or a warning about an invalid value, which is ignored."""
     text = (get(CLAIM_VARIABLE) or "").strip()
-    claim = _parse_claim(text)
-    if claim is not None or not text:
-        return claim, None
+    if not text:
+        return None, None
+    match = _CLAIM.fullmatch(text)
+    uuids = match[4].split(",") if match else []
+    if match and int(match[2]) and len(set(uuids)) == len(uuids) and all(map(is_uuid, uuids)):
+        slot, pid, started = map(int, match.groups()[:3])
+        return ParentClaim(slot, pid, started, tuple(uuids)), None
     invalid = Notice(
         "claim-unreadable",
         f"{CLAIM_VARIABLE}={quoted(text, most=80)} is not what a claim sets, so this process "
         "counts as outside any claim; unset it, or leave it as gpuaff set it",
     )
     return None, invalid
-
-
-def _parse_claim(text: str) -> ParentClaim | None:
-    match = _CLAIM.fullmatch(text)
-    uuids = tuple(match[4].split(",")) if match else ()
-    if not match or len(set(uuids)) < len(uuids) or not all(map(is_uuid, uuids)):
-        return None
-    slot, pid, started = map(int, match.groups()[:3])
-    return ParentClaim(slot, pid, started, uuids) if pid else None
 
 
 def is_uuid(text: str) -> bool:
@@ -82,10 +77,6 @@ class Pinned(NamedTuple):
     def __str__(self) -> str:
         sets = f"{format_cpulist(self.cpus)}:{format_cpulist(self.reserved)}"
         return f"v1:{self.local_rank}:{self.local_size}:{sets}"
-
-    def is_of(self, local_rank: int, local_size: int) -> bool:
-        """Whether this very rank was pinned."""
-        return (self.local_rank, self.local_size) == (local_rank, local_size)
 
 
 def classify_pinned(get: Get, own: CpuSet) -> Pinned | None:

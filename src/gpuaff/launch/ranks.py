@@ -139,12 +139,6 @@ class _Report(NamedTuple):
     is_partial: bool = False
     warnings: tuple[Notice, ...] = ()
 
-    @property
-    def is_completed(self) -> bool:
-        """Whether another launcher of the same process may give what is missing."""
-        is_unknown = self.row.launcher is Launcher.UNKNOWN
-        return self.is_partial and (is_unknown or bool(self.row.programs))
-
 
 def present(get: Get) -> Iterator[Row]:
     """The rows whose variables are set, valid or not, the innermost first.
@@ -236,9 +230,15 @@ def _settle(
     reports: list[_Report], ancestors: Callable[[], tuple[str, ...]]
 ) -> tuple[_Report | None, Notice | None]:
     """The report that counts, and a warning where another one contradicts it."""
-    if any(not report.problem for report in reports):  # that launcher gives what others lack, but
-        # not torchrun and its like, which start children of other ranks
-        reports = [report for report in reports if not report.is_completed]
+    if any(not report.problem for report in reports):
+        # That launcher gives what others lack, but for torchrun and its like: they start children
+        # of other ranks.
+        reports = [
+            report
+            for report in reports
+            if not report.is_partial
+            or not (report.row.programs or report.row.launcher is Launcher.UNKNOWN)
+        ]
     if not reports:
         return None, None
     first, last = reports[0], reports[-1]

@@ -241,7 +241,8 @@ class Attempt(NamedTuple):
         first = process.state.variables.get(PINNED_VARIABLE)
         get = env.get if first is None else {PINNED_VARIABLE: first[0]}.get
         share = classify_pinned(get, granted.cpus)
-        is_own = share and share.is_of(self.ranks.local_rank, self.ranks.local_size)
+        this_rank = self.ranks.local_rank, self.ranks.local_size
+        is_own = share is not None and (share.local_rank, share.local_size) == this_rank
         shares = (share, None) if is_own else (None, share)
         return Observation(granted, topology, masks, above.parent, *shares)
 

@@ -268,10 +268,9 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     grant, notices = grant_around(), list[Notice]()
     inside = share if grant is None else share & grant.cpus
     if grant is not None and inside != share:
-        instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
         text = (
-            f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
-            f"{format_cpulist(grant.cpus)}: {instead}; call set_affinity to plan from the claim's"
+            f"the CPUs {format_cpulist(share - inside)} of {format_cpulist(share)} are outside the "
+            "claim's, so they are not used; call set_affinity to plan from the claim's"
         )
         notices.append(Notice("mask-cut", text))
     if inside:

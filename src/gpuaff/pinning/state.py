@@ -237,8 +237,7 @@ def _put_variables(values: Mapping[str, str | None]) -> None:
 def _move_back(process: Process, before: State) -> None:
     """Put all threads back; those born meanwhile go where the free ones are."""
     for tid, mask in process.earlier.items():
-        with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
-            kernel.set_affinity(mask, tid)
+        threads.put_again(tid, mask, before.free_masks)
     masks = {process.state.mask, process.state.original} - {before.mask, before.original}
     spare = {*process.earlier, *process.state.bound}
     if masks:

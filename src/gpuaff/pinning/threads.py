@@ -78,6 +78,15 @@ def granted(original: CpuSet) -> Granted:
     return Granted(original & found[-1] or found[-1], cpuset=found[-1])
 
 
+def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
+    """Give a thread its mask back, by a likely request that the cpuset cuts to it: it may grow."""
+    for requested in (mask,) if mask in likely else (*likely, mask):
+        with suppress(OSError):  # it has ended, or a cpuset denies all of that
+            kernel.set_affinity(requested, tid)
+            if kernel.get_affinity(tid) == mask:
+                return
+
+
 # Move. ``earlier`` remembers the mask that each thread had before, by id.
 
 
