@@ -120,6 +120,7 @@ def test_a_node_without_memory_is_no_place_for_it() -> None:
     [
         ("bind:7", 0, "no NUMA node 7; it has 0-2"),
         ("interleave:0-9", 0, "no NUMA node 3-9"),
+        ("bind:1024", 0, "no NUMA node 1024; it has 0-2"),
         ("bind:gpu", 0, "GPU 0 is not a NUMA node"),
         ("bind:gpu", 1, "no NUMA node 3"),
     ],

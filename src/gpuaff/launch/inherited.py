@@ -24,8 +24,6 @@ PINNED_VARIABLE = "GPUAFF_PINNED"  # v1:<rank>:<ranks>:<cpulist>:<cpulist of the
 # After months of uptime, ticks have more than nine digits.
 _CLAIM = re.compile(r"v1:(\d{1,9}):(\d{1,9}):(\d{1,20}):(.*)", re.ASCII)
 
-_MOST = 65_536  # the longest share that is parsed, in characters
-
 EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
 """Warnings about a mask of unknown origin: a pinned share explains it."""
 
@@ -84,9 +82,8 @@ def classify_pinned(get: Get, own: CpuSet) -> Pinned | None:
 
     A mask alone does not show that it is this rank's share already.
     """
-    text = get(PINNED_VARIABLE) or ""
-    fields = text.split(":")
-    if len(text) > _MOST or len(fields) != 5 or fields[0] != "v1":
+    fields = (get(PINNED_VARIABLE) or "").split(":")
+    if len(fields) != 5 or fields[0] != "v1":
         return None
     rank, size = number(fields[1]), number(fields[2])
     try:

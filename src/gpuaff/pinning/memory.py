@@ -27,9 +27,6 @@ _MODES = {
     "interleave": mempolicy.INTERLEAVE,
 }
 
-MAX_NODE_ID = 1023
-"""The highest id of a NUMA node that the kernel can be built for."""
-
 
 class Change(NamedTuple):
     """A policy that gpuaff has set: the thread's own before, gpuaff's, and the thread's id."""
@@ -87,9 +84,8 @@ def parse_memory(name: str, value: object) -> MemoryOption:
         nodes = parse_cpulist(",".join(ids)) if ids else frozenset()
     except ValueError as error:
         raise InvalidOptionError(name, value, f"{expected} ({error})") from None
-    if not all(elements) or max(nodes, default=0) > MAX_NODE_ID:
-        why = f"a node is missing, or above the highest id, {MAX_NODE_ID}"
-        raise InvalidOptionError(name, value, f"{expected} ({why})")
+    if not all(elements):
+        raise InvalidOptionError(name, value, f"{expected} (a node is missing)")
     return MemoryOption(f"{name}={value!r}", word, nodes, own="gpu" in elements)
 
 
