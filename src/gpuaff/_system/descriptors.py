@@ -7,6 +7,10 @@ import os
 from contextlib import suppress
 from itertools import count
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LOWEST = 200
 """Locks have this number or a higher one."""
 
@@ -25,6 +29,14 @@ def close(*handles: int) -> None:
             os.close(handle)
 
 
+def close_private(handle: int, unlock: Callable[[int], object]) -> None:
+    """Unlock and close one of those; in a forked child, which has closed its copy, do nothing."""
+    if handle in private:
+        with suppress(OSError):  # a file system without locks
+            unlock(handle)  # closing is not enough: a child that is being forked may have a copy
+        close(handle)
+
+
 os.register_at_fork(after_in_child=lambda: close(*private))
 
 
@@ -41,15 +53,15 @@ def moved_up(handle: int) -> int:
     return higher
 
 
-def mark_of(handle: int) -> tuple[int, int, int]:
+def mark_of(handle: int) -> tuple[int, ...]:
     """Distinguishes a descriptor from a later one of its number: daemons close all of theirs.
 
     The later one may be of the same file, so it includes how many :func:`moved_up` had returned.
-
-    Raises:
-        OSError: it is not open.
     """
-    found = os.fstat(handle)
+    try:
+        found = os.fstat(handle)
+    except OSError:  # it is not open
+        return ()
     return found.st_dev, found.st_ino, _turns.get(handle, 0)
 
 

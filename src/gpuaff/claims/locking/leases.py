@@ -65,7 +65,7 @@ class Lease:
     """The locks that a process holds; none at first."""
 
     def __init__(self) -> None:
-        self._marks: dict[int, tuple[int, int, int]] = {}  # by descriptor
+        self._marks: dict[int, tuple[int, ...]] = {}  # by descriptor
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -111,8 +111,8 @@ class Lease:
         while self._marks:
             handle, mark = self._marks.popitem()
             # A daemon may have closed it, and the number may be another file's by now.
-            with suppress(OSError):
-                if descriptors.mark_of(handle) == mark:
+            if descriptors.mark_of(handle) == mark:
+                with suppress(OSError):  # a file system without locks
                     if unlock:
                         locks.unlock(handle)
-                    descriptors.close(handle)
+                descriptors.close(handle)

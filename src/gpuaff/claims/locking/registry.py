@@ -182,10 +182,7 @@ class Slot:
     @property
     def is_ours(self) -> bool:
         """Whether the descriptor is still this one: daemons close all that they have."""
-        try:
-            return descriptors.mark_of(self.handle) == self._mark
-        except OSError:
-            return False
+        return descriptors.mark_of(self.handle) == self._mark
 
     @property
     def is_current(self) -> bool:

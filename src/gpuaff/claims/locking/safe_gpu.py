@@ -96,10 +96,7 @@ def _try(handle: int) -> bool:
 
 
 def _close(handle: int) -> None:
-    if handle in descriptors.private:  # not in a forked child
-        with suppress(OSError):  # closing is not enough: a child being forked may have a copy
-            locks.free_range(handle, 0, length=locks.WHOLE)
-        descriptors.close(handle)
+    descriptors.close_private(handle, lambda _: locks.free_range(handle, 0, length=locks.WHOLE))
 
 
 def _opened(where: str) -> int:
