@@ -28,11 +28,7 @@ _COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # what Python makes of LC_CTY
 
 
 def find(command: str) -> str:
-    """The file that a command means.
-
-    Raises:
-        CommandError: there is none, or none that this user may execute.
-    """
+    """The file that a command means; CommandError: there is none that this user may execute."""
     is_path, candidates = "/" in command, [command]
     if command and not is_path:
         path = env.get("PATH")
@@ -70,10 +66,8 @@ def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> N
     """Replace this process's program: its files, signals and environment stay.
 
     What Python has changed for itself is put back first. ``words`` are the program's name as it
-    was called, and its arguments; it inherits the descriptors in ``keeping``, too.
-
-    Raises:
-        CommandError: the kernel refuses. No descriptor is left to be inherited.
+    was called, and its arguments; it inherits the descriptors in ``keeping``, too. CommandError:
+    the kernel refuses; none of them is left to be inherited.
     """
     ignored = _restore_signals()
     if env.get("LC_CTYPE") in _COERCED_LOCALES:

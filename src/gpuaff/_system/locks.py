@@ -139,19 +139,12 @@ def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple
 
 
 class FileLock(NamedTuple):
-    """A line of /proc/locks.
+    """A line of /proc/locks."""
 
-    Attributes:
-        kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
-        is_write: whether it is exclusive.
-        pid: who has it or waits for it; −1 for OFD locks, 0 outside of this PID namespace.
-        file: the device number and inode of what is locked; see :func:`identity`.
-    """
-
-    kind: str
-    is_write: bool
-    pid: int
-    file: tuple[int, int]
+    kind: str  # ``FLOCK``, ``POSIX`` or ``OFDLCK``
+    is_write: bool  # exclusive
+    pid: int  # who has it or waits for it; −1 for OFD locks, 0 outside of this PID namespace
+    file: tuple[int, int]  # see :func:`identity`
     is_waiting: bool
 
 
@@ -174,11 +167,6 @@ def held_locks(text: str | None = None) -> list[FileLock]:
 
 
 # ---- files ---------------------------------------------------------------------------------------
-
-
-def real_name(path: str) -> str:
-    """A path without links: what /proc calls the open file of a process."""
-    return os.path.realpath(path)
 
 
 def identity(file: str | int) -> tuple[int, int] | None:

@@ -62,11 +62,7 @@ _NO_SUCH = (_NOT_SUPPORTED, _INVALID_ARGUMENT)
 
 @contextmanager
 def open_session() -> Iterator[Session]:
-    """Start NVML for a block, and find its GPUs.
-
-    Raises:
-        NoDriverError: NVML cannot be used here.
-    """
+    """Start NVML for a block, and find its GPUs; NoDriverError where it cannot be used."""
     nvml, code = _import_pynvml(), None
     try:
         with uninterrupted():  # Ctrl-C inside would leave pynvml's own lock locked
@@ -87,17 +83,12 @@ def open_session() -> Iterator[Session]:
 
 
 class Session:
-    """NVML while it is started; looking makes no CUDA context. See :func:`open_session`.
-
-    Attributes:
-        notes: which GPUs cannot be claimed, and what else failed at the start, in words.
-    """
+    """NVML while it is started; looking makes no CUDA context. See :func:`open_session`."""
 
     def __init__(self, nvml: Any, count: int) -> None:
         self._gpus = [_Gpu(nvml, index) for index in range(count)]
-        for gpu in self._gpus:
-            gpu.identify()
         self._devices = [(*found, gpu) for gpu in self._gpus for found in gpu.devices()]
+        # Which GPUs cannot be claimed, and what else failed at the start, in words.
         self.notes = tuple(note for gpu in self._gpus for note in gpu.notes())
 
     def read_gpus(self, *, links: bool = False) -> tuple[tuple[GpuReading, ...], Matrix | None]:
@@ -143,9 +134,7 @@ class _Gpu:
         self.handle = self.query("its handle", "nvmlDeviceGetHandleByIndex", of=index)
         self.lost = self.handle is None
         self.denied = self.code == _NO_PERMISSION
-
-    def identify(self) -> None:
-        """Read what does not change: what it is called, and its MIG instances."""
+        # What does not change.
         self.uuid = _text(self.query("UUID", "nvmlDeviceGetUUID"))
         self.name = _text(self.query("name", "nvmlDeviceGetName"))
         pci = self.query("PCI address", "nvmlDeviceGetPciInfo")

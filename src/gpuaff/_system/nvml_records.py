@@ -22,17 +22,11 @@ _PCI_ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """A MIG compute instance of a GPU (case D2).
-
-    Attributes:
-        uuid: its ``MIG-…`` UUID.
-        gpu_instance: the GPU instance id (``gi``); −1 when unknown.
-        compute_instance: the compute instance id (``ci``); −1 when unknown.
-    """
+    """A MIG compute instance of a GPU, by its ``MIG-…`` UUID; ids are −1 when unknown (case D2)."""
 
     uuid: str
-    gpu_instance: int
-    compute_instance: int
+    gpu_instance: int  # ``gi``
+    compute_instance: int  # ``ci``
 
 
 class GpuReading(NamedTuple):

@@ -225,7 +225,12 @@ def _open_files(
     leased: Sequence[Device], devices: Sequence[Device]
 ) -> tuple[dict[str, set[int]], dict[int, set[int]]]:
     """The processes that hold leases, by UUID, and that have device files open, by index."""
-    uuids = {name: device.uuid for device in leased for name in leases.files_of(device)}
+    uuids = {
+        os.path.realpath(path): device.uuid  # as /proc names open files
+        for device in leased
+        for path, is_shared in leases.locks_of(device)
+        if not is_shared
+    }
     gpu_files = device_files(kernel.Tree(), {one.pci_bus_id: one.index for one in devices})
     sharing: dict[str, set[int]] = {}
     opened: dict[int, set[int]] = {}

@@ -35,11 +35,6 @@ def _paths(uuid: str, address: str | None) -> list[str]:
     return found
 
 
-def files_of(device: Device) -> list[str]:
-    """The kernel's names of the files that hold a lease of this device alone."""
-    return [locks.real_name(path) for path, is_shared in locks_of(device) if not is_shared]
-
-
 def holders(devices: Iterable[Device]) -> dict[str, int | None]:
     """The processes that keep others from leasing devices, by UUID, from /proc/locks.
 
