@@ -71,10 +71,8 @@ def load() -> ctypes.CDLL:
 
 
 def start() -> None:
-    """Initialise CUDA (``cuInit``), which settles the GPUs that this process sees.
-
-    One that fails settles nothing (observed for the errors 100 and 101).
-    """
+    """Initialise CUDA (``cuInit``), which settles the GPUs that this process sees."""
+    # One that fails settles nothing (observed for the errors 100 and 101)
     _call("cuInit", 0)
 
 
@@ -96,10 +94,8 @@ def _uuid(device: ctypes.c_int) -> str:
 
 
 def retain(ordinal: int, undo: ExitStack) -> int:
-    """Hold the primary context of a GPU, a ``CUcontext``, which is made if it is not there.
-
-    It is not made current. ``undo`` releases it; other holders keep theirs.
-    """
+    """Hold a GPU's primary context, which is made if it is missing, until ``undo`` releases it."""
+    # It is not made current, and other holders keep theirs.
     handle, device = _HANDLE(), _device(ordinal)
     with uninterrupted():
         _call("cuDevicePrimaryCtxRetain", handle, device)

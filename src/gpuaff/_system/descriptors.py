@@ -54,10 +54,8 @@ def moved_up(handle: int) -> int:
 
 
 def mark_of(handle: int) -> tuple[int, ...]:
-    """Distinguishes a descriptor from a later one of its number: daemons close all of theirs.
-
-    The later one may be of the same file, so it includes how many :func:`moved_up` had returned.
-    """
+    """Distinguishes a descriptor from a later one of its number: daemons close all of theirs."""
+    # The later one may be of the same file, so it includes how many `moved_up` had returned
     try:
         found = os.fstat(handle)
     except OSError:  # it is not open
@@ -66,10 +64,8 @@ def mark_of(handle: int) -> tuple[int, ...]:
 
 
 def make_room() -> None:
-    """Let the process's table of descriptors grow now, so that it has room for such numbers.
-
-    The kernel makes a process that has threads wait for all processors before it has the larger
-    table (17 ms on a machine with 64 of them); one that has none yet does not wait.
-    """
+    """Let the process's table of descriptors grow now, so that it has room for such numbers."""
+    # The kernel makes a process that has threads wait for all processors before it has the larger
+    # table (17 ms on a machine with 64 of them); one that has none yet does not wait
     with suppress(OSError):  # no descriptor is left: what needs one says so
         close(moved_up(os.open("/", os.O_RDONLY | os.O_DIRECTORY)))

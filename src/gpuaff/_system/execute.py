@@ -101,11 +101,9 @@ def _exec(path: str, words: list[str]) -> NoReturn:
 
 
 def _restore_signals() -> list[signal.Signals]:
-    """Undo what Python did to signals; returns those that it had ignored.
-
-    A parent may have ignored them too, which is unknown by now: subprocess does the same. SIGINT
-    stays ignored where the parent ignores it (a job in the background).
-    """
+    """Undo what Python did to signals; returns those that it had ignored."""
+    # A parent may have ignored them too, which is unknown by now: subprocess does the same. SIGINT
+    # stays ignored where the parent ignores it (a job in the background).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process
     ignored = [one for one in _IGNORED_BY_PYTHON if signal.getsignal(one) is signal.SIG_IGN]

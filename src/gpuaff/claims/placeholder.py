@@ -176,10 +176,8 @@ def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
 
 
 def _digits(uuid: str) -> str:
-    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``.
-
-    CUDA does not report the kind, and older drivers report the GPU in place of its MIG instance.
-    """
+    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
+    # CUDA does not report the kind, and older drivers report the GPU in place of its MIG instance
     return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()
 
 

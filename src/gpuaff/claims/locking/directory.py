@@ -61,10 +61,7 @@ def is_shared() -> bool:
 
 
 def open_file(name: str, *, size: int = 0) -> int:
-    """Open a file of the lock directory; both are made if missing.
-
-    It is made with that many bytes; 0 opens it for reading only. Programs do not inherit it.
-    """
+    """Open a file of the lock directory, which is made with ``size`` bytes (0: only to be read)."""
     where = path()
     with lock_errors(where):
         folder = locks.open_folder(
@@ -114,12 +111,10 @@ def holder_in_words(pid: int | None) -> str:
 
 @contextmanager
 def guarded(*, limit: float = _GUARD_LIMIT) -> Iterator[None]:
-    """Hold the guard: one claimer at a time chooses among the free GPUs and leases them.
-
-    So a claim gets all the GPUs that it requested or none, and two claims do not take half each.
-    That no GPU is leased twice does not depend on it. LockDirectoryError where another process has
-    it for too long. The driver is asked before, so one that hangs in it blocks no other.
-    """
+    """Hold the guard: one claimer at a time chooses among the free GPUs and leases them."""
+    # So a claim gets all the GPUs that it requested or none, and two claims do not take half each.
+    # That no GPU is leased twice does not depend on it. The driver is asked before, so a process
+    # that hangs in it blocks no other.
     end = time.monotonic() + limit
     handle = -1
     try:

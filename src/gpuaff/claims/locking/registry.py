@@ -149,10 +149,8 @@ class Slot:
         locks.free_range(self.handle, WAITS + self.number)
 
     def withdraw(self) -> None:
-        """Neither wait nor hold any longer, children that share the slot included.
-
-        This comes before the leases are released: one that sees a free GPU finds it free here, too.
-        """
+        """Neither wait nor hold any longer, children that share the slot included."""
+        # Before the leases are released: one that sees a free GPU finds it free here, too
         if self.is_ours:
             with suppress(LockDirectoryError):
                 self.beat(ticket=0)

@@ -135,12 +135,10 @@ def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
 
 
 def _wait(handle: int, where: str, wanted: int, started: float, limit: float | None) -> bool:
-    """Lock the file when our turn has come in the kernel's queue.
-
-    Polling would never get the lock where safe_gpu users follow each other, and such a sleep cannot
-    be interrupted, so a thread sleeps, with an open file of its own. When we give up it stays
-    asleep, and unlocks as soon as it gets the lock.
-    """
+    """Lock the file when our turn has come in the kernel's queue."""
+    # Polling would never get the lock where safe_gpu users follow each other, and such a sleep
+    # cannot be interrupted, so a thread sleeps, with an open file of its own. When we give up it
+    # stays asleep, and unlocks as soon as it gets the lock.
     own, has_lock, is_over = _opened(where), Event(), Event()
 
     def sleep() -> None:
