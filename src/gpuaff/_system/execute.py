@@ -34,32 +34,24 @@ def find(command: str) -> str:
         path = env.get("PATH")
         folders = (_DEFAULT_PATH if path is None else path).split(":")
         candidates = [f"{folder or '.'}/{command}" for folder in folders]
-    problems: list[str] = []
+    obstacle = ""  # the first
     for path in candidates:
-        obstacle = _obstacle(path, is_path=is_path)
-        if obstacle == "":
-            return path
-        if obstacle:
-            problems.append(obstacle if is_path else f"{path} {obstacle}")
-    if problems:
-        raise CommandError(command, True, problems[0])
+        try:
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+            if not is_folder and os.access(path, os.X_OK):
+                return path
+            found = "is a folder" if is_folder else "may not be executed (chmod +x)"
+        except PermissionError:
+            found = "is in a folder that may not be searched"
+        except (OSError, ValueError) as error:  # ValueError: there is a NUL in it
+            code = getattr(error, "errno", errno.ENOENT)
+            if code == errno.ENOENT or (code == errno.ENOTDIR and not is_path):
+                continue
+            found = f"cannot be run: {os.strerror(code)}"
+        obstacle = obstacle or (found if is_path else f"{path} {found}")
+    if obstacle:
+        raise CommandError(command, True, obstacle)
     raise CommandError(command, False, "no such file" if is_path else "command not found in PATH")
-
-
-def _obstacle(path: str, *, is_path: bool) -> str | None:
-    """Why a file cannot be executed; empty when it can, None when there is none."""
-    try:
-        mode = os.stat(path).st_mode
-    except PermissionError:
-        return "is in a folder that may not be searched"
-    except OSError as error:
-        absent = (errno.ENOENT,) if is_path else (errno.ENOENT, errno.ENOTDIR)
-        return None if error.errno in absent else f"cannot be run: {error.strerror}"
-    except ValueError:  # there is a NUL in it
-        return None
-    if stat.S_ISDIR(mode):
-        return "is a folder"
-    return "" if os.access(path, os.X_OK) else "may not be executed (chmod +x)"
 
 
 def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> NoReturn:
