@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuaff.claims.devices.selection import choose
 from gpuaff.topology.model import Gpu, Topology
+from tests import pci_devices
 from tests.claims.linked import islands, linked, pasted
+from tests.fakedriver.driver import FakeDriver
+from tests.processes import CPUS, run
 
 
 def taken(machine: Topology, count: int, *, busy: Iterable[int] = ()) -> list[int]:
@@ -72,12 +76,14 @@ MACHINES: dict[str, Topology] = {
         ("dgx-2", 4, [12, 13, 14, 15], [8, 9, 10, 11]),
         ("dgx-2", 8, [3], list(range(8, 16))),
         ("dgx-2", 10, [], list(range(10))),  # 8 and 2: 16 pairs across, 7 and 3: 21
-        # All alike, two on each node.
+        # All alike, two on each node and four in each package.
         ("dgx-a100", 2, [], [0, 1]),
         ("dgx-a100", 1, [0], [1]),  # the other one of its node
+        # The package of 0 is broken: {2, 3} loses its own pair, as each does, and two pairs within
+        # the package; {4, 5} would lose four.
         ("dgx-a100", 2, [0], [2, 3]),
-        ("dgx-a100", 3, [0], [1, 2, 3]),  # 1 has lost its neighbour already
-        ("dgx-a100", 4, [0], [2, 3, 4, 5]),  # 1 is near none of them
+        ("dgx-a100", 3, [0], [1, 2, 3]),  # it loses one pair on one node, {4, 5, 6} two
+        ("dgx-a100", 4, [0], [4, 5, 6, 7]),
         # All alike, four on each node.
         ("dgx-h100", 2, [], [0, 1]),
         ("dgx-h100", 2, [5], [4, 6]),
@@ -203,3 +209,24 @@ def test_what_does_not_fit_is_left_for_others_too() -> None:
 def test_more_than_there_are_cannot_be_chosen(count: int) -> None:
     with pytest.raises(ValueError, match=rf"^cannot choose {count} of 2 free GPUs \[1, 4\]$"):
         choose(count, {4, 1}, topology=islands(4, 4))
+
+
+OBSERVED = """
+    from gpuaff._system.nvml import open_session
+    from gpuaff.claims.devices.selection import observe_connections
+    with open_session() as session:
+        seen = observe_connections(session)
+    print([(package.id, sorted(package.cpus)) for package in seen.packages])
+    print([(gpu.numa_node, sorted(gpu.local_cpus)) for gpu in seen.gpus])
+"""
+
+
+@pytest.mark.fake_driver
+@pytest.mark.needs("mount-namespaces")
+def test_the_package_of_each_gpu_is_read(driver: FakeDriver, tmp_path: Path) -> None:
+    cpu = CPUS[-1]
+    folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    package = int((folder / "physical_package_id").read_text())
+    shown = pci_devices.gpus(tmp_path, 2, near=[cpu])
+    done = run(OBSERVED, env=driver.env(), prefix=shown)
+    assert done.stdout.splitlines() == [f"[({package}, [{cpu}])]", str([(0, [cpu])] * 2)]

@@ -10,13 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuaff.claims.devices.selection import choose
-from gpuaff.topology.model import Topology
+from gpuaff.topology.model import Gpu, Topology
 from tests.claims.linked import islands, linked
 
 WORDS = ["NV18", "NV4", "NV2", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS"]
 """The nearest first."""
 
-Kind = tuple[int, int]
+Kind = tuple[int, int, int]
+
+
+def packages_of(machine: Topology, gpu: Gpu) -> set[int]:
+    near = gpu.local_cpus or gpu.node_cpus or frozenset()
+    return {one.id for one in machine.packages or () if near & one.cpus}
 
 
 class Oracle:
@@ -29,7 +34,8 @@ class Oracle:
         for a, b in combinations(machine.gpus, 2):
             word = machine.links[a.index][b.index]
             same = a.numa_node is not None and a.numa_node == b.numa_node
-            self.kind[frozenset((a.index, b.index))] = (WORDS.index(word), 0 if same else 1)
+            apart = not same and packages_of(machine, a).isdisjoint(packages_of(machine, b))
+            self.kind[frozenset((a.index, b.index))] = (WORDS.index(word), not same, apart)
         self.kinds = sorted(set(self.kind.values()))
 
     def counts(self, gpus: set[int]) -> list[int]:

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from gpuaff._system.kernel import Tree
 from gpuaff._system.nvml import Session
-from gpuaff.topology.model import Gpu, Topology
+from gpuaff.topology.model import Gpu, Package, Topology
+from gpuaff.topology.sysfs import cpu_list
 
 Chosen: TypeAlias = tuple[int, ...]  # rows of the table, ascending
 Price: TypeAlias = Callable[[Chosen], int]
@@ -127,8 +128,9 @@ def closeness(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
     """How far apart each two of these GPUs are, from 0 for the nearest kind of pair among them.
 
     The link counts first (the more NVLinks the nearer, any of them before PCI), then whether they
-    share a NUMA node. Where the two cells of a pair differ, the farther counts. An unknown pair
-    (``N/A``, no table) is taken for PHB on one PCI bus, for NODE on one NUMA node, else for SYS.
+    share a NUMA node, or at least a package. Where the two cells of a pair differ, the farther
+    counts. An unknown pair (``N/A``, no table) is taken for PHB on one PCI bus, for NODE on one
+    NUMA node, else for SYS.
     """
     numbers = [gpu.index for gpu in topology.gpus]
     links = {
@@ -137,18 +139,24 @@ def closeness(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
         for column, word in zip(numbers, words, strict=False)
         if (distance := _distance(word)) is not None
     }
-    buses, nodes = dict[int, str](), dict[int, int]()
+    buses, nodes, packages = dict[int, str](), dict[int, int](), dict[int, int]()
     for gpu in topology.gpus:
+        near = gpu.local_cpus or gpu.node_cpus or frozenset()
         if gpu.pci_bus_id:
             buses[gpu.index] = gpu.pci_bus_id.rpartition(":")[0]
         if gpu.numa_node is not None:
             nodes[gpu.index] = gpu.numa_node
+        for package in topology.packages or ():
+            if near & package.cpus:
+                packages[gpu.index] = package.id
 
-    def kind_of(a: int, b: int) -> tuple[int, bool]:
-        one_bus, one_node = (a in known and known[a] == known.get(b) for known in (buses, nodes))
+    def kind_of(a: int, b: int) -> tuple[int, bool, bool]:
+        one_bus, one_node, one_package = (
+            a in known and known[a] == known.get(b) for known in (buses, nodes, packages)
+        )
         unknown = _PATHS["PHB" if one_bus else "NODE" if one_node else "SYS"]
         cells = [links[cell] for cell in ((a, b), (b, a)) if cell in links]
-        return max(cells, default=unknown), not one_node
+        return max(cells, default=unknown), not one_node, not (one_node or one_package)
 
     kinds = {pair: kind_of(*pair) for pair in combinations(indices, 2)}
     rank_of = {kind: rank for rank, kind in enumerate(sorted(set(kinds.values())))}
@@ -165,16 +173,29 @@ def _distance(word: str) -> int | None:
 
 
 def observe_connections(session: Session) -> Topology:
-    """How the GPUs of this machine are connected, by the driver; their NUMA nodes by sysfs.
+    """How the GPUs of this machine are connected, by the driver; where they are, by sysfs.
 
-    The CPUs and masks that planning needs are not read: that would take longer than the claim.
+    One CPU near each is enough to know its package. All CPUs and masks, as planning needs them,
+    would take longer to read than the claim.
     """
     indices, links = session.links()
     addresses = {device.index: device.pci_bus_id for device in session.devices()}
-    gpus = []
+    tree, gpus, packages = Tree(), list[Gpu](), dict[int, set[int]]()
     for index in indices:
-        address = addresses[index]
-        text = Tree().read(f"sys/bus/pci/devices/{address}/numa_node") if address else None
-        node = int(text) if text is not None and text.isdecimal() else None  # -1: unknown
-        gpus.append(Gpu(index=index, pci_bus_id=address, numa_node=node))
-    return Topology(gpus=tuple(gpus), links=links)
+        folder = f"sys/bus/pci/devices/{addresses[index]}"
+        node = _number(tree, f"{folder}/numa_node")
+        near = frozenset(sorted(cpu_list(tree, f"{folder}/local_cpulist"))[:1])
+        for cpu in near if node is not None else ():  # without a node all CPUs are listed
+            package = _number(tree, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+            if package is not None:
+                packages.setdefault(package, set()).add(cpu)
+        gpus.append(
+            Gpu(index=index, pci_bus_id=addresses[index], numa_node=node, local_cpus=near or None)
+        )
+    known = (Package(id=number, cpus=frozenset(cpus)) for number, cpus in packages.items())
+    return Topology(gpus=tuple(gpus), links=links, packages=tuple(known))
+
+
+def _number(tree: Tree, file: str) -> int | None:
+    text = tree.read(file) or ""
+    return int(text) if text.isdecimal() else None  # -1: unknown
