@@ -86,14 +86,15 @@ def told(error):
 
 def occupant_that_waits():
     # it makes its context, and then lets others act
+    from contextlib import ExitStack
     from gpuaff._system import cuda
-    contexts = cuda.Contexts()
+    contexts = ExitStack()
     def occupant(number):
         cuda.start()
-        contexts.retain(0)
+        cuda.retain(0, contexts)
         say("now")
         go_on()
-    occupant.release = lambda held: contexts.release()
+    occupant.release = lambda held: contexts.close()
     return occupant
 
 def indices(claim):

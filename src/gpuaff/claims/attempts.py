@@ -21,7 +21,7 @@ from gpuaff.claims.devices.occupancy import EXITS, STEP, Settling
 from gpuaff.claims.devices.probe import Probe, describe
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import queue, registry, safe_gpu
-from gpuaff.claims.locking.guard import guarded
+from gpuaff.claims.locking.directory import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place, who
 from gpuaff.claims.locking.registry import PART_COUNT, PARTS, Entry, Slot, ending, stopped

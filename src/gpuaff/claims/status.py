@@ -197,8 +197,13 @@ def _open_files(
 ) -> tuple[dict[str, list[int | None]], dict[int, set[int]]]:
     """The processes that hold leases, by UUID, and that have device files open, by index."""
     holders = {uuid: [pid] for uuid, pid in leases.holders(devices).items()}
-    leased = [device for device in devices if device.uuid in holders]
-    uuids = {name: device.uuid for device in leased for name in leases.files_of(device)}
+    uuids = {
+        os.path.realpath(path): device.uuid  # as /proc names open files
+        for device in devices
+        if device.uuid in holders
+        for path, is_shared in leases.locks_of(device)
+        if not is_shared
+    }
     gpu_files = device_files(kernel.Tree(), {one.pci_bus_id: one.index for one in devices})
     opened: dict[int, set[int]] = {}
     for pid in kernel.process_ids():

@@ -82,7 +82,8 @@ class _Placeholder:
 
     def __call__(self, device_no: int) -> Any:
         """Occupy a GPU; the result is what occupies it."""
-        return load(self._framework).make(device_no)
+        make, _ = load(self._framework)
+        return make(device_no)
 
     def release(self, placeholder: Any) -> None:  # noqa: ARG002 - safe_gpu's signature
         """Log that the framework keeps the GPU."""
