@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.launch import Get, Launcher, inherited, number, slurm
+from gpuaff.launch import Get, Launcher, inherited, number
 from gpuaff.launch.inherited import ParentClaim
 from gpuaff.launch.ranks import Ranks, active_row, local_size, present
 from gpuaff.notices import Notice
@@ -81,11 +81,15 @@ def classify_masks(
     ``above``: a change of a cpuset changes both. ``cpuset`` observes those of its cpuset.
     """
     if ranks.local_size == 1:
-        listed = slurm.task_masks(get)  # of a launcher that may have started other ranks
+        listed = _listed_masks(get)  # of a launcher that may have started other ranks
         is_bound = listed is not None and listed[0] & online == own
         return Masks(bound=is_bound or get(_MPIRUN_BOUND) is not None)
     row = active_row(get, ranks)
-    kind = slurm.binding(get) if row.launcher is Launcher.SLURM else None
+    kind = None
+    if row.launcher is Launcher.SLURM:
+        from gpuaff.launch import slurm
+
+        kind = slurm.binding(get)
     is_of_mpirun = row.launcher is Launcher.OPEN_MPI
     is_of_wrapper = above.starter_name not in _PRRTE and own != online
     if kind == "none":
@@ -114,8 +118,19 @@ def classify_masks(
     return masks._replace(unbound=row.unbound)
 
 
+def _listed_masks(get: Get) -> tuple[CpuSet, list[CpuSet]] | None:
+    """The CPUs that srun lists for this task, and those of the node's others."""
+    if get("SLURM_LOCALID") is None:
+        return None
+    from gpuaff.launch import slurm  # only tasks of Slurm need it
+
+    return slurm.task_masks(get)
+
+
 def _of_bound_task(get: Get, ranks: Ranks, kind: str, own: CpuSet, online: CpuSet) -> Masks:
     """By srun's list, unless this rank's own mask contradicts it."""
+    from gpuaff.launch import slurm
+
     listed, why = slurm.named_masks(get, ranks.local_size), ""
     if kind not in slurm.LISTED:
         why = f"srun bound the ranks by {kind[:40]}"
@@ -186,7 +201,7 @@ def _binds_apart(get: Get, launcher: Launcher) -> bool:
     """Whether it says that each of its processes here has CPUs of its own."""
     if launcher is Launcher.OPEN_MPI:
         return get(_MPIRUN_BOUND) is not None
-    listed = slurm.task_masks(get) if launcher is Launcher.SLURM else None
+    listed = _listed_masks(get) if launcher is Launcher.SLURM else None
     return listed is not None and all(map(listed[0].isdisjoint, listed[1]))
 
 
@@ -247,6 +262,8 @@ def _by_launcher(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
 
 
 def _of_task(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
+    from gpuaff.launch import slurm
+
     step, on_node = slurm.gpu_indices(get("SLURM_STEP_GPUS")), number(get("SLURM_GPUS_ON_NODE"))
     if on_node is not None and on_node <= visible:
         return None  # every task sees all that the step has here

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted, slurm
+from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
 from gpuaff.notices import Notice
 
 __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "ranks"]
@@ -91,9 +91,13 @@ def classify_ranks(
     ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
     rows, warnings = list(present(get)), tuple[Notice, ...]()
-    is_slurm = any(row.launcher is Launcher.SLURM for row in rows)
-    if is_slurm and slurm.is_stale(get, host, ancestors, cgroup):
-        rows = [row for row in rows if row.launcher is not Launcher.SLURM]
+    others, is_stale = [row for row in rows if row.launcher is not Launcher.SLURM], False
+    if others != rows:
+        from gpuaff.launch import slurm
+
+        is_stale = slurm.is_stale(get, host, ancestors, cgroup)
+    if is_stale:
+        rows = others
         text = (
             f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and "
             "this process is in no step of Slurm, so srun's variables are ignored; unset them, "
@@ -150,8 +154,10 @@ def present(get: Get) -> Iterator[Row]:
         is_set = all(map(get, (row.local_rank, *row.marks)))
         if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
             is_set = any(map(get, (row.local_rank, row.local_size)))
-        if row.launcher is Launcher.SLURM:
-            is_set = is_set and not slurm.is_shell(get)
+        if is_set and row.launcher is Launcher.SLURM:
+            from gpuaff.launch import slurm  # only tasks of Slurm need it
+
+            is_set = not slurm.is_shell(get)
         if is_set and row.local_rank not in taken:
             taken.add(row.local_rank)
             yield row
@@ -159,8 +165,11 @@ def present(get: Get) -> Iterator[Row]:
 
 def local_size(get: Get, row: Row) -> int | None:
     """How many processes a launcher says that it started on this node; None if it does not."""
-    is_slurm = row.launcher is Launcher.SLURM
-    return slurm.tasks_here(get) if is_slurm else number(get(row.local_size))
+    if row.launcher is not Launcher.SLURM:
+        return number(get(row.local_size))
+    from gpuaff.launch import slurm
+
+    return slurm.tasks_here(get)
 
 
 def _report(get: Get, row: Row) -> _Report:
