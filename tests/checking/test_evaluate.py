@@ -28,7 +28,7 @@ def seen(
     expected: str | None = None,
     original: str | None = None,
     cpuset: str | None = None,
-    ours: bool = True,
+    is_this: bool = True,
     by: tuple[tuple[str, str], ...] = (),
 ) -> Observation:
     """Process 100, whose threads 100, 101, … have these masks."""
@@ -37,7 +37,7 @@ def seen(
         threads=tuple(
             Thread(tid=100 + n, name=f"t{n}", cpus=cpus(mask)) for n, mask in enumerate(masks)
         ),
-        ours=ours,
+        is_this=is_this,
         expected=None if expected is None else cpus(expected),
         original=None if original is None else cpus(original),
         cpuset=None if cpuset is None else cpus(cpuset),
@@ -106,13 +106,13 @@ def test_helpers_of_the_kernel_are_left_alone() -> None:
         Thread(tid=101, name="iou-wrk-100", cpus=cpus("0-63"), movable=False),
         Thread(tid=102, name="iou-wrk-100", cpus=cpus("0-63"), movable=False),
     ]
-    found = evaluate(Observation(pid=100, threads=tuple(threads), ours=True))
+    found = evaluate(Observation(pid=100, threads=tuple(threads), is_this=True))
     assert [thread.state for thread in found.threads] == [State.OK, State.FIXED, State.FIXED]
     assert found.ok
 
 
 def test_nothing_is_known_of_no_threads() -> None:
-    found = evaluate(Observation(pid=100, threads=(), ours=True))
+    found = evaluate(Observation(pid=100, threads=(), is_this=True))
     assert (found.ok, found.usual, found.name) == (True, frozenset(), "")
 
 
@@ -131,7 +131,7 @@ def test_reasons_and_remedies() -> None:
 
 
 def test_of_another_process() -> None:
-    main, other, _ = evaluate(seen("0", "9", "0-7", ours=False)).threads
+    main, other, _ = evaluate(seen("0", "9", "0-7", is_this=False)).threads
     assert main.reason.startswith("CPUs 0, most threads have 0-7: some import")
     assert main.remedy == other.remedy == "taskset -p -c 0-7 TID, or reapply() in the program"
     assert "taskset" in other.reason
@@ -154,7 +154,7 @@ def test_what_is_off_is_said_and_what_is_fine_is_not(
         Observation(
             pid=0,
             threads=tuple(Thread(tid=n, name="", cpus=mask) for n, mask in enumerate(threads)),
-            ours=True,
+            is_this=True,
             expected=expected,
         )
     )

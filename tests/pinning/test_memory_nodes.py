@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuaff import GPUAffinityError, Share, Topology, plan
-from gpuaff.pinning.memory import parse_memory, requested_nodes, usable_nodes
+from gpuaff.pinning.memory import parse_memory, usable_nodes
 from gpuaff.topology.model import Gpu, NumaNode
 
 ALL = frozenset(range(64))
@@ -54,8 +54,8 @@ def usable(
 ) -> tuple[list[int], list[str]]:
     """The nodes, and the codes of what is said."""
     option = parse_memory("memory", text)
-    asked = requested_nodes(option, share_of(topology, rank), topology)
-    found, notices = usable_nodes(option, asked, topology, allowed=allowed, normal=normal)
+    share = share_of(topology, rank)
+    found, notices = usable_nodes(option, share, topology, allowed=allowed, normal=normal)
     return sorted(found), [notice.code for notice in notices]
 
 
@@ -72,7 +72,9 @@ def test_a_share_on_two_nodes_has_both() -> None:
     both = Share(
         rank=0, gpu=0, cpus=TWO_SOCKETS.cpus, cores=16, numa_nodes=(0, 1), source=one.source
     )
-    assert requested_nodes(parse_memory("memory", "bind"), both, TWO_SOCKETS) == {0, 1}
+    option = parse_memory("memory", "bind")
+    found = usable_nodes(option, both, TWO_SOCKETS, allowed=ALL, normal=NORMAL)
+    assert found == (frozenset({0, 1}), [])
 
 
 @pytest.mark.case("A16", "G10")
@@ -88,7 +90,7 @@ def test_only_nodes_that_the_cpuset_grants() -> None:
 def test_the_message_says_what_is_allowed() -> None:
     option = parse_memory("memory", "bind:0-1")
     _, (notice,) = usable_nodes(
-        option, frozenset({0, 1}), TWO_SOCKETS, allowed=frozenset({1, 5}), normal=None
+        option, share_of(TWO_SOCKETS, 0), TWO_SOCKETS, allowed=frozenset({1, 5}), normal=None
     )
     for part in ("memory='bind:0-1'", "NUMA node 0", "1,5", "--cpuset-mems", "node 1 only"):
         assert part in notice.message
@@ -118,6 +120,7 @@ def test_a_node_without_memory_is_no_place_for_it() -> None:
     [
         ("bind:7", 0, "no NUMA node 7; it has 0-2"),
         ("interleave:0-9", 0, "no NUMA node 3-9"),
+        ("bind:1024", 0, "no NUMA node 1024; it has 0-2"),
         ("bind:gpu", 0, "GPU 0 is not a NUMA node"),
         ("bind:gpu", 1, "no NUMA node 3"),
     ],

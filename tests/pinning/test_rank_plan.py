@@ -14,14 +14,14 @@ from gpuaff import GPUAffinityError, Plan, Topology
 from gpuaff.allocator.model import Options, Share
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, parse_cpulist
-from gpuaff.launch.binding import Masks, OwnGpus, Whose
+from gpuaff.launch.binding import Masks, OwnGpus
 from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.pinning.rank_plan import inputs_of_all, plan_for_rank, plan_inside_share
 from gpuaff.topology.model import Gpu
 
-COMMON = Masks(Whose.COMMON)
-UNKNOWN = Masks(whose=Whose.UNKNOWN, source="its parent may use CPUs 0-255")
+COMMON = Masks()
+UNKNOWN = Masks(unknown="its parent may use CPUs 0-255")
 
 A100 = Topology.named("dgx-a100")
 """GPU 0 and 1 are near cores 48-63 (CPUs 48-63,176-191), GPU 2 and 3 near 16-31."""
@@ -32,7 +32,7 @@ BUS = tuple(replace(gpu, uuid=None, socket_cpus=None) for gpu in A100.gpus)
 
 def named(*cpulists: str) -> Masks:
     sets = tuple(map(parse_cpulist, cpulists))
-    return Masks(whose=Whose.NAMED, named=sets, bound=True)
+    return Masks(named=sets, bound=True)
 
 
 def codes(plan: Plan) -> list[str]:

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from enum import Enum
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.launch import Get, Launcher, inherited, number
+from gpuaff.launch import Get, Launcher, inherited, number, slurm
 from gpuaff.launch.inherited import ParentClaim
 from gpuaff.launch.ranks import Ranks, active_row, local_size, present
 from gpuaff.notices import Notice
 
 
 class Ancestry(NamedTuple):
-    """The masks of processes above this one, observed at one moment; None: unreadable.
-
-    A launcher that does not bind hands its own mask down. A wrapper between it and Python (a shell,
-    ``timeout``, a profiler) may be bound for this rank alone.
-    """
+    """The masks of processes above this one, observed at one moment; None: unreadable."""
 
     parent: CpuSet | None
-    starter: CpuSet | None  # what started the rank and its wrappers, else the parent
+    # What started the rank and its wrappers (a shell, ``timeout``, a profiler), else the parent.
+    starter: CpuSet | None
     starter_name: str | None
 
 
@@ -55,20 +51,11 @@ def carries(pid: int, own: dict[str, str | None]) -> bool:
     return all(variables.get(name) == value for name, value in own.items())
 
 
-class Whose(str, Enum):
-    """What is known about the ranks' masks."""
-
-    COMMON = "common"
-    NAMED = "named"  # they differ, and the launcher lists them
-    UNKNOWN = "unknown"
-
-
 class Masks(NamedTuple):
-    """The masks of this node's ranks."""
+    """The masks of this node's ranks: all have this one's, unless they are unknown or listed."""
 
-    whose: Whose
-    source: str = ""  # why they are unknown, in words
-    named: tuple[CpuSet, ...] | None = None  # by local rank, where they are listed
+    unknown: str = ""  # why they are unknown, in words
+    named: tuple[CpuSet, ...] | None = None  # by local rank, where they differ and are listed
     bound: bool = False  # whether the launcher says that it bound each rank
     unbound: str = ""  # how to start ranks without masks of their own
 
@@ -90,70 +77,45 @@ def classify_masks(
 ) -> Masks:
     """What is known about the masks of the ranks of this process's job on this node.
 
-    ``own`` are the CPUs that this process may use, before anything is pinned, and ``above`` was
-    observed at the same moment: a change of a cpuset changes the masks of both. ``cpuset`` observes
-    the CPUs of this process's cpuset; it is called only where they matter.
+    ``own`` are the CPUs that this process may use, before anything is pinned, observed with
+    ``above``: a change of a cpuset changes both. ``cpuset`` observes those of its cpuset.
     """
     if ranks.local_size == 1:
-        listed = _listed_masks(get)  # of a launcher that may have started other ranks
+        listed = slurm.task_masks(get)  # of a launcher that may have started other ranks
         is_bound = listed is not None and listed[0] & online == own
-        return Masks(Whose.COMMON, bound=is_bound or get(_MPIRUN_BOUND) is not None)
+        return Masks(bound=is_bound or get(_MPIRUN_BOUND) is not None)
     row = active_row(get, ranks)
-    kind = None
-    if row.launcher is Launcher.SLURM:
-        from gpuaff.launch import slurm  # only under Slurm
-
-        kind = slurm.binding(get)
+    kind = slurm.binding(get) if row.launcher is Launcher.SLURM else None
     is_of_mpirun = row.launcher is Launcher.OPEN_MPI
     is_of_wrapper = above.starter_name not in _PRRTE and own != online
     if kind == "none":
-        masks = _of_unbound_task(own, above, online, cpuset)
+        # Tasks have the mask of the step's daemon, which is no narrower than its cpuset unless the
+        # system made it so (``CPUAffinity=`` of systemd). One that lacks CPUs is in a wrapper.
+        granted = None if own == above.starter else cpuset()
+        masks = Masks()
+        if granted is not None and own != granted & online:
+            cpus = format_cpulist(granted & online)
+            masks = Masks(f"srun bound no rank, but its cpuset has the CPUs {cpus}")
     elif kind is not None:
         masks = _of_bound_task(get, ranks, kind, own, online)
     elif is_of_mpirun and get(_MPIRUN_BOUND) is not None:
-        masks = Masks(Whose.UNKNOWN, "mpirun bound each rank to CPUs of its own", bound=True)
+        masks = Masks("mpirun bound each rank to CPUs of its own", bound=True)
     elif is_of_mpirun and get("PRTE_LAUNCHED") is not None and is_of_wrapper:
-        masks = Masks(Whose.UNKNOWN, "mpirun does not say whether it bound the ranks")
+        masks = Masks("mpirun does not say whether it bound the ranks")
     # A launcher that does not bind hands its own mask down. Where its process is unreadable (in a
     # container), each rank may be in a cpuset of its own; the whole machine is no cpuset's.
     elif own == (online if above.starter is None else above.starter):
-        masks = Masks(Whose.COMMON)
+        masks = Masks()
     elif above.starter is None:
-        masks = Masks(Whose.UNKNOWN, "the mask of the process that started it is unreadable")
+        masks = Masks("the mask of the process that started it is unreadable")
     else:
         cpus = format_cpulist(above.starter)
-        masks = Masks(Whose.UNKNOWN, f"the process that started this rank may use CPUs {cpus}")
+        masks = Masks(f"the process that started this rank may use CPUs {cpus}")
     return masks._replace(unbound=row.unbound)
-
-
-def _of_unbound_task(
-    own: CpuSet, above: Ancestry, online: CpuSet, cpuset: Callable[[], CpuSet | None]
-) -> Masks:
-    """A wrapper may have bound it since: then it lacks CPUs of the job.
-
-    Tasks have the mask of the step's daemon, which is no narrower than its cpuset unless the
-    system made it so (``CPUAffinity=`` of systemd).
-    """
-    granted = None if own == above.starter else cpuset()
-    if granted is None or own == granted & online:
-        return Masks(Whose.COMMON)
-    cpus = format_cpulist(granted & online)
-    return Masks(Whose.UNKNOWN, f"srun bound no rank, but its cpuset has the CPUs {cpus}")
-
-
-def _listed_masks(get: Get) -> tuple[CpuSet, list[CpuSet]] | None:
-    """The CPUs that srun lists for this task, and those of the node's others."""
-    if get("SLURM_LOCALID") is None:
-        return None
-    from gpuaff.launch import slurm
-
-    return slurm.task_masks(get)
 
 
 def _of_bound_task(get: Get, ranks: Ranks, kind: str, own: CpuSet, online: CpuSet) -> Masks:
     """By srun's list, unless this rank's own mask contradicts it."""
-    from gpuaff.launch import slurm
-
     listed, why = slurm.named_masks(get, ranks.local_size), ""
     if kind not in slurm.LISTED:
         why = f"srun bound the ranks by {kind[:40]}"
@@ -162,19 +124,17 @@ def _of_bound_task(get: Get, ranks: Ranks, kind: str, own: CpuSet, online: CpuSe
     elif listed is None:
         why = "SLURM_CPU_BIND_LIST is malformed"
     if why or listed is None:
-        return Masks(Whose.UNKNOWN, why, bound=True)
+        return Masks(why, bound=True)
     named = tuple(mask & online for mask in listed)
     mine = named[ranks.local_rank]
     others = (*named[: ranks.local_rank], *named[ranks.local_rank + 1 :])
     if not all(named):
-        return Masks(Whose.UNKNOWN, "SLURM_CPU_BIND_LIST has CPUs that are not there")
+        return Masks("SLURM_CPU_BIND_LIST has CPUs that are not there")
     # A mask may be narrower than listed where no other rank may use the rest: no other plan
     # depends on it.
     if own != mine and not (own <= mine and all(map(mine.isdisjoint, others))):
-        return Masks(Whose.UNKNOWN, f"SLURM_CPU_BIND_LIST gives it {format_cpulist(mine)}")
-    if set(named) == {mine}:
-        return Masks(Whose.COMMON, bound=True)
-    return Masks(Whose.NAMED, named=named, bound=True)
+        return Masks(f"SLURM_CPU_BIND_LIST gives it {format_cpulist(mine)}")
+    return Masks(named=None if set(named) == {mine} else named, bound=True)
 
 
 def consistency(ranks: Ranks, get: Get = env.get) -> tuple[Notice, ...]:
@@ -226,7 +186,7 @@ def _binds_apart(get: Get, launcher: Launcher) -> bool:
     """Whether it says that each of its processes here has CPUs of its own."""
     if launcher is Launcher.OPEN_MPI:
         return get(_MPIRUN_BOUND) is not None
-    listed = _listed_masks(get) if launcher is Launcher.SLURM else None
+    listed = slurm.task_masks(get) if launcher is Launcher.SLURM else None
     return listed is not None and all(map(listed[0].isdisjoint, listed[1]))
 
 
@@ -251,8 +211,7 @@ def own_gpus(
 ) -> OwnGpus | None:
     """What makes the visible GPUs this rank's own; None: all ranks see the same ones.
 
-    ``visible`` is how many GPUs CUDA shows this process; ``is_rank`` says that it is known to be
-    the rank itself, and no worker of it.
+    ``is_rank`` says that this process is known to be the rank itself, and no worker of it.
     """
     if ranks.local_size == 1 or not visible:
         return None
@@ -267,11 +226,9 @@ def own_gpus(
 
 
 def _is_of_rank(get: Get, claim: ParentClaim, ranks: Ranks) -> bool:
-    """Whether a rank claimed for itself; a claim around the launcher is for all ranks.
-
-    ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
-    (``sh -c``), which was started with the rank's own variables, as the launcher was not.
-    """
+    """Whether a rank claimed for itself; a claim around the launcher is for all ranks."""
+    # ``gpuaff run --per-rank`` claims, and becomes its command: Python, or a wrapper of Python
+    # (``sh -c``), which was started with the rank's own variables, as the launcher was not.
     own = own_variables(get, ranks)
     return bool(own) and carries(claim.pid, own)
 
@@ -290,8 +247,6 @@ def _by_launcher(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
 
 
 def _of_task(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
-    from gpuaff.launch import slurm
-
     step, on_node = slurm.gpu_indices(get("SLURM_STEP_GPUS")), number(get("SLURM_GPUS_ON_NODE"))
     if on_node is not None and on_node <= visible:
         return None  # every task sees all that the step has here
@@ -312,15 +267,10 @@ def sharers(
 ) -> Ranks | None:
     """The ranks that were granted the same GPUs as this process; None: all are this process's.
 
-    ``visible`` is how many GPUs are candidates, by what CUDA shows and the scheduler lists. All
-    are this process's where
-
-    - it is no rank, or the only one of its node;
-    - the launcher gave each rank GPUs of its own (:func:`own_gpus`);
-    - it sees one: usually a launcher or a wrapper shows each rank its own. If all are on the same
-      one after all, the first gets it, and the others an error that says so;
-    - the rank itself made the claim around it, not its launcher's parent.
+    ``visible`` is how many GPUs are candidates, by what CUDA shows and the scheduler lists.
     """
+    # One: usually a launcher or a wrapper shows each rank its own. If all are on the same one after
+    # all, the first gets it, and the others an error that says so.
     if not ranks.is_told or ranks.local_size == 1 or visible == 1:
         return None
     if visible and _by_launcher(get, ranks, visible) is not None:

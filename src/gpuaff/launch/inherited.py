@@ -24,8 +24,6 @@ PINNED_VARIABLE = "GPUAFF_PINNED"  # v1:<rank>:<ranks>:<cpulist>:<cpulist of the
 # After months of uptime, ticks have more than nine digits.
 _CLAIM = re.compile(r"v1:(\d{1,9}):(\d{1,9}):(\d{1,20}):(.*)", re.ASCII)
 
-_MOST = 65_536  # the longest share that is parsed, in characters
-
 EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
 """Warnings about a mask of unknown origin: a pinned share explains it."""
 
@@ -45,24 +43,19 @@ class ParentClaim(NamedTuple):
 def claim_in_environment(get: Get = env.get) -> tuple[ParentClaim | None, Notice | None]:
     """The claim around this process, or a warning about an invalid value, which is ignored."""
     text = (get(CLAIM_VARIABLE) or "").strip()
-    claim = _parse_claim(text)
-    if claim is not None or not text:
-        return claim, None
+    if not text:
+        return None, None
+    match = _CLAIM.fullmatch(text)
+    uuids = match[4].split(",") if match else []
+    if match and int(match[2]) and len(set(uuids)) == len(uuids) and all(map(is_uuid, uuids)):
+        slot, pid, started = map(int, match.groups()[:3])
+        return ParentClaim(slot, pid, started, tuple(uuids)), None
     invalid = Notice(
         "claim-unreadable",
         f"{CLAIM_VARIABLE}={quoted(text, most=80)} is not what a claim sets, so this process "
         "counts as outside any claim; unset it, or leave it as gpuaff set it",
     )
     return None, invalid
-
-
-def _parse_claim(text: str) -> ParentClaim | None:
-    match = _CLAIM.fullmatch(text)
-    uuids = tuple(match[4].split(",")) if match else ()
-    if not match or len(set(uuids)) < len(uuids) or not all(map(is_uuid, uuids)):
-        return None
-    slot, pid, started = map(int, match.groups()[:3])
-    return ParentClaim(slot, pid, started, uuids) if pid else None
 
 
 def is_uuid(text: str) -> bool:
@@ -83,19 +76,14 @@ class Pinned(NamedTuple):
         sets = f"{format_cpulist(self.cpus)}:{format_cpulist(self.reserved)}"
         return f"v1:{self.local_rank}:{self.local_size}:{sets}"
 
-    def is_of(self, local_rank: int, local_size: int) -> bool:
-        """Whether this very rank was pinned."""
-        return (self.local_rank, self.local_size) == (local_rank, local_size)
-
 
 def classify_pinned(get: Get, own: CpuSet) -> Pinned | None:
     """The share that this process was started with; None where its mask is not inside one. Pure.
 
     A mask alone does not show that it is this rank's share already.
     """
-    text = get(PINNED_VARIABLE) or ""
-    fields = text.split(":")
-    if len(text) > _MOST or len(fields) != 5 or fields[0] != "v1":
+    fields = (get(PINNED_VARIABLE) or "").split(":")
+    if len(fields) != 5 or fields[0] != "v1":
         return None
     rank, size = number(fields[1]), number(fields[2])
     try:
@@ -160,15 +148,11 @@ IMPORTED = Notice(
 
 
 def rank_inherited(rank: int, size: int, variables: Iterable[str]) -> Notice | None:
-    """The warning where such a child has its parent's rank.
-
-    Where one of the rank's variables has changed since this process's program was started, the
-    numbers are the child's own, as those of functions that ``torch.multiprocessing.spawn`` starts.
-    A forked child may have got from its parent what that has set since its start: taking it for
-    the child's own costs no more than a missing warning.
-    """
+    """The warning where such a child has its parent's rank."""
     if not is_child():
         return None
+    # Where a variable has changed since this program was started, the numbers are the child's own,
+    # as in ``torch.multiprocessing.spawn``; or its parent had set them: then the warning is missed.
     began = kernel.variables_of(os.getpid())
     if began and any(env.get(name) != began.get(name) for name in variables):
         return None

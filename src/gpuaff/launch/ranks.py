@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
+from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted, slurm
 from gpuaff.notices import Notice
 
-__all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "from_environment", "ranks"]
+__all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "ranks"]
 
 _CALL = "call set_affinity(local_rank, nproc_per_node)"
 
@@ -78,13 +78,6 @@ def ranks() -> Ranks:
     return here if notice is None else replace(here, warnings=(*here.warnings, notice))
 
 
-def from_environment() -> tuple[Ranks | None, tuple[Notice, ...]]:
-    """:func:`ranks` for ``set_affinity``: None where the launcher's numbers are invalid."""
-    here = ranks()
-    is_bad = any(notice.code == "bad-rank" for notice in here.warnings)
-    return None if is_bad else here, here.warnings
-
-
 def classify_ranks(
     get: Get,
     *,
@@ -97,13 +90,9 @@ def classify_ranks(
     The names of the processes above this one, the nearest first, and the text of
     ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
-    rows = list(present(get))
-    is_stale, warnings = False, tuple[Notice, ...]()
-    if any(row.launcher is Launcher.SLURM for row in rows):
-        from gpuaff.launch import slurm  # only under Slurm
-
-        is_stale = slurm.is_stale(get, host, ancestors, cgroup)
-    if is_stale:
+    rows, warnings = list(present(get)), tuple[Notice, ...]()
+    is_slurm = any(row.launcher is Launcher.SLURM for row in rows)
+    if is_slurm and slurm.is_stale(get, host, ancestors, cgroup):
         rows = [row for row in rows if row.launcher is not Launcher.SLURM]
         text = (
             f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and "
@@ -150,12 +139,6 @@ class _Report(NamedTuple):
     is_partial: bool = False
     warnings: tuple[Notice, ...] = ()
 
-    @property
-    def is_completed(self) -> bool:
-        """Whether another launcher of the same process may give what is missing."""
-        is_unknown = self.row.launcher is Launcher.UNKNOWN
-        return self.is_partial and (is_unknown or bool(self.row.programs))
-
 
 def present(get: Get) -> Iterator[Row]:
     """The rows whose variables are set, valid or not, the innermost first.
@@ -167,10 +150,8 @@ def present(get: Get) -> Iterator[Row]:
         is_set = all(map(get, (row.local_rank, *row.marks)))
         if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
             is_set = any(map(get, (row.local_rank, row.local_size)))
-        if is_set and row.launcher is Launcher.SLURM:
-            from gpuaff.launch import slurm  # only under Slurm
-
-            is_set = not slurm.is_shell(get)
+        if row.launcher is Launcher.SLURM:
+            is_set = is_set and not slurm.is_shell(get)
         if is_set and row.local_rank not in taken:
             taken.add(row.local_rank)
             yield row
@@ -178,11 +159,8 @@ def present(get: Get) -> Iterator[Row]:
 
 def local_size(get: Get, row: Row) -> int | None:
     """How many processes a launcher says that it started on this node; None if it does not."""
-    if row.launcher is not Launcher.SLURM:
-        return number(get(row.local_size))
-    from gpuaff.launch import slurm  # only under Slurm
-
-    return slurm.tasks_here(get)
+    is_slurm = row.launcher is Launcher.SLURM
+    return slurm.tasks_here(get) if is_slurm else number(get(row.local_size))
 
 
 def _report(get: Get, row: Row) -> _Report:
@@ -252,9 +230,15 @@ def _settle(
     reports: list[_Report], ancestors: Callable[[], tuple[str, ...]]
 ) -> tuple[_Report | None, Notice | None]:
     """The report that counts, and a warning where another one contradicts it."""
-    if any(not report.problem for report in reports):  # that launcher gives what others lack, but
-        # not torchrun and its like, which start children of other ranks
-        reports = [report for report in reports if not report.is_completed]
+    if any(not report.problem for report in reports):
+        # That launcher gives what others lack, but for torchrun and its like: they start children
+        # of other ranks.
+        reports = [
+            report
+            for report in reports
+            if not report.is_partial
+            or not (report.row.programs or report.row.launcher is Launcher.UNKNOWN)
+        ]
     if not reports:
         return None, None
     first, last = reports[0], reports[-1]

@@ -103,7 +103,7 @@ def _sets(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
     sets: list[CpuSet] = []
     for word in text.split(","):
         one, _, times = word.strip().partition("*")
-        found, count = _mask(one) if is_mask else _id(one), number(times or "1")
+        found, count = _set(one, is_mask=is_mask), number(times or "1")
         if not found or not count:
             return None
         # No more than there are tasks: 128 KB of "0x1*65535," would be 850 million.
@@ -111,15 +111,13 @@ def _sets(text: str, tasks: int, *, is_mask: bool) -> tuple[CpuSet, ...] | None:
     return tuple(sets[task % len(sets)] for task in range(tasks))
 
 
-def _mask(text: str) -> CpuSet | None:
-    try:
-        return parse_mask(text)
-    except ValueError:
-        return None
-
-
-def _id(text: str) -> CpuSet | None:
-    """An id: decimal, or hexadecimal after ``0x``."""
+def _set(text: str, *, is_mask: bool) -> CpuSet | None:
+    """A mask, or an id: decimal, or hexadecimal after ``0x``."""
+    if is_mask:
+        try:
+            return parse_mask(text)
+        except ValueError:
+            return None
     found = int(text, 16) if re.fullmatch("0x[0-9a-fA-F]{1,7}", text) else natural(text)
     return None if found is None or found > MAX_CPU_ID else frozenset((found,))
 

@@ -149,25 +149,17 @@ class Thread(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """A process; what is unknown is None.
-
-    Attributes:
-        ours: whether it is this process.
-        expected: what gpuaff has set; None also when that is nothing.
-        original: its CPUs before.
-        apart: the masks of threads that were bound elsewhere then, by id.
-        causes: what may have bound its main thread, the likeliest first, and what prevents that.
-    """
+    """A process; what is unknown is None."""
 
     pid: int
     threads: tuple[Thread, ...]
-    ours: bool
-    expected: CpuSet | None = None
-    original: CpuSet | None = None
+    is_this: bool  # whether it is the process that checks
+    expected: CpuSet | None = None  # what gpuaff has set; None also when that is nothing
+    original: CpuSet | None = None  # its CPUs before
     reserved: CpuSet = frozenset()
-    apart: Mapping[int, CpuSet] = field(default_factory=dict)
+    apart: Mapping[int, CpuSet] = field(default_factory=dict)  # threads bound elsewhere then
     cpuset: CpuSet | None = None
-    causes: tuple[tuple[str, str], ...] = ()
+    causes: tuple[tuple[str, str], ...] = ()  # what may have bound its main thread, and remedies
     warnings: tuple[Notice, ...] = ()
 
 
@@ -186,12 +178,12 @@ def observe_this_process() -> Observation:
     return Observation(
         pid=pid,
         threads=tuple(_threads(pid, ids) if ids else unnamed),
-        ours=True,
+        is_this=True,
         expected=expected(),
-        cpuset=None if ids is None else cpuset_of(kernel.Tree()),
         original=state.original,
         reserved=state.reserved,
         apart={tid: bound.kept for tid, bound in state.bound.items() if bound.kept is not None},
+        cpuset=None if ids is None else cpuset_of(kernel.Tree()),
         causes=possible_causes(kernel.mapped_files(pid), variables) if ids else (),
         warnings=warnings,
     )
@@ -203,7 +195,7 @@ def observe_process(pid: int) -> Observation | None:
     seen = Observation(
         pid=pid,
         threads=tuple(_threads(pid, kernel.threads_of(pid))),
-        ours=False,
+        is_this=False,
         cpuset=cpuset_of(kernel.Tree(), pid),
         causes=possible_causes(kernel.mapped_files(pid), kernel.variables_of(pid)),
     )
@@ -265,11 +257,8 @@ def evaluate(seen: Observation) -> Check:
 
 
 def most_common(masks: list[CpuSet]) -> CpuSet:
-    """The CPUs that most threads have; of several such sets the larger one.
-
-    Where that is not one set either (an OpenMP runtime has given each thread a CPU of its own), all
-    of them together.
-    """
+    """The CPUs that most threads have, of several such sets the larger; or all of these."""
+    # Several are left where an OpenMP runtime has given each thread a CPU of its own.
     ranked = {mask: (count, len(mask)) for mask, count in Counter(masks).items()}
     first = max(ranked.values(), default=None)
     return frozenset[int]().union(*(mask for mask in ranked if ranked[mask] == first))
@@ -312,7 +301,7 @@ def _explain(seen: Observation, thread: Thread, should: CpuSet, state: State) ->
     """The reason and the remedy where something is wrong."""
     is_set, listed_cpus = seen.expected is not None, format_cpulist(should) or "none"
     remedy = "affinity.reapply(), on what set_affinity returned"
-    if not seen.ours:
+    if not seen.is_this:
         remedy = f"taskset -p -c {listed_cpus} TID, or reapply() in the program"
     elif not is_set:
         remedy = "set_affinity() before imports"

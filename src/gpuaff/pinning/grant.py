@@ -41,17 +41,11 @@ from gpuaff.topology.model import Topology
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grant:
-    """What :func:`take_grant` has done; while it is in force, the border of this process.
+    """What :func:`take_grant` has done; while it is in force, the border of this process."""
 
-    Attributes:
-        cpus: the CPUs of the grant; where none was taken, the calling thread's.
-        warnings: what was not as hoped.
-        pinned: whether the process was put there.
-    """
-
-    cpus: CpuSet
+    cpus: CpuSet  # the calling thread's where no grant was taken
     warnings: tuple[Notice, ...]
-    pinned: bool
+    pinned: bool  # whether the process was put there
 
     def give_back(self) -> CpuSet:
         """Give the process the mask back that it had before the claim.

@@ -1,14 +1,13 @@
 """``set_affinity(memory=…)``: the memory policy of the calling thread.
 
-The kernel keeps a policy per thread, and only the thread itself can change it. What is remembered
-of each thread is a pair: the policy before gpuaff set one, and gpuaff's.
+The kernel keeps a policy per thread, and only the thread itself can change it. What threads and
+children have inherited is put back by value: where the policy is still gpuaff's.
 """
 
 from __future__ import annotations
 
 import errno
 import threading
-from contextlib import suppress
 from typing import NamedTuple
 
 from gpuaff._system import kernel, mempolicy
@@ -22,38 +21,28 @@ from gpuaff.pinning.state import way_back
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import cpu_list
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from gpuaff.pinning.state import Policies
-
-    Change: TypeAlias = tuple[Policy, Policy]
-
 _MODES = {
     "preferred": mempolicy.PREFERRED,
     "bind": mempolicy.BIND,
     "interleave": mempolicy.INTERLEAVE,
 }
 
-MAX_NODE_ID = 1023
-"""The highest id of a NUMA node that the kernel can be built for."""
+
+class Change(NamedTuple):
+    """A policy that gpuaff has set: the thread's own before, gpuaff's, and the thread's id."""
+
+    before: Policy
+    ours: Policy
+    thread: int
 
 
 class MemoryOption(NamedTuple):
-    """A memory policy as its user spelled it.
+    """A memory policy as its user spelled it."""
 
-    Attributes:
-        text: the option and its value, for messages: ``memory='bind:8'``.
-        word: ``preferred``, ``bind`` or ``interleave``.
-        nodes: the NUMA nodes named.
-        own: whether the memory of the rank's own GPU is named (``gpu``).
-    """
-
-    text: str
+    text: str  # for messages: ``memory='bind:8'``
     word: str
     nodes: frozenset[int] = frozenset()
-    own: bool = False
+    own: bool = False  # whether the memory of the rank's own GPU is named (``gpu``)
 
     @property
     def named(self) -> bool:
@@ -62,18 +51,17 @@ class MemoryOption(NamedTuple):
 
     def apply(self, share: Share, topology: Topology) -> tuple[Change | None, list[Notice]]:
         """Set the calling thread's policy: what was set, None for nothing; and the warnings."""
-        requested = requested_nodes(self, share, topology)
         try:
             first, allowed = mempolicy.get_policy(), mempolicy.allowed_nodes()
             normal = cpu_list(kernel.machine_tree(), "sys/devices/system/node/has_normal_memory")
             usable, notices = usable_nodes(
-                self, requested, topology, allowed=allowed, normal=normal or None
+                self, share, topology, allowed=allowed, normal=normal or None
             )
             if not usable:
                 return None, notices
             nearest = None if share.gpu is None else topology.gpu_by_index[share.gpu].numa_node
             notices += set_mode(self.word, usable, nearest)
-            return (first, mempolicy.get_policy()), notices
+            return Change(first, mempolicy.get_policy(), threading.get_native_id()), notices
         except OSError as error:
             why = "in a container a seccomp filter does so, unless started with --cap-add SYS_NICE"
             if error.errno == errno.ENOSYS:
@@ -96,54 +84,25 @@ def parse_memory(name: str, value: object) -> MemoryOption:
         nodes = parse_cpulist(",".join(ids)) if ids else frozenset()
     except ValueError as error:
         raise InvalidOptionError(name, value, f"{expected} ({error})") from None
-    if not all(elements) or max(nodes, default=0) > MAX_NODE_ID:
-        why = f"a node is missing, or above the highest id, {MAX_NODE_ID}"
-        raise InvalidOptionError(name, value, f"{expected} ({why})")
+    if not all(elements):
+        raise InvalidOptionError(name, value, f"{expected} (a node is missing)")
     return MemoryOption(f"{name}={value!r}", word, nodes, own="gpu" in elements)
-
-
-# Which NUMA nodes. Pure.
-
-
-def requested_nodes(option: MemoryOption, share: Share, topology: Topology) -> frozenset[int]:
-    """The nodes named, else those of the share's CPUs.
-
-    A node that this machine does not have is an error: the option was written for another machine,
-    and a node near by is not what was requested.
-    """
-    if not option.named:
-        return frozenset(share.numa_nodes)
-    nodes = option.nodes
-    if option.own:
-        gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
-        if gpu is None or gpu.memory_node is None:
-            raise GPUAffinityError(
-                f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to "
-                "the driver (on a GH200 it is one); name nodes, or none for those of the share"
-            )
-        nodes |= {gpu.memory_node}
-    there = {node.id for node in topology.numa_nodes or ()}
-    if there and nodes - there:
-        raise GPUAffinityError(
-            f"{option.text}: this machine has no NUMA node {format_cpulist(nodes - there)}; "
-            f"it has {format_cpulist(there)}"
-        )
-    return nodes
 
 
 def usable_nodes(
     option: MemoryOption,
-    requested: frozenset[int],
+    share: Share,
     topology: Topology,
     *,
     allowed: frozenset[int],
     normal: frozenset[int] | None,
 ) -> tuple[frozenset[int], list[Notice]]:
-    """The requested nodes that memory may come from, and a warning where those are not all.
+    """The nodes that memory may come from, and a warning where not all requested ones are. Pure.
 
     ``allowed`` are the nodes that the cpuset grants (cases A16, G10). ``normal`` have memory that
     the kernel uses for everything, not that of a GPU; None when unknown. Others must be named.
     """
+    requested = _named_nodes(option, share, topology) or frozenset(share.numa_nodes)
     empty = {node.id for node in topology.numa_nodes or () if node.has_memory is False}
     usable = (requested & allowed) - empty
     if normal is not None and not option.named:
@@ -159,6 +118,26 @@ def usable_nodes(
         why = "the NUMA nodes of this rank's CPUs are unknown"
     text = f"{option.text}: {why}: {effect}"
     return usable, [Notice("memory-cut" if usable else "memory-none", text)]
+
+
+def _named_nodes(option: MemoryOption, share: Share, topology: Topology) -> frozenset[int]:
+    nodes = option.nodes
+    if option.own:
+        gpu = None if share.gpu is None else topology.gpu_by_index.get(share.gpu)
+        if gpu is None or gpu.memory_node is None:
+            raise GPUAffinityError(
+                f"{option.text}: the memory of GPU {share.gpu} is not a NUMA node, according to "
+                "the driver (on a GH200 it is one); name nodes, or none for those of the share"
+            )
+        nodes |= {gpu.memory_node}
+    # One that this machine does not have was meant for another machine: no other can replace it.
+    there = {node.id for node in topology.numa_nodes or ()}
+    if there and nodes - there:
+        raise GPUAffinityError(
+            f"{option.text}: this machine has no NUMA node {format_cpulist(nodes - there)}; "
+            f"it has {format_cpulist(there)}"
+        )
+    return nodes
 
 
 # The calling thread's policy.
@@ -183,40 +162,21 @@ def set_mode(word: str, nodes: frozenset[int], nearest: int | None) -> list[Noti
     return []
 
 
-def rewind_policies(now: Policies, to: Policies) -> tuple[Policies, list[Notice]]:
-    """Put the calling thread's policy back to what it was; one that the program set stays.
-
-    Returns what is set afterwards, by thread, and warnings: other threads keep their policy.
-    """
-    own, ids = threading.get_native_id(), kernel.thread_ids()
-    notices = _put_back(now.get(own), to.get(own))
-    left = {tid: pair for tid, pair in now.items() if tid != own and (ids is None or tid in ids)}
-    for tid, pair in left.items():
-        if to.get(tid) != pair:
-            why = f"thread {tid} keeps the memory policy {pair[1]}: only that thread can change it"
-            notices.append(Notice("memory-not-restored", f"{why}; call restore() there"))
-    return {**left, **({own: to[own]} if own in to else {})}, notices
+def rewind_policy(now: Change | None, to: Change | None) -> tuple[Change | None, list[Notice]]:
+    """Put the calling thread's policy back; what is set afterwards, and warnings."""
+    notices = put_policy_back(now, to)
+    if now in (None, to) or now.thread == threading.get_native_id():
+        return to, notices
+    ids = kernel.thread_ids()
+    if ids is not None and now.thread not in ids:  # it has ended
+        return to, notices
+    why = f"thread {now.thread} keeps the memory policy {now.ours}: only that thread can change it"
+    return now, [*notices, Notice("memory-not-restored", f"{why}; call restore() there")]
 
 
-def shed_policy(now: Policies, to: Policies, maker: int) -> list[Notice]:
-    """Put back a policy that this thread has inherited.
-
-    ``now`` are the changes in the process that has started this thread, or forked this process,
-    ``to`` those before the call that is undone; ``maker`` is the thread that probably did so.
-    """
-    if maker in to and maker not in now:
-        return _put_back(None, to[maker])
-    with suppress(OSError):
-        policy = mempolicy.get_policy() if now else None
-        for tid, change in now.items():
-            if change[1] == policy:
-                return _put_back(change, to.get(tid))
-    return []
-
-
-def _put_back(now: Change | None, then: Change | None) -> list[Notice]:
+def put_policy_back(now: Change | None, then: Change | None) -> list[Notice]:
     """Put the calling thread's policy back to what it was then, if gpuaff's is in force."""
-    way = way_back(now, then)
+    way = way_back(now and (now.before, now.ours), then and (then.before, then.ours))
     if way is None:
         return []
     expected, wanted = way

@@ -90,27 +90,22 @@ def binding_notices() -> list[Notice]:
     files = kernel.mapped_files(os.getpid())
     used = [prefixes for prefixes, names in OPENMP.values() if binding_variables(env.get, names)]
     used += [BLAS] if not remedies.keys().isdisjoint(MAIN_FREE) else []
-    effect = _LOADED if any(loaded(prefixes, files) for prefixes in used) else _NOT_LOADED
+    effect = (
+        "when the library is loaded it binds threads by itself, and the main thread loses most of "
+        "the share; Affinity.reapply(), after the import, restores it"
+    )
+    if any(loaded(prefixes, files) for prefixes in used):
+        effect = (
+            "the library is loaded already. A mask that it narrowed before gpuaff was first called "
+            "is not widened: call gpuaff before importing it; or, where no scheduler has set a "
+            "mask, os.sched_setaffinity(0, range(os.cpu_count())) before the first call"
+        )
     found = "; ".join(f"{name}={env.get(name)} ({remedy})" for name, remedy in remedies.items())
     return [Notice("omp-binding", f"{found}: {effect}")]
 
 
-_NOT_LOADED = (
-    "when the library is loaded it binds threads by itself, and the main thread loses most of the "
-    "share; Affinity.reapply(), after the import, restores it"
-)
-_LOADED = (
-    "the library is loaded already. A mask that it narrowed before gpuaff was first called is not "
-    "widened: call gpuaff before importing it; or, where no scheduler has set a mask, "
-    "os.sched_setaffinity(0, range(os.cpu_count())) before the first call"
-)
-
-
 def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
-    """Set OMP_NUM_THREADS to the share's number of cores, unless it is set.
-
-    No more than a quota of CPU time lets run at the same time: threads beyond it stop all others.
-    """
+    """Set OMP_NUM_THREADS to the share's number of cores, unless it is set."""
     value = env.get(OMP_NUM_THREADS)
     if value is not None and value.strip():
         text = f"{OMP_NUM_THREADS}={value} is kept; the share has {counted(cores, 'core')}"
@@ -119,12 +114,17 @@ def set_thread_count(process: Process, cores: int, ranks: int) -> list[Notice]:
     process.set_variable(OMP_NUM_THREADS, str(threads))
     files = kernel.mapped_files(os.getpid())
     if any(loaded(prefixes, files) for prefixes, _ in OPENMP.values()):
-        notices.append(_LATE)
+        text = (
+            f"an OpenMP runtime is loaded already and read {OMP_NUM_THREADS} before it was set: "
+            "call set_affinity() before importing torch, numpy and the like, or set its number of "
+            "threads"
+        )
+        notices.append(Notice("omp-late", text))
     return notices
 
 
 def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
-    """As many threads as may run all the time."""
+    """As many threads as may run all the time: those beyond a quota stop all others."""
     # The ranks share a limit that holds for their parent, too; a container of a rank's own has one
     # for this rank alone.
     tree, parent = kernel.machine_tree(), next(kernel.ancestors(), None)
@@ -143,10 +143,3 @@ def _within_quota(cores: int, ranks: int) -> tuple[int, list[Notice]]:
         f"{OMP_NUM_THREADS}={threads}, and the share has {counted(cores, 'core')}"
     )
     return threads, [Notice("omp-quota", text)]
-
-
-_LATE = Notice(
-    "omp-late",
-    f"an OpenMP runtime is loaded already and read {OMP_NUM_THREADS} before it was set: call "
-    "set_affinity() before importing torch, numpy and the like, or set its number of threads",
-)

@@ -15,7 +15,8 @@ from gpuaff.formatting import counted
 from gpuaff.launch import inherited
 from gpuaff.launch.binding import Masks, classify_masks, consistency, observe_ancestry, own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.ranks import ALONE, Ranks, from_environment, narrows_nothing
+from gpuaff.launch.ranks import ALONE, Ranks, narrows_nothing
+from gpuaff.launch.ranks import ranks as launched_ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count, flag
 from gpuaff.pinning import threads
@@ -58,10 +59,7 @@ def pin(
     openmp: bool | None,
     **arguments: object,
 ) -> Affinity:
-    """See :func:`gpuaff.set_affinity`; ``arguments`` are the options of the plan.
-
-    ``end_prewarm`` is called when the driver is not needed any more.
-    """
+    """See :func:`gpuaff.set_affinity`; ``end_prewarm`` is called when the driver is done with."""
     strict = _flag("strict", strict)
     ranks, remarks = _ranks(local_rank, nproc_per_node)
     options = Options.of((ranks or ALONE).local_size, **given_options(arguments, env.option))
@@ -75,8 +73,8 @@ def pin(
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = options._replace(partition=Partition.MACHINE)
     no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
-    if claim is not None and claim.pid == os.getpid():
-        remarks = _without_no_rank(remarks)  # it is alone on its GPUs
+    if claim is not None and claim.pid == os.getpid():  # it is alone on its GPUs
+        remarks = tuple(notice for notice in remarks if notice is not no_rank)
     if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
         remarks += consistency(ranks)
     if unreadable is not None:
@@ -102,7 +100,9 @@ def _ranks(
     local_rank: int | None, nproc_per_node: int | None
 ) -> tuple[Ranks | None, tuple[Notice, ...]]:
     if local_rank is None and nproc_per_node is None:
-        return from_environment()
+        launched = launched_ranks()
+        is_bad = any(notice.code == "bad-rank" for notice in launched.warnings)
+        return None if is_bad else launched, launched.warnings
     if local_rank is None or nproc_per_node is None:
         missing = "local_rank" if local_rank is None else "nproc_per_node"
         raise TypeError(
@@ -147,10 +147,6 @@ def _unpinned(
     return affinity
 
 
-def _without_no_rank(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    return tuple(notice for notice in notices if notice.code != "no-rank")
-
-
 def _log_where(affinity: Affinity, share: Share | None) -> None:
     """The one line for each call: ``rank 3 -> GPU 3 (NUMA 1) cpus 48-55,176-183 [8 cores]``."""
     rank, cpus = affinity.rank, format_cpulist(affinity) or "unknown"
@@ -164,40 +160,28 @@ def _log_where(affinity: Affinity, share: Share | None) -> None:
 
 
 class Observation(NamedTuple):
-    """What an attempt has found.
-
-    Attributes:
-        parent: the CPUs that the parent may use; None when unknown.
-        own: the share that this rank was started with, where it has no other CPUs; else None.
-        foreign: another rank's, likewise.
-    """
+    """What an attempt has found."""
 
     granted: threads.Granted
     topology: Topology
     masks: Masks
-    parent: CpuSet | None
-    own: Pinned | None
-    foreign: Pinned | None
+    parent: CpuSet | None  # the CPUs that the parent may use; None when unknown
+    own: Pinned | None  # the share that this rank was started with, where it has no other CPUs
+    foreign: Pinned | None  # another rank's, likewise
 
 
 class Attempt(NamedTuple):
-    """The checked arguments of a call.
-
-    Attributes:
-        remarks: warnings about the ranks.
-        in_claim: whether a claim is around this process, which may have narrowed its mask.
-        no_rank: the warning where the rank is unknown; else None.
-    """
+    """The checked arguments of a call."""
 
     ranks: Ranks
-    remarks: tuple[Notice, ...]
+    remarks: tuple[Notice, ...]  # warnings about the ranks
     options: Options
     memory: MemoryOption | None
     openmp: bool
     strict: bool
     end_prewarm: Callable[[], None]
-    in_claim: bool
-    no_rank: Notice | None
+    in_claim: bool  # whether a claim is around this process, which may have narrowed its mask
+    no_rank: Notice | None  # the warning where the rank is unknown
 
     def run(self) -> Affinity:
         """Pin this process, and log where to. UnavailableError is raised where it cannot be."""
@@ -209,7 +193,7 @@ class Attempt(NamedTuple):
             visible = len(seen.topology.visible)
             if self.no_rank is not None and visible > 1:  # it may start the ranks itself
                 why = (*_of_topology(seen.topology), narrows_nothing(self.no_rank, visible))
-                remarks = _without_no_rank(self.remarks)
+                remarks = tuple(one for one in self.remarks if one is not self.no_rank)
                 return _unpinned(None, remarks + why, strict=self.strict)
             plan = self._plan(seen)
             warnings = self._strictly(self._warnings(process, seen, plan))
@@ -221,14 +205,14 @@ class Attempt(NamedTuple):
             else:  # take back what earlier calls have set
                 warnings += rewind(process, before.first) if before.share is not None else []
                 warnings += put_extras_back(process, process.state.first)
-            policy = process.state.memory.get(threading.get_native_id())
+            policy, own = process.state.memory, threading.get_native_id()
             affinity = Affinity(
                 kernel.get_affinity(),
                 rank=rank,
                 plan=plan,
                 pinned=pinned,
                 states=(before, process.state),
-                memory=None if policy is None else str(policy[1]),
+                memory=str(policy.ours) if policy and policy.thread == own else None,
                 warnings=(*self.remarks, *self._strictly(warnings)),
             )
             say(affinity.warnings, rank=rank)
@@ -257,7 +241,8 @@ class Attempt(NamedTuple):
         first = process.state.variables.get(PINNED_VARIABLE)
         get = env.get if first is None else {PINNED_VARIABLE: first[0]}.get
         share = classify_pinned(get, granted.cpus)
-        is_own = share and share.is_of(self.ranks.local_rank, self.ranks.local_size)
+        this_rank = self.ranks.local_rank, self.ranks.local_size
+        is_own = share is not None and (share.local_rank, share.local_size) == this_rank
         shares = (share, None) if is_own else (None, share)
         return Observation(granted, topology, masks, above.parent, *shares)
 
@@ -287,16 +272,14 @@ class Attempt(NamedTuple):
         return [inherited.share_inherited(share, rank, size), *warnings]  # the cause comes first
 
     def _set_extras(self, process: Process, share: Share, topology: Topology) -> list[Notice]:
-        """Memory and OMP_NUM_THREADS, before the CPUs: binding memory may move threads (C11).
-
-        What an earlier call has set is put back first, so that twice is the same as once.
-        """
+        """Memory and OMP_NUM_THREADS, before the CPUs: binding memory may move threads (C11)."""
+        # What an earlier call has set is put back first, so that twice is the same as once.
         notices = put_extras_back(process, process.state.first)
         if self.memory is not None:
             change, found = self.memory.apply(share, topology)
             notices += found
             if change is not None:
-                process.update(memory={**process.state.memory, threading.get_native_id(): change})
+                process.update(memory=change)
         if self.openmp:
             notices += set_thread_count(process, share.cores, self.ranks.local_size)
         return notices + binding_notices()

@@ -14,7 +14,7 @@ from gpuaff.allocator.model import Options, Partition, Plan
 from gpuaff.allocator.plan import plan_with
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import GPUAffinityError
-from gpuaff.launch.binding import Masks, OwnGpus, Whose
+from gpuaff.launch.binding import Masks, OwnGpus
 from gpuaff.launch.inherited import Pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.notices import Notice
@@ -42,13 +42,13 @@ def plan_for_rank(
     sets = options.rank_allowed or masks.named
     if sets is not None:
         return rank.with_named_masks(sets)
-    if options.partition is Partition.MACHINE and (masks.whose is Whose.UNKNOWN or gpus):
+    if options.partition is Partition.MACHINE and (masks.unknown or gpus):
         plan = rank.inside_domain()
         if plan.partition is Partition.MACHINE:
             return plan
-    if masks.whose is Whose.COMMON:
+    if not masks.unknown:
         return rank.for_all() if gpus is None else rank.by_own_gpu(gpus, all_gpus)
-    why = f"the CPUs that the other ranks may use are unknown ({masks.source}): nothing is divided"
+    why = f"the CPUs that the other ranks may use are unknown ({masks.unknown}): nothing is divided"
     remedy = f"start the ranks unbound ({masks.unbound}), or give rank_allowed="
     return _uncut(rank.alone(), "masks-unknown", why, remedy)
 
@@ -56,10 +56,7 @@ def plan_for_rank(
 def plan_inside_share(
     topology: Topology, options: Options, ranks: Ranks, gpus: OwnGpus | None, share: Pinned
 ) -> Plan:
-    """The plan for a rank that was started with its share: an ancestor has divided the CPUs.
-
-    ``topology`` is the machine as this rank sees it, with a visible GPU; ``allowed`` is the share.
-    """
+    """The plan for a rank that was started with its share, which is what it is allowed."""
     cpus = options.cpus and (options.cpus & topology.allowed or options.cpus)
     reserve = 0 if share.reserved else options.reserve
     inside = options._replace(partition=Partition.JOB, cpus=cpus, reserve=reserve)
@@ -72,11 +69,7 @@ def plan_inside_share(
 def inputs_of_all(
     topology: Topology, options: Options, rank: int, sets: Sequence[CpuSet]
 ) -> tuple[Topology, Options]:
-    """What every rank plans from when each has a mask of its own.
-
-    ``allowed`` holds what any rank may use; this rank's set is cut to its own mask, as the kernel
-    would cut it.
-    """
+    """What every rank plans from when each has a mask of its own: all that any rank may use."""
     own = sets[rank] & topology.allowed
     if not own:
         raise GPUAffinityError(
@@ -84,7 +77,7 @@ def inputs_of_all(
             f"{format_cpulist(topology.allowed) or 'none'} only (set by its launcher, taskset or a "
             "cpuset): name CPUs that it may use"
         )
-    cut = (*sets[:rank], own, *sets[rank + 1 :])
+    cut = (*sets[:rank], own, *sets[rank + 1 :])  # as the kernel would cut it
     return topology.with_allowed(frozenset().union(*cut)), options._replace(rank_allowed=cut)
 
 

@@ -152,26 +152,24 @@ class Affinity(frozenset[int]):
 
 
 def undo_call(before: State, after: State) -> None:
-    """Undo a call and all later ones, by the states around it; nothing where that is done already.
-
-    Without a share afterwards it is a call that has taken back what was set.
-    """
+    """Undo a call and all later ones, by the states around it, unless that is done already."""
     known = known_process()
     is_child = known is None or known.state.pid != before.pid
     if is_child and before.grant is not grant_around():
         return  # a call from outside the grant that this child is in
     own = State(pid=os.getpid(), original=before.original, share=after.share, placed=after.placed)
     process = known or Process(own)
-    memory = bool(after.memory or (is_child and before.memory))
+    memory = after.memory is not None or (is_child and before.memory is not None)
     try:
         with transaction(process, memory=memory, undoes=True):
             undo = _undo_in_child if is_child else _undo
             notices = undo(process, before, after)
-            if memory and threading.get_native_id() not in process.state.memory:
-                from gpuaff.pinning.memory import shed_policy
+            now = process.state.memory
+            if memory and (now is None or now.thread != threading.get_native_id()):
+                from gpuaff.pinning.memory import put_policy_back
 
-                to = before.memory if is_child else {}
-                notices += shed_policy(after.memory, to, before.pid)
+                # This thread, or this child, may have inherited it.
+                notices += put_policy_back(after.memory, before.memory if is_child else None)
     except OSError as error:
         notices = [refusal(error)]
     say(notices)
@@ -245,10 +243,10 @@ def put_extras_back(process: Process, to: State) -> list[Notice]:
     """Put back what was set besides CPUs then; warnings of what only other threads can put back."""
     now, notices = process.state, list[Notice]()
     memory = now.memory
-    if memory or to.memory:
-        from gpuaff.pinning.memory import rewind_policies
+    if memory != to.memory:
+        from gpuaff.pinning.memory import rewind_policy
 
-        memory, notices = rewind_policies(memory, to.memory)
+        memory, notices = rewind_policy(memory, to.memory)
     _put_variables_back(now, to)
     process.update(memory=memory, variables=to.variables)
     return notices
@@ -270,10 +268,9 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     grant, notices = grant_around(), list[Notice]()
     inside = share if grant is None else share & grant.cpus
     if grant is not None and inside != share:
-        instead = f"only {format_cpulist(inside)} are used" if inside else "no thread was moved"
         text = (
-            f"some of the CPUs {format_cpulist(share)} are outside the claim's, "
-            f"{format_cpulist(grant.cpus)}: {instead}; call set_affinity to plan from the claim's"
+            f"the CPUs {format_cpulist(share - inside)} of {format_cpulist(share)} are outside the "
+            "claim's, so they are not used; call set_affinity to plan from the claim's"
         )
         notices.append(Notice("mask-cut", text))
     if inside:

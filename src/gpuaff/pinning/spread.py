@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from gpuaff import options
 from gpuaff._system import kernel
@@ -24,7 +23,6 @@ from gpuaff.pinning.state import (
     transaction,
     unsupported_reason,
 )
-from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import read_cpus
 
 
@@ -70,8 +68,10 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
             with transaction(process):
                 before = process.state
                 # Only workers move. To narrow the main process would narrow whatever it starts.
-                cores = _cores(threads.granted(cpus).cpus)
-                notices = put_threads(process, workers_parts(cores, count)[number], frozenset())
+                cores = allowed_cores(read_cpus(kernel.machine_tree()), threads.granted(cpus).cpus)
+                notices = put_threads(
+                    process, workers_parts(cores.cpus, count)[number], frozenset()
+                )
                 process.update(whole=cpus)
                 got = threads.current()
                 say(notices)
@@ -99,10 +99,3 @@ def _own() -> CpuSet:
     # was pinned; the parent in /proc may be that server.
     own = kernel.get_affinity(os.getpid())
     return own & (kernel.affinity_or_none(inherited.maker()) or own) or own
-
-
-def _cores(cpus: CpuSet) -> tuple[CpuSet, ...]:
-    machine = read_cpus(kernel.machine_tree())
-    if machine.cpus.isdisjoint(cpus):  # a container shows other files
-        machine = Topology()
-    return allowed_cores(replace(machine, cpus=machine.cpus | cpus), cpus).cpus

@@ -28,14 +28,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeAlias, TypeVar
 
-    from gpuaff._system.mempolicy import Policy
     from gpuaff.allocator.model import Plan
     from gpuaff.pinning.grant import Grant
+    from gpuaff.pinning.memory import Change
 
     _T = TypeVar("_T")
 
     IsFree: TypeAlias = Callable[[int, CpuSet], bool]
-    Policies: TypeAlias = Mapping[int, tuple[Policy, Policy]]
 
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
@@ -55,12 +54,9 @@ def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T,
 
 
 class Bound(NamedTuple):
-    """A thread that the program has bound.
+    """A thread that the program has bound, and what it keeps of its mask.
 
-    Attributes:
-        mask: where it was bound.
-        kept: what it keeps of that; None where it goes where the free threads go, or cannot be
-            distinguished from them by its mask.
+    ``kept`` is None where it goes where the free threads go, or its mask is that of free ones.
     """
 
     mask: CpuSet
@@ -68,33 +64,23 @@ class Bound(NamedTuple):
 
 
 class State(NamedTuple):
-    """What gpuaff has set in a process, and what it found there.
-
-    Attributes:
-        original: the border: the main thread's mask at the first call; in a grant, its CPUs.
-        share: the mask of free threads; None where that is the border.
-        placed: the masks that they were given since: the share, earlier ones (CPUs that come back
-            give a thread one of those), and in a forked child what undoing its parent's call gave.
-        bound: the threads that the program has bound, by id.
-        first_bound: those when the border was taken.
-        whole: the share that ``spread`` divides, while a part of it is ``share``.
-        memory: by thread id, the policy before gpuaff set one, and gpuaff's.
-        variables: environment variables by name, likewise.
-        outside: in a grant, the state that its end returns to.
-    """
+    """What gpuaff has set in a process, and what it found there."""
 
     pid: int
-    original: CpuSet
-    share: CpuSet | None = None
+    original: CpuSet  # the border: the main thread's mask at the first call; in a grant, its CPUs
+    share: CpuSet | None = None  # the mask of free threads; None where that is the border
+    # The masks that they were given since: the share, earlier ones (CPUs that come back give a
+    # thread one of those), and in a forked child what undoing its parent's call gave.
     placed: frozenset[CpuSet] = frozenset()
-    bound: Mapping[int, Bound] = _NONE
-    first_bound: Mapping[int, Bound] = _NONE
+    bound: Mapping[int, Bound] = _NONE  # by thread id
+    first_bound: Mapping[int, Bound] = _NONE  # when the border was taken
     reserved: CpuSet = frozenset()
-    whole: CpuSet | None = None
-    memory: Policies = _NONE
+    whole: CpuSet | None = None  # what ``spread`` divides, while a part of it is the share
+    memory: Change | None = None  # the memory policy that was set last, in one thread
+    # Environment variables by name: the value before gpuaff set one, and gpuaff's.
     variables: Mapping[str, tuple[str | None, str | None]] = _NONE
     grant: Grant | None = None
-    outside: State | None = None
+    outside: State | None = None  # in a grant, what its end returns to
 
     @property
     def in_force(self) -> CpuSet | None:
@@ -230,8 +216,11 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         undo.callback(setattr, process, "state", before)
         undo.callback(inherit, _inherited)
         undo.callback(_put_variables, {name: env.get(name) for name in VARIABLES})
-        if memory or before.memory:
-            _guard_policy(process, undo)
+        if memory or before.memory is not None:
+            from gpuaff._system import mempolicy  # only where a policy may change
+
+            with suppress(OSError):  # it cannot be set either
+                undo.callback(mempolicy.ensure_policy, mempolicy.get_policy())
         undo.callback(_move_back, process, before)
         yield
         if not undoes:
@@ -243,19 +232,6 @@ def _put_variables(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if env.get(name) != value:
             env.put(name, value)
-
-
-def _guard_policy(process: Process, undo: ExitStack) -> None:
-    """Let ``undo`` put the thread's policy back; one inherited from its maker counts as set."""
-    from gpuaff._system import mempolicy  # only where a policy may change
-
-    memory, own = process.state.memory, threading.get_native_id()
-    with suppress(OSError):  # it cannot be set either
-        policy = mempolicy.get_policy()
-        undo.callback(mempolicy.ensure_policy, policy)
-        found = next((pair for pair in memory.values() if pair[1] == policy), None)
-        if found is not None and own not in memory:
-            process.update(memory={**memory, own: found})
 
 
 def _move_back(process: Process, before: State) -> None:
@@ -274,10 +250,7 @@ def place(
     is_free: IsFree,
     is_stray: Callable[[CpuSet], bool] = lambda _: False,
 ) -> tuple[CpuSet, list[Notice]]:
-    """Move the calling thread, and all that are free or stray; in a transaction.
-
-    Returns what the kernel grants, and warnings. Other threads that the program has bound stay.
-    """
+    """Move the calling thread and all that are free or stray; what is granted, and warnings."""
     state, own = process.state, threading.get_native_id()
     found, caller = threads.masks(), kernel.get_affinity()
     got, notices = threads.move_caller(cpus, caller, process.earlier)
@@ -331,10 +304,7 @@ def try_twice(attempt: Callable[[], _T]) -> _T | UnavailableError:
 
 
 def unsupported_reason() -> Notice | None:
-    """Why pinning is unavailable here; None where it is available.
-
-    InvalidOptionError is raised where the variable GPUAFF is neither a yes nor a no.
-    """
+    """Why pinning is unavailable here; None where it is available."""
     text = (env.get("GPUAFF") or "").strip()
     if text and not flag("GPUAFF", text, text=True):
         return Notice("off", "GPUAFF=off: the mask stays")

@@ -44,15 +44,10 @@ def masks() -> dict[int, CpuSet]:
 
 
 class Granted(NamedTuple):
-    """What the kernel grants.
+    """What the kernel grants."""
 
-    Attributes:
-        cpus: what it grants of the original mask; where that is nothing, what it grants instead.
-        cpuset: all that it grants, as far as it was asked.
-    """
-
-    cpus: CpuSet
-    cpuset: CpuSet
+    cpus: CpuSet  # of the original mask; where that is nothing, what it grants instead
+    cpuset: CpuSet  # all, as far as it was asked
 
     def of(self, requested: Iterable[CpuSet]) -> set[CpuSet]:
         """The masks that threads have by now that have requested one of these.
@@ -84,10 +79,7 @@ def granted(original: CpuSet) -> Granted:
 
 
 def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
-    """Give a thread back the mask that it had.
-
-    What is requested is the likely mask which the cpuset cuts to that, for when the cpuset grows.
-    """
+    """Give a thread its mask back, by a likely request that the cpuset cuts to it: it may grow."""
     for requested in (mask,) if mask in likely else (*likely, mask):
         with suppress(OSError):  # it has ended, or a cpuset denies all of that
             kernel.set_affinity(requested, tid)
@@ -131,11 +123,16 @@ class Passes:
 
     def notices(self) -> list[Notice]:
         """The warnings about it."""
-        ids = ", ".join(map(str, sorted(self.refused)))
-        refused = Notice("threads-refused", f"the kernel refused to move threads {ids}")
-        found = [refused] if self.refused else []
-        found += [unseen("moved")] if kernel.thread_ids() is None else []
-        return found + ([] if self.settled else [_UNSETTLED])
+        found = []
+        if self.refused:
+            ids = ", ".join(map(str, sorted(self.refused)))
+            found.append(Notice("threads-refused", f"the kernel refused to move threads {ids}"))
+        if kernel.thread_ids() is None:
+            found.append(unseen("moved"))
+        if not self.settled:
+            text = "threads start faster than they can be moved: call again later"
+            found.append(Notice("threads-unsettled", text))
+        return found
 
 
 def unseen(what: str) -> Notice:
@@ -145,11 +142,6 @@ def unseen(what: str) -> Notice:
         f"were {what}; mount /proc of this PID namespace, or call before threads start"
     )
     return Notice("threads-unseen", text)
-
-
-_UNSETTLED = Notice(
-    "threads-unsettled", "threads start faster than they can be moved: call again later"
-)
 
 
 def move_all(
