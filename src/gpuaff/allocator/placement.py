@@ -148,15 +148,10 @@ def granted_cpus(topology: Topology, options: Options) -> Sequence[CpuSet]:
     if all(granted):
         return granted
     rank = granted.index(_NONE)
-    whose, remedy = "the CPU mask", "check the mask or cpuset that the job was started with"
-    if options.rank_allowed:
-        whose, remedy = (
-            f"rank_allowed[{rank}]",
-            "give each rank's CPUs by their ids on this machine",
-        )
+    whose = f"rank_allowed[{rank}]" if options.rank_allowed else "the CPU mask"
     raise GPUAffinityError(
         f"no CPU is allowed: {whose} ({format_cpulist(masks[rank]) or 'empty'}) holds none of the "
-        f"online CPUs {format_cpulist(online)}; {remedy}"
+        f"online CPUs {format_cpulist(online)}; check the mask, cpuset or rank_allowed"
     )
 
 

@@ -66,11 +66,7 @@ def _group(
 
 
 def _cut_unique(job: Job) -> Assignments:
-    """Give every rank cores of its own.
-
-    A rank for which none is left shares all cores near its GPU; it does not count when shares
-    are balanced.
-    """
+    """Give every rank cores of its own; one for which none is left shares all near its GPU."""
     parts = _islands(job)
     if not job.options.balanced:
         return dict(chain.from_iterable(part.cut(None) for part in parts))
@@ -152,19 +148,15 @@ def _shared(ranks: Iterable[int], places: Sequence[int]) -> Iterator[tuple[int, 
 
 
 class _Even:
-    """GPUs that have the same cores, cut node by node.
+    """GPUs that have the same cores, cut node by node; by socket with what is distributed to them.
 
-    By socket scope, the other cores are distributed to those of the ``nodes``, whose smallest
-    equal part, on any socket, is ``least``. ``crowded``: there are more ranks than GPUs.
+    ``least`` is the nodes' smallest equal part. ``crowded``: there are more ranks than GPUs.
     """
 
     def __init__(
         self, group: _Group, nodes: Sequence[_Group], cutter: Cutter, *, least: int, crowded: bool
     ) -> None:
-        self._group = group
-        self._nodes = nodes
-        self._cutter = cutter
-        self._least = least
+        self._group, self._nodes, self._cutter, self._least = group, nodes, cutter, least
         node_cores = [core for node in nodes for core in node.cores]
         self._rounds, self._spare = distribute(group.cores, node_cores)
         self._each = 1 + len(self._rounds[node_cores[0]])  # a node core, and those it brings
@@ -186,11 +178,8 @@ class _Even:
         return [cutter.even(part, len(own)) for part, own in zip(parts, node.ranks, strict=True)]
 
     def cut(self, size: int | None) -> Iterable[tuple[int, Assignment]]:
-        """Each rank's cores, at least of this size; None: as many as possible.
-
-        Node cores are cut as by node. Where that comes to less than the size, as other sockets
-        have more cores to distribute, there are more of them.
-        """
+        """Each rank's cores, at least of this size; None: as many as possible."""
+        # Other sockets may have more cores to distribute: then more node cores make up the size.
         if size is not None and min(self._sizes) < size <= self._equal:
             return self._grown(
                 (rank, Assignment(part))

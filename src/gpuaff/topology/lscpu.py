@@ -264,9 +264,8 @@ class _Machine:
         """The online CPUs of each core of which lscpu would print these numbers, or None.
 
         Either all first threads come first, then all second ones (most servers: 0 and 48 of 96),
-        or siblings are neighbours (POWER, many virtual machines, old Opterons). The nodes show
-        which, since hardly any core lies in two nodes; with one node only the first way is the
-        usual one, and on a virtual machine both are. A hybrid processor fails the count.
+        or siblings are neighbours (POWER, many virtual machines): the nodes show which. With one
+        node the first way is the usual one, and on a virtual machine both are.
         """
         least = min(self._expected, default=0)
         size = self._all // least if self._is_doubtful else self._threads

@@ -188,8 +188,7 @@ def _types(record: type[Any]) -> dict[str, Any]:
 def from_dict(data: Any, source: str = "the topology") -> Topology:
     """Check and convert a topology, as :meth:`gpuaff.Topology.from_dict` does.
 
-    CPUs near a GPU that the machine does not have are left out with the note ``near-foreign``
-    (case A22); every other contradiction is an error, which names ``source``.
+    CPUs near a GPU that the machine lacks are noted (case A22); else a contradiction is an error.
     """
     reader = _Reader(source)
     reader.expect(dict, data, "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 
 from gpuaff._system.kernel import Tree
 from gpuaff.cpuset import CpuSet, parse_cpulist
@@ -285,14 +286,9 @@ def _vendor(tree: Tree, address: str) -> str:
 
 def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
     """The CPUs of a process's cpuset; None when unknown."""
-    group = tree.read(f"proc/{process}/cpuset")
-    if group is None:
-        group = _groups(tree, process).get("")
-    for kind, mount, options in _mounts(tree):
-        if kind not in ("cgroup2", "cpuset") and not (kind == "cgroup" and "cpuset" in options):
-            continue
+    for folders in _folders(tree, process, "cpuset"):
         # A version 2 group without the controller has its nearest ancestor's CPUs.
-        for folder in reversed(_folders(mount, group)):
+        for folder in reversed(folders):
             if cpus := cpu_list(tree, *(f"{folder}/{file}" for file in _CPUSET)):
                 return cpus
     return None
@@ -305,40 +301,26 @@ def quotas(tree: Tree, process: int | str = "self") -> dict[str, float]:
     a process with a thread for each CPU of its mask is stopped for a part of each period
     (``Documentation/scheduler/sched-bwc.rst``).
     """
-    groups = _groups(tree, process)
-    found: dict[str, float] = {}
-    for kind, mount, options in _mounts(tree):
-        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options):
-            for folder in _folders(mount, groups.get("" if kind == "cgroup2" else "cpu")):
-                limit = _limit(tree, folder)
-                if limit is not None:
-                    found[folder] = limit
-    return found
+    folders = chain.from_iterable(_folders(tree, process, "cpu"))
+    limits = {folder: _limit(tree, folder) for folder in folders}
+    return {folder: limit for folder, limit in limits.items() if limit is not None}
 
 
-def _groups(tree: Tree, process: int | str) -> dict[str, str]:
-    """The process's group by controller; that of version 2 by an empty name."""
-    found: dict[str, str] = {}
+def _folders(tree: Tree, process: int | str, controller: str) -> Iterator[list[str]]:
+    """Where a controller may be mounted, the folders of the process's group, from the top."""
+    own = tree.read(f"proc/{process}/cpuset") if controller == "cpuset" else None
+    groups: dict[str, str] = {}
     for line in (tree.read(f"proc/{process}/cgroup") or "").splitlines():
-        controllers, _, group = line.partition(":")[2].partition(":")
-        found.update(dict.fromkeys(controllers.split(","), group))
-    return found
-
-
-def _mounts(tree: Tree) -> Iterator[tuple[str, str, list[str]]]:
-    """The type, place and options of each mount."""
+        controllers, _, path = line.partition(":")[2].partition(":")
+        groups.update(dict.fromkeys(controllers.split(","), path))
     for line in (tree.read("proc/mounts") or "").splitlines():
-        words = line.split()
-        if len(words) >= 4:
-            yield words[2], words[1].strip("/"), words[3].split(",")
-
-
-def _folders(mount: str, group: str | None) -> list[str]:
-    """The folders of a group and of those above it, from the top; none when it is unknown."""
-    if group is None:
-        return []
-    names = [name for name in group.split("/") if name not in ("", ".", "..")]
-    return ["/".join([mount, *names[:depth]]) for depth in range(len(names) + 1)]
+        _, mount, kind, options, *_ = [*line.split(), "", "", "", ""]
+        is_version_1 = kind == controller or (kind == "cgroup" and controller in options.split(","))
+        group = own or groups.get("" if kind == "cgroup2" else controller)
+        if group is not None and (is_version_1 or kind == "cgroup2"):
+            names = [name for name in group.split("/") if name not in ("", ".", "..")]
+            top = mount.strip("/")
+            yield ["/".join([top, *names[:depth]]) for depth in range(len(names) + 1)]
 
 
 def _limit(tree: Tree, folder: str) -> float | None:
