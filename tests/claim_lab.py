@@ -86,14 +86,15 @@ def told(error):
 
 def occupant_that_waits():
     # it makes its context, and then lets others act
+    from contextlib import ExitStack
     from gpuaff._system import cuda
-    contexts = cuda.Contexts()
+    contexts = ExitStack()
     def occupant(number):
         cuda.start()
-        contexts.retain(0)
+        cuda.retain(0, contexts)
         say("now")
         go_on()
-    occupant.release = lambda held: contexts.release()
+    occupant.release = lambda held: contexts.close()
     return occupant
 
 def indices(claim):
@@ -126,6 +127,16 @@ class Lab:
         program = forks.start(BEGIN + textwrap.dedent(code), env=variables)
         self._programs.append(program)
         return program
+
+    def enclosing(self, call: str, **env: str | None) -> tuple[Program, dict[str, str | None]]:
+        """A program with a claim, which waits, and the variables of what it starts."""
+        program = self.start(
+            f"claim = gpuaff.claim_gpus({call})\n"
+            "say(os.environ['GPUAFF_CLAIM'])\nsay(os.environ['CUDA_VISIBLE_DEVICES'])\ngo_on()",
+            **env,
+        )
+        inner = {"GPUAFF_CLAIM": program.heard(), "CUDA_VISIBLE_DEVICES": program.heard()}
+        return program, {**env, **inner, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def run(self, code: str, **env: str | None) -> list[str]:
         """Run a program to its end, which must be a good one; the lines that it printed."""

@@ -1,7 +1,7 @@
-"""What people pasted, what each figure was read from, and the plans that follow.
+"""What people pasted, and the plans that follow.
 
 All of it was worked out by hand from the files in ``data/pastes``: ``data/topologies`` has the
-machines, ``data/pasted_plans.json`` the plans and where the table's figures stand.
+machines, ``data/pasted_plans.json`` the plans.
 
 Unless ``why`` says otherwise the plans follow from one rule: the cores near a GPU, ascending, are
 cut into as many blocks as there are GPUs with the same list. Lists that are two equal runs of CPUs,
@@ -18,31 +18,10 @@ from typing import Any, NamedTuple
 DATA = Path(__file__).parent / "data"
 
 
-class Cells(NamedTuple):
-    """Where the figures of GPUs were read: lines of the paste, one after another.
-
-    Attributes:
-        line: the number of the first GPU's line in the file, from 1.
-        first: that GPU.
-        gpus: how many GPUs this and the following lines have.
-        cpu: the cell "CPU Affinity" of each.
-        numa: the cell "NUMA Affinity"; None where there is no such column.
-        gpu_numa: the cell "GPU NUMA ID"; None where there is no such column.
-    """
-
-    line: int
-    first: int
-    gpus: int
-    cpu: str
-    numa: str | None
-    gpu_numa: str | None
-
-
 class Pasted(NamedTuple):
-    """One file: its name without the suffix, the cells, and the cpulists of each plan's ranks."""
+    """One file: its name without the suffix, and the cpulists of each plan's ranks."""
 
     name: str
-    cells: list[Cells]
     plans: list[list[str]]
     unbalanced: list[list[str]]
 
@@ -61,11 +40,6 @@ class Pasted(NamedTuple):
 
 
 MACHINES = [
-    Pasted(
-        name,
-        [Cells(*cells) for cells in found["cells"]],
-        found["plans"],
-        found.get("unbalanced", []),
-    )
+    Pasted(name, found["plans"], found.get("unbalanced", []))
     for name, found in json.loads((DATA / "pasted_plans.json").read_text("utf-8")).items()
 ]

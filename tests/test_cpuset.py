@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuaff import cpuset
@@ -87,3 +87,22 @@ def test_a_mask_comes_back(ids: frozenset[int]) -> None:
 @given(st.integers(0, 2**200), st.integers(0, 100))
 def test_bits(bits: int, base: int) -> None:
     assert sum(1 << (cpu - base) for cpu in cpuset.from_bits(bits, base=base)) == bits
+
+
+@given(st.text("0123456789,-:/ xaf", max_size=12) | st.text(max_size=8))
+@example("0-65535:1/2," * 10_000)
+@example("0," * 100_000)
+def test_any_text_is_read_and_comes_back_or_is_refused(text: str) -> None:
+    for parse, show in (
+        (cpuset.parse_cpulist, cpuset.format_cpulist),
+        (cpuset.parse_mask, cpuset.format_mask),
+    ):
+        ids, refusal = None, ""
+        try:
+            ids = parse(text)
+        except ValueError as error:
+            refusal = str(error)
+        assert len(refusal.splitlines()) == (ids is None)
+        if ids is not None:
+            assert ids <= set(range(cpuset.MAX_CPU_ID + 1))
+            assert parse(show(ids)) == ids

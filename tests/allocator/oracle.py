@@ -10,7 +10,6 @@ tell of no answer there). A core is the frozenset of all its CPUs, allowed or no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
 from gpuaff.topology.model import Topology
 
@@ -181,8 +180,12 @@ def give_spare(shares: list[list[Core]], spare: list[Core], mode: str) -> None:
 def fair_sizes(wanted: Sequence[frozenset[int]]) -> list[int]:
     """The max-min fair sizes of shares, ascending: of all ways to give each wanted core to one
     of those who want it, the best when compared from the smallest share up."""
-    cores = sorted(frozenset().union(*wanted))
-    takers = [[who for who, want in enumerate(wanted) if core in want] for core in cores]
-    return max(
-        sorted(owners.count(who) for who in range(len(wanted))) for owners in product(*takers)
-    )
+    reached = {(0,) * len(wanted)}
+    for core in frozenset().union(*wanted):
+        reached = {
+            (*sizes[:who], sizes[who] + 1, *sizes[who + 1 :])
+            for sizes in reached
+            for who, want in enumerate(wanted)
+            if core in want
+        }
+    return max(sorted(sizes) for sizes in reached)

@@ -20,58 +20,21 @@ def packed(sizes: list[int], *domain_sizes: int) -> list[tuple[int, ...]]:
     return in_l3_domains(range(sum(domain_sizes)), sizes, l3_of=domains(*domain_sizes))
 
 
-class TestByHand:
-    def test_without_domains_they_are_blocks(self) -> None:
-        assert in_blocks((3, 4, 6, 7, 9, 12), [2, 0, 3]) == [(3, 4), (), (6, 7, 9)]
+def test_blocks_and_turns_leave_what_is_beyond_the_sum() -> None:
+    assert in_blocks((3, 4, 6, 7, 9, 12), [2, 0, 3]) == [(3, 4), (), (6, 7, 9)]
+    assert in_turn((3, 4, 6, 7, 9, 12), [2, 0, 3]) == [(3, 6), (), (4, 7, 9)]
+    assert in_turn((3, 4), []) == []
 
-    def test_in_turn_each_until_it_is_full(self) -> None:
-        assert in_turn((3, 4, 6, 7, 9, 12), [2, 0, 3]) == [(3, 6), (), (4, 7, 9)]
-        assert in_turn((3, 4), []) == []
 
-    def test_one_domain_is_cut_in_blocks_too(self) -> None:
-        assert packed([2, 0, 3], 6) == [(0, 1), (), (2, 3, 4)]
+def test_whole_domains_come_first_for_all_then_the_rest() -> None:
+    """Both take a whole domain of four before the first is filled up with one core."""
+    assert packed([5, 5], 4, 4, 4) == [(0, 1, 2, 3, 8), (4, 5, 6, 7, 9)]
+    assert packed([3, 6], 4, 3, 2) == [(4, 5, 6), (0, 1, 2, 3, 7, 8)]
 
-    def test_whole_domains(self) -> None:
-        assert packed([4, 4], 2, 2, 2, 2) == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
-    def test_blocks_would_cut_across_a_domain(self) -> None:
-        """Three of five: 0-4, 5-9, 10-14 of domains of four would be in two or more each."""
-        assert packed([4, 4, 4], 5, 5, 5) == [(0, 1, 2, 3), (5, 6, 7, 8), (10, 11, 12, 13)]
-
-    def test_whole_ones_first_for_all_then_the_rest(self) -> None:
-        """Both take a whole domain of four before the first is filled up with one core."""
-        assert packed([5, 5], 4, 4, 4) == [(0, 1, 2, 3, 8), (4, 5, 6, 7, 9)]
-
-    def test_a_domain_that_is_too_large_is_passed_over(self) -> None:
-        assert packed([3, 6], 4, 3, 2) == [(4, 5, 6), (0, 1, 2, 3, 7, 8)]
-
-    def test_the_rest_comes_from_as_few_domains_as_possible(self) -> None:
-        """What lacks three takes them where three are, though two are free further down."""
-        assert packed([2, 3], 4, 4) == [(0, 1), (4, 5, 6)]
-
-    def test_where_none_has_enough_the_one_with_most_comes_first(self) -> None:
-        """The third share of 16 takes the first domain, which is whole; the others find five in
-        one of the other two each. Of four and five cores three shares of three leave one and
-        two, and the last begins with the two."""
-        assert packed([5, 5, 6], 6, 6, 6) == [
-            (6, 7, 8, 9, 10),
-            (12, 13, 14, 15, 16),
-            (0, 1, 2, 3, 4, 5),
-        ]
-        assert packed([3, 3, 3], 4, 5) == [(0, 1, 2), (4, 5, 6), (7, 8, 3)]
-
-    def test_cores_that_are_not_in_the_list_do_not_count(self) -> None:
-        """Domains of four of which 0 and 4 are not to be had: three are whole."""
-        assert in_l3_domains((1, 2, 3, 5, 6, 7), [3, 3], l3_of=domains(4, 4)) == [
-            (1, 2, 3),
-            (5, 6, 7),
-        ]
-
-    def test_the_lowest_comes_first_in_whatever_order_they_are_given(self) -> None:
-        assert in_l3_domains((5, 4, 1, 0), [2, 2], l3_of=domains(4, 4)) == [(0, 1), (4, 5)]
-
-    def test_domains_need_not_be_consecutive(self) -> None:
-        assert in_l3_domains(range(6), [3, 3], l3_of=(0, 1, 0, 1, 0, 1)) == [(0, 2, 4), (1, 3, 5)]
+def test_where_none_has_enough_the_domain_with_most_comes_first() -> None:
+    """Of four and five cores three shares of three leave one and two: the last begins with two."""
+    assert packed([3, 3, 3], 4, 5) == [(0, 1, 2), (4, 5, 6), (7, 8, 3)]
 
 
 def cutter(slow_from: int, domains: tuple[int, ...] = ()) -> Cutter:

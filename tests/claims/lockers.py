@@ -20,7 +20,7 @@ from tests.processes import Program, run, stopped
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
 from pathlib import Path
-from gpuaff.claims.locking import guard, leases, directory, queue, registry
+from gpuaff.claims.locking import directory, leases, queue, registry
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.model import Device
 from gpuaff.errors import LockDirectoryError

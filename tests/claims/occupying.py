@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from gpuaff.claims.claim import Undo
 from gpuaff.claims.placeholder import occupy
 
 
 class Occupied:
     def __init__(self, kind: Any, uuids: Sequence[str], **options: Any) -> None:
-        with Undo() as undo:
+        with ExitStack() as undo:
             self.held, self.made_context = occupy(kind, uuids, undo, **options)
             self.undo = undo.pop_all()
 

@@ -153,9 +153,10 @@ class TestPrograms:
         for rank in range(2):
             child = os.fork()
             if child == 0:
+                from contextlib import ExitStack
                 from gpuaff._system import cuda
                 cuda.start()
-                cuda.Contexts().retain(rank)
+                cuda.retain(rank, ExitStack())
                 mine = gpuaff.current_claim()
                 say(rank, mine.gpus[rank].index, len(cuda.uuids()))
                 go_on()

@@ -99,7 +99,7 @@ def test_c_excludes_and_is_excluded(
 
 def test_c_waits_for_our_guard(lock_folder: Path, client: Path) -> None:
     script = """
-        with guard.guarded():
+        with directory.guarded():
             print("has it")
             hear()
     """

@@ -118,14 +118,14 @@ go_on()
 """
 
 
-def begun(lab: Lab, call: str = "1", **env: str) -> Program:
+def begun(lab: Lab, call: str = "1", **env: str | None) -> Program:
     """A program that claims now."""
     program = lab.start(CLAIMS.format(call=call), **env)
     assert program.heard() == "begins"
     return program
 
 
-def large(lab: Lab, code: str, **env: str) -> Program:
+def large(lab: Lab, code: str, **env: str | None) -> Program:
     """A program that exits slowly, when it has done something."""
     program = lab.start(f"{LARGE}\n{code}\nsay('done')\ngo_on()", **env)
     assert program.heard() == "done"
@@ -176,9 +176,7 @@ class TestClaims:
         after.end()
 
     def test_inside_a_claim_and_a_short_wait_is_as_patient_as_none(self, lab: Lab) -> None:
-        code = "gpuaff.claim_gpus(1)\nsay(os.environ['GPUAFF_CLAIM'])\ngo_on()"
-        around = lab.start(code, CUDA_VISIBLE_DEVICES=None)
-        env = {"GPUAFF_CLAIM": around.heard(), "CUDA_VISIBLE_DEVICES": "0"}
+        _, env = lab.enclosing("1", CUDA_VISIBLE_DEVICES=None)
         before = large(lab, "gpuaff.claim_gpus(1)", **env)
         with outlasted(before):
             after = begun(lab, "1, wait=0.1", **env)

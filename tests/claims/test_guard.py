@@ -16,12 +16,12 @@ import pytest
 
 from gpuaff._system import descriptors
 from gpuaff._system.kernel import open_files
-from gpuaff.claims.locking import guard
+from gpuaff.claims.locking import directory
 from gpuaff.errors import LockDirectoryError
 from tests.claims.lockers import ANOTHER, locker, said, two_users, until
 
 HOLD = """
-with guard.guarded():
+with directory.guarded():
     print("has it")
     hear()
 print("over")
@@ -31,7 +31,7 @@ hear()
 
 def free() -> bool:
     try:
-        with guard.guarded(limit=0):
+        with directory.guarded(limit=0):
             return True
     except LockDirectoryError:
         return False
@@ -74,7 +74,7 @@ def test_a_killed_holder_is_free_at_once(lock_folder: Path) -> None:
 @pytest.mark.parametrize("how", ["killed", "given back"])
 def test_a_forked_child_does_not_keep_it(lock_folder: Path, how: str) -> None:
     script = """
-        with guard.guarded():
+        with directory.guarded():
             child = os.fork()
             if child == 0:
                 os.close(1)
@@ -104,7 +104,7 @@ def test_when_time_is_up_the_holder_is_named(lock_folder: Path, what: str) -> No
         one.heard()
         if what == "is stopped":
             os.kill(one.pid, signal.SIGSTOP)
-        with pytest.raises(LockDirectoryError) as caught, guard.guarded(limit=0.05):
+        with pytest.raises(LockDirectoryError) as caught, directory.guarded(limit=0.05):
             pass
         assert f"(pid {one.pid}) has locked it for more than 0 s" in str(caught.value)
         assert caught.value.path == f"{lock_folder}/guard"
@@ -119,7 +119,7 @@ def test_the_error_has_what_the_kernel_has_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(tmp_path / "missing/locks"))
-    with pytest.raises(LockDirectoryError) as caught, guard.guarded():
+    with pytest.raises(LockDirectoryError) as caught, directory.guarded():
         pass
     assert caught.value.errno == errno.ENOENT
     assert caught.value.filename == str(tmp_path / "missing/locks")
@@ -129,7 +129,7 @@ def test_the_error_has_what_the_kernel_has_refused(
 def test_another_users_holder_is_named(lock_folder: Path) -> None:
     with locker(HOLD) as one:
         one.heard()
-        error = said("print(refused(guard.guarded(limit=0).__enter__))", uid=ANOTHER)
+        error = said("print(refused(directory.guarded(limit=0).__enter__))", uid=ANOTHER)
         assert f"(pid {one.pid})" in error
 
 
@@ -137,7 +137,7 @@ def test_who_waits_is_interrupted_by_ctrl_c(lock_folder: Path) -> None:
     script = """
         try:
             print("there")
-            with guard.guarded():
+            with directory.guarded():
                 print("has it")
         except KeyboardInterrupt:
             print("interrupted", len(descriptors.private))
@@ -184,7 +184,7 @@ def foreign(program: str, guard_file: Path) -> Iterator[subprocess.Popen[str]]:
 def test_another_program_and_a_claim_exclude_each_other(lock_folder: Path, program: str) -> None:
     assert free()
     mine = (lock_folder / "guard").stat()
-    with guard.guarded(), foreign(program, lock_folder / "guard") as other:
+    with directory.guarded(), foreign(program, lock_folder / "guard") as other:
         assert other.stdout is not None
         assert not select.select([other.stdout], [], [], 0.5)[0], "it waits for the claim"
     with foreign(program, lock_folder / "guard") as other:

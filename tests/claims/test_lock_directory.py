@@ -22,7 +22,7 @@ from tests.processes import run
 
 USE = """
 def use():
-    with guard.guarded(limit=0.2):
+    with directory.guarded(limit=0.2):
         slot = registry.take()
     slot.write({"pid": 1})
     return leased(gpu(0)).release()
@@ -265,7 +265,7 @@ def test_a_file_system_without_locks_is_never_taken_for_unlocked(
     lock_folder: Path, error: int
 ) -> None:
     """NFS without a lock daemon, or which wants a file open for writing to lock it."""
-    for work in "guard.guarded().__enter__()", "leased(gpu(0))":
+    for work in "directory.guarded().__enter__()", "leased(gpu(0))":
         found = said(f"print(refused(lambda: {work}))", prefix=seccomp.refusing(error, FLOCK))
         assert "network file systems cannot" in found
         assert str(lock_folder) in found

@@ -120,13 +120,5 @@ class TestByName:
 
 
 def test_a_claim_inside_a_claim(lost: Lab) -> None:
-    code = """
-        claim = gpuaff.claim_gpus(gpus=[3, 2], placeholder=None)
-        say(os.environ["GPUAFF_CLAIM"])
-        say(os.environ["CUDA_VISIBLE_DEVICES"])
-        go_on()
-    """
-    outer = lost.start(code)
-    env = {"GPUAFF_CLAIM": outer.heard(), "CUDA_VISIBLE_DEVICES": outer.heard()}
-    inner = lost.shown("gpus=2", **env, CUDA_DEVICE_ORDER="PCI_BUS_ID")
-    assert inner == [uuids(2), "(2, 0)", "visible-lost"]
+    _, env = lost.enclosing("gpus=[3, 2], placeholder=None")
+    assert lost.shown("gpus=2", **env) == [uuids(2), "(2, 0)", "visible-lost"]

@@ -8,28 +8,13 @@ import pytest
 
 from gpuaff.launch.inherited import ParentClaim, claim_in_environment
 from tests.claim_lab import Lab
-from tests.processes import Program
 
 pytestmark = pytest.mark.fake_driver
-
-PARENT = """
-claim = gpuaff.claim_gpus({call})
-say(os.environ["GPUAFF_CLAIM"])
-say(os.environ["CUDA_VISIBLE_DEVICES"])
-go_on()
-"""
-
-
-def parent(lab: Lab, call: str) -> tuple[Program, dict[str, str]]:
-    """A process with a claim, and the variables that what it starts is given."""
-    program = lab.start(PARENT.format(call=call))
-    env = {"GPUAFF_CLAIM": program.heard(), "CUDA_VISIBLE_DEVICES": program.heard()}
-    return program, {**env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def test_each_rank_gets_another_one(lab: Lab) -> None:
     """Not the machine's first GPUs, and with no descriptor of the claim (as under torchrun)."""
-    _, env = parent(lab, "gpus=[3, 1], placeholder=None")
+    _, env = lab.enclosing("gpus=[3, 1], placeholder=None")
     ranks = [lab.start("say(*indices(gpuaff.claim_gpus())); go_on()", **env) for _ in range(2)]
     assert sorted(rank.heard() for rank in ranks) == ["1", "3"]
     assert lab.used() == [1, 3]
@@ -42,7 +27,7 @@ def test_each_rank_gets_another_one(lab: Lab) -> None:
 
 
 def test_a_rank_that_waits(lab: Lab) -> None:
-    _, env = parent(lab, "gpus=[2], placeholder=None")
+    _, env = lab.enclosing("gpus=[2], placeholder=None")
     first = lab.start("say(*indices(gpuaff.claim_gpus())); go_on()", **env)
     assert first.heard() == "2"
     second = lab.start("say(*indices(gpuaff.claim_gpus(wait=30, on_wait=say)))", **env)
@@ -52,7 +37,7 @@ def test_a_rank_that_waits(lab: Lab) -> None:
 
 
 def test_it_cannot_have_more_than_the_claim(lab: Lab) -> None:
-    _, env = parent(lab, "gpus=[2, 3], placeholder=None")
+    _, env = lab.enclosing("gpus=[2, 3], placeholder=None")
     said = lab.refused("3, wait=None", **env)
     assert said == (
         "NotEnoughGpusError requested 3 GPUs; the claim in which this process runs has 2 GPUs"
@@ -66,16 +51,14 @@ def test_it_cannot_have_more_than_the_claim(lab: Lab) -> None:
 
 
 def test_by_name_and_as_many_as_there_are(lab: Lab) -> None:
-    _, env = parent(lab, "gpus=[2, 3], placeholder=None")
+    _, env = lab.enclosing("gpus=[2, 3], placeholder=None")
     assert lab.one("say(gpuaff.claim_gpus(gpus=[3]))", **env) == "<Claim of GPU 3>"
     assert lab.one("say(gpuaff.claim_gpus('auto'))", **env) == "<Claim of GPU 2, GPU 3>"
 
 
 def test_nested_in_nested(lab: Lab) -> None:
-    _, env = parent(lab, "gpus=[1, 2, 3], placeholder=None")
-    code = PARENT.format(call="2, placeholder=None")
-    inner = lab.start(code, **env)
-    inner_env = {**env, "GPUAFF_CLAIM": inner.heard(), "CUDA_VISIBLE_DEVICES": inner.heard()}
+    _, env = lab.enclosing("gpus=[1, 2, 3], placeholder=None")
+    _, inner_env = lab.enclosing("2, placeholder=None", **env)
     assert inner_env["CUDA_VISIBLE_DEVICES"] == "1,2"
     first = lab.start("say(*indices(gpuaff.claim_gpus())); go_on()", **inner_env)
     assert first.heard() == "1"
@@ -85,7 +68,7 @@ def test_nested_in_nested(lab: Lab) -> None:
 
 
 def test_given_back_and_claimed_again(lab: Lab) -> None:
-    _, env = parent(lab, "gpus=[3], placeholder=None")
+    _, env = lab.enclosing("gpus=[3], placeholder=None")
     code = """
     before = state()
     for _ in range(3):
@@ -98,7 +81,7 @@ def test_given_back_and_claimed_again(lab: Lab) -> None:
 
 def test_its_owner_is_gone(lab: Lab) -> None:
     """The variable is left over: the GPUs may be somebody else's by now."""
-    program, env = parent(lab, "gpus=[3], placeholder=None")
+    program, env = lab.enclosing("gpus=[3], placeholder=None")
     program.kill()
     said = lab.refused("1", **env)
     assert said.startswith("ClaimError GPUAFF_CLAIM says that this process runs inside a claim of ")
@@ -120,7 +103,7 @@ def test_what_the_registry_does_not_have(
     lab: Lab, change: Callable[[ParentClaim], ParentClaim]
 ) -> None:
     """Another process may have taken the slot since, or somebody has changed the variable."""
-    program, env = parent(lab, "gpus=[3, 1], placeholder=None")
+    program, env = lab.enclosing("gpus=[3, 1], placeholder=None")
     claim, _ = claim_in_environment(env.get)
     assert claim is not None
     said = lab.one("told(refused(1))", **{**env, "GPUAFF_CLAIM": str(change(claim))})
@@ -156,9 +139,8 @@ def test_forked_ranks(lab: Lab) -> None:
 
 def test_a_claim_outlives_the_one_that_it_is_inside_of(lab: Lab) -> None:
     """Its process has died, and its ranks live: nobody gets what they have, inside or outside."""
-    outer, env = parent(lab, "gpus=[1, 2], placeholder=None")
-    inner = lab.start(PARENT.format(call="gpus=[2], placeholder=None"), **env)
-    inner_env = {**env, "GPUAFF_CLAIM": inner.heard(), "CUDA_VISIBLE_DEVICES": inner.heard()}
+    outer, env = lab.enclosing("gpus=[1, 2], placeholder=None")
+    inner, inner_env = lab.enclosing("gpus=[2], placeholder=None", **env)
     rank = lab.start("say(*indices(gpuaff.claim_gpus(placeholder=None))); go_on()", **inner_env)
     assert rank.heard() == "2"
     inner.kill()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.claims.placeholder import Placeholder, kind_of, likely_initializers
+from gpuaff.claims.placeholder import Placeholder, kind_of
 from gpuaff.errors import InvalidOptionError
 from tests.claims.occupying import Occupied
 from tests.fakedriver.driver import FakeDriver
@@ -114,7 +114,6 @@ class TestFunctions:
     @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
     def test_what_it_raises_is_raised_after_the_undo(self, error: BaseException) -> None:
         maker = Maker(fails={2: error})
-        maker.release_fails = {"on 1": OSError("hides nothing")}
         with pytest.raises(type(error)) as caught:
             Occupied(maker, ("a", "b", "c", "d"))
         assert caught.value is error
@@ -243,12 +242,12 @@ class TestInterrupts:
     def test_ctrl_c_in_a_function_that_hangs(self, driver: FakeDriver) -> None:
         program = """
 import time
-from gpuaff._system.cuda import Contexts
+from contextlib import ExitStack
 
-contexts = Contexts()
+contexts = ExitStack()
 
 def make(device_no):
-    contexts.retain(device_no)
+    cuda.retain(device_no, contexts)
     if device_no == 1:
         print(on_gpus(), flush=True)
         while True:  # a signal that comes just before one long sleep would not end it
@@ -257,7 +256,7 @@ def make(device_no):
 
 def release(placeholder):
     print("released", placeholder, flush=True)
-    contexts.release()
+    contexts.close()
 
 make.release = release
 cuda.start()
@@ -408,6 +407,11 @@ class TestCudaWasInitialisedBeforeTheClaim:
             ("import torch", "None"),
             ("import types; sys.modules['torch'] = types.ModuleType('torch')", "None"),
             ("import torch; torch.cuda.is_available()", "torch.cuda.is_available() (unless"),
+            (
+                "cuda.start(); sys.modules.update(jax=sys, torch=sys)",
+                "usual causes: torch.cuda.is_available()",
+            ),
+            ("cuda.start(); sys.modules['jax'] = sys", "causes: jax.devices() or a first array"),
             ("cuda.start()", "an import or call has done it"),
             # It may use a libcuda under another name.
             ("import torch; torch.cuda.is_initialized = lambda: True", "causes: torch.cuda"),
@@ -424,8 +428,3 @@ class TestCudaWasInitialisedBeforeTheClaim:
 print(cuda_already_initialized(), "libcuda" in open("/proc/self/maps").read())
 """
         assert lines(driver, program) == ["None False"]
-
-    def test_the_modules_that_are_there_are_named(self) -> None:
-        said = likely_initializers({"jax", "torch", "numpy"})
-        assert said.startswith("usual causes: torch.cuda.is_available()")
-        assert said.endswith("; jax.devices() or a first array of JAX")

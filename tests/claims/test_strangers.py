@@ -28,11 +28,12 @@ RETAIN, INIT = "cuDevicePrimaryCtxRetain", "cuInit"
 OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 STRANGER = """
+from contextlib import ExitStack
 from gpuaff._system import cuda
-contexts = cuda.Contexts()
+contexts = ExitStack()
 cuda.start()
 for place in {gpus}:
-    contexts.retain(place)
+    cuda.retain(place, contexts)
 print("there", flush=True)
 sys.stdin.readline()
 """

@@ -6,7 +6,6 @@ only counts that it happens, and in which order.
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import random
@@ -52,18 +51,6 @@ def on_board(of: Crowd, monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
     """The processes that stand on the board."""
     monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
     return {entry.pid for entry in registry.entries()}
-
-
-def held_since(of: Crowd, who: str, ago: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the record of a holder say that it has held its GPUs for so many seconds."""
-    monkeypatch.setenv("GPUAFF_LOCK_DIR", str(of.folder / "locks"))
-    (entry,) = (one for one in registry.entries() if one.pid == of.pids[who])
-    at = registry.RECORDS + entry.slot * registry.SLOT_SIZE
-    with Path(registry.path()).open("r+b") as file:
-        file.seek(at)
-        record = {**json.loads(file.read(registry.SLOT_SIZE)), "since": time.time() - ago}
-        file.seek(at)
-        file.write(json.dumps(record).encode().ljust(registry.SLOT_SIZE))
 
 
 class TestWoken:
@@ -215,26 +202,6 @@ class TestOrder:
         one.holds("a")
         one.waits("b")
         one.nothing("waits", seconds=2.5)
-
-    def test_ages_of_leases_are_counted_anew_each_time(
-        self, four: Crowd, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Of one that is first, and of one that others hold up."""
-        four.holds("a", gpus=[0])
-        four.holds("b", gpus=[1])
-        four.holds("c", gpus=[2])
-        held_since(four, "a", 7210, monkeypatch)
-        first = four.waits("d", 2, candidates=[0, 1])
-        behind = four.waits("e", 2, candidates=[0, 1, 2])
-        for heard in (first, behind):
-            assert heard["reasons"][0].endswith(f"(pid {four.pids['a']}) of {ME}, for 2 h")
-        held_since(four, "a", 10810, monkeypatch)
-        four.tell("c", "release")
-        behind = four.until("e", "waits")
-        four.tell("b", "release")
-        first = four.until("d", "waits")
-        for heard in (first, behind):
-            assert heard["reasons"][0].endswith(f"(pid {four.pids['a']}) of {ME}, for 3 h")
 
     @pytest.mark.slow
     def test_who_hangs_in_the_driver_holds_nobody_up(self, one: Crowd) -> None:

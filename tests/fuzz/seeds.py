@@ -134,7 +134,7 @@ class Printer:
             lines.append(f"GPU {gpu}: NVIDIA A100-SXM4-40GB (UUID: GPU-{uuid})")
             for number in range(self._random.choice((0, 0, 0, 2))):
                 name = self._random.choice(
-                    (f"MIG-{UUID.format(99 + gpu + number)}", f"MIG-GPU-{uuid}/{number}/0")
+                    (f"MIG-{UUID.format(99 + 2 * gpu + number)}", f"MIG-GPU-{uuid}/{number}/0")
                 )
                 lines.append(f"  MIG 1g.5gb      Device  {number}: (UUID: {name})")
         return "\n".join(lines) + "\n"

@@ -11,16 +11,15 @@ from typing import Any
 from gpuaff.allocator.domains import gpu_domains
 from gpuaff.allocator.model import Partition, Plan
 from gpuaff.allocator.plan import plan
-from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, format_mask, parse_cpulist, parse_mask
+from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
 from gpuaff.errors import GpuaffError, TopologyError
 from gpuaff.topology import serialize
-from gpuaff.topology.model import Gpu, MigInstance, Topology
+from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
-from gpuaff.topology.visible import Visible, resolve
 from tests.fuzz import machines
 from tests.fuzz.guided import mangled
 from tests.fuzz.mutate import NUMBERS, ODD, mutated
-from tests.fuzz.seeds import UUID, Printer, nested, pastes, topologies
+from tests.fuzz.seeds import Printer, nested, pastes, topologies
 from tests.sound import sound
 
 
@@ -158,136 +157,6 @@ def check_snapshot(data: bytes | str) -> str:
     return written
 
 
-# --- CUDA_VISIBLE_DEVICES ------------------------------------------------------------------
-
-
-def make_visible(random: Random) -> tuple[tuple[Gpu, ...], str | None, str | None]:
-    """GPUs, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER."""
-    gpus = tuple(_device(random, index) for index in range(random.choice((0, 1, 2, 4, 4, 8, 16))))
-    names = [gpu.uuid for gpu in gpus if gpu.uuid]
-    names += [one.uuid for gpu in gpus for one in gpu.mig or ()]
-    names += [f"MIG-{gpu.uuid}/{random.randint(0, 3)}/0" for gpu in gpus if gpu.uuid]
-    order = random.choice((None, None, None, "PCI_BUS_ID", "FASTEST_FIRST", "", "pci_bus_id", "\0"))
-    if random.random() < 0.0005:
-        return gpus, _huge(random, [",", "0,", "9", "-", " ", "GPU-", *names]), order
-    length = random.choice((0, 1, 1, 2, 3, 4, 8, 20))
-    elements = [_element(random, names) for _ in range(length)]
-    if random.random() < 0.6:  # devices that are there, mostly once, and perhaps one thing more
-        known = random.choice(([str(gpu.index) for gpu in gpus], names))
-        elements = random.sample(known, min(length, len(known))) + elements[: random.randrange(2)]
-    text = random.choice((*",,,,,,", ", ", ";")).join(elements)
-    return gpus, text if random.random() < 0.97 else None, order
-
-
-def _device(random: Random, index: int) -> Gpu:
-    uuid = random.choice((UUID.format(index), UUID.format(random.randrange(2**32))))
-    count = random.choice((0, 1, 2, 7))
-    instances = tuple(
-        MigInstance(
-            uuid=f"MIG-{UUID.format(16 * index + number)}", gpu_instance=number, compute_instance=0
-        )
-        for number in range(count)
-    )
-    return Gpu(
-        index=index,
-        uuid=f"GPU-{uuid}" if random.random() < 0.95 else None,
-        name=random.choice((None, "A", "A", "B\n")),
-        mig=instances if random.random() < 0.2 else None,
-    )
-
-
-def _element(random: Random, names: Sequence[str]) -> str:
-    kind = random.random()
-    if kind < 0.4:
-        return str(random.randint(0, 16))
-    if kind < 0.5:
-        return random.choice(("", " ", "+", "-", "\t")) + random.choice(NUMBERS)
-    if kind < 0.6 or not names:
-        return random.choice(ODD)
-    name = random.choice(names)
-    if kind < 0.7:
-        return name[: random.randint(0, len(name))]
-    return mutated(random, name, names, 2) if kind < 0.8 else name
-
-
-def check_visible(given: tuple[tuple[Gpu, ...], str | None, str | None]) -> str:
-    """Devices that are there, each once; the list's beginning is its end's beginning."""
-    gpus, text, order = given
-    seen = resolve(gpus, text, device_order=order)
-    assert set(seen.indices) <= {gpu.index for gpu in gpus}
-    assert len(set(seen.indices)) == len(seen.indices)
-    assert seen == resolve(gpus[::-1], text, device_order=order)
-    for note in seen.notes:
-        assert note.code.startswith("visible-")
-        assert len(note.message.splitlines()) == 1
-        note.message.encode("utf-8")
-    if text and len(text) < 1000 and not _failed(seen):
-        shorter = resolve(gpus, text.rpartition(",")[0], device_order=order).indices
-        assert seen.indices[: len(shorter)] == shorter
-    machine = Topology(gpus=gpus).with_visible_devices(text, device_order=order)
-    assert (machine.visible, machine.notes) == (seen.indices, seen.notes)
-    if not seen.indices:
-        raise Refused(seen.notes[0].code if seen.notes else "no GPU")
-    return repr(seen)
-
-
-def _failed(seen: Visible) -> bool:
-    return any(note.code == "visible-error" for note in seen.notes)
-
-
-# --- cpulists and masks --------------------------------------------------------------------
-
-
-def make_cpuset(random: Random) -> str:
-    """A cpulist or a mask, or nearly."""
-    kind = random.random()
-    if kind < 0.0005:
-        return _huge(random, ["0,", "0-65535,", "f", "0", "ffffffff,", " ", "1-1:1/1,", "0-9:1/2,"])
-    if kind < 0.1:
-        return "".join(_letter(random) for _ in range(random.randint(0, 20)))
-    if kind < 0.3:
-        text = ",".join(f"{random.getrandbits(32):x}" for _ in range(random.randint(1, 9)))
-        return random.choice(("", "0x", "0X")) + text
-    elements = [_range(random) for _ in range(random.choice((0, 1, 2, 3, 9, 60)))]
-    text = ",".join(elements)
-    return mutated(random, text, ["0-3,8", "0-31:2/8", "ff,0"], 3) if kind < 0.6 else text
-
-
-def _range(random: Random) -> str:
-    first = random.choice((random.randrange(200), random.randrange(MAX_CPU_ID + 2)))
-    last = first + random.choice((0, 1, 3, 31, 1000))
-    stride = f":{random.randint(0, 4)}/{random.randint(0, 9)}" if random.random() < 0.2 else ""
-    return random.choice((f"{first}", f"{first}-{last}{stride}", f" {first}", f"{last}-{first}"))
-
-
-def check_cpuset(text: str) -> str:
-    """What is read comes back from the shortest form; what is not raises ValueError."""
-    found = [_read(parse_cpulist, format_cpulist, text), _read(parse_mask, format_mask, text)]
-    if found == [None, None]:
-        raise Refused
-    return repr(found)
-
-
-def _read(
-    parse_it: Callable[[str], CpuSet], format_it: Callable[[CpuSet], str], text: str
-) -> str | None:
-    try:
-        cpus = parse_it(text)
-    except ValueError as error:
-        _check_refusal(error)
-        return None
-    assert all(0 <= cpu <= MAX_CPU_ID for cpu in cpus)
-    written = format_it(cpus)
-    assert parse_it(written) == cpus
-    assert format_it(parse_it(written)) == written
-    return written
-
-
-def _check_refusal(error: ValueError) -> None:
-    assert type(error) is ValueError
-    assert len(str(error).splitlines()) == 1
-
-
 # --- the planner ---------------------------------------------------------------------------
 
 
@@ -375,8 +244,6 @@ def check_borders(found: Topology) -> str:
 TARGETS = {
     "pasted": Target(30, make_pasted, check_pasted),
     "snapshot": Target(20, make_snapshot, check_snapshot),
-    "visible": Target(15, make_visible, check_visible),
-    "cpuset": Target(10, make_cpuset, check_cpuset),
     "plan": Target(25, make_plan, check_plan),
     "borders": Target(10, machines.machine, check_borders),
 }

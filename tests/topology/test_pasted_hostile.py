@@ -48,13 +48,6 @@ def test_any_text(text: str) -> None:
     survives(text)
 
 
-@given(st.binary())
-def test_binary(data: bytes) -> None:
-    survives(data.decode("latin-1"))
-    survives(data.decode("utf-8", "replace"))
-    survives(data.decode("utf-8", "surrogateescape"))
-
-
 @pytest.mark.parametrize(
     "name", ["02-kvm-vm-1gpu-8cpu", "28-a100x2-128core-no-smt", "04-a30x4-2socket-xeon6342"]
 )
@@ -97,9 +90,8 @@ def _fill(piece: str, size: int = MAX_CHARS // 4) -> str:
     [
         "x" * (MAX_CHARS + 1),
         "GPU0\tX\t" + _fill("0-65535,", MAX_CHARS - 10),
-        "".join(f"NUMA node{node} CPU(s): {node}-65535\n" for node in range(9999)),
     ],
-    ids=["characters", "one long list", "many lists"],
+    ids=["characters", "one long list"],
 )
 def test_more_than_any_machine_has_is_refused(text: str) -> None:
     with pytest.raises(TopologyError) as caught:

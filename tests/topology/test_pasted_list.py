@@ -86,10 +86,14 @@ def test_lines_of_other_kinds(line: str) -> None:
     [
         (LIST + f"GPU 0: NVIDIA H100 (UUID: {UUID1})\n", [UUID0, UUID1], True),
         (LIST + LIST, [UUID0, UUID1], False),
-        (LIST.replace(UUID1, UUID0), [UUID0, None], True),
     ],
-    ids=["two lists that differ", "one list twice", "one UUID at two GPUs"],
+    ids=["two lists that differ", "one list twice"],
 )
 def test_lines_of_one_gpu_or_uuid(text: str, uuids: list[str | None], contradicts: bool) -> None:
     assert [gpu.uuid for gpu in parse(text).gpus] == uuids
     assert ("contradiction" in codes(text)) is contradicts
+
+
+def test_one_uuid_at_two_gpus_is_an_error() -> None:
+    with pytest.raises(TopologyError, match="a UUID is at two GPUs: paste the output of one"):
+        parse(LIST.replace(UUID1, UUID0))

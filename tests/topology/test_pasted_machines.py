@@ -23,17 +23,6 @@ def test_every_paste_is_in_the_table() -> None:
 
 
 @each_machine
-def test_the_cells_stand_where_the_table_says(machine: Pasted) -> None:
-    lines = machine.text.splitlines()
-    for cells in machine.cells:
-        words = [cell for cell in (cells.cpu, cells.numa, cells.gpu_numa) if cell]
-        for offset in range(cells.gpus):
-            label, *found = lines[cells.line - 1 + offset].split()
-            assert label == f"GPU{cells.first + offset}"
-            assert found[-len(words) :] == words
-
-
-@each_machine
 def test_is_read_as_saved(machine: Pasted, tmp_path: Path) -> None:
     saved, topology = machine.saved, parse(machine.text)
     codes = {note["code"] for note in saved.pop("notes")}
@@ -64,7 +53,7 @@ def test_white_space_does_not_matter(machine: Pasted) -> None:
     assert parse("".join(f"# > {line}\n" for line in machine.text.splitlines())) == topology
     assert parse(f"```\n{machine.text}```\n") == topology
     assert parse(machine.text.rstrip()) == topology
-    if machine.cells:
+    if "Affinity" in machine.text:
         blanks = parse(machine.text.expandtabs(4))
         places = [[(gpu.node_cpus, gpu.numa_node) for gpu in t.gpus] for t in (blanks, topology)]
         assert places[0] == places[1]

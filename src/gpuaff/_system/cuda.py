@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from gpuaff._system.interrupts import uninterrupted
 from gpuaff.errors import NoDriverError
@@ -71,10 +71,8 @@ def load() -> ctypes.CDLL:
 
 
 def start() -> None:
-    """Initialise CUDA (``cuInit``), which settles the GPUs that this process sees.
-
-    One that fails settles nothing (observed for the errors 100 and 101).
-    """
+    """Initialise CUDA (``cuInit``), which settles the GPUs that this process sees."""
+    # One that fails settles nothing (observed for the errors 100 and 101)
     _call("cuInit", 0)
 
 
@@ -95,35 +93,19 @@ def _uuid(device: ctypes.c_int) -> str:
     return "-".join((kind, text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-class Contexts:
-    """The primary contexts that are held here; none of them is made current."""
+def retain(ordinal: int, undo: ExitStack) -> int:
+    """Hold a GPU's primary context, which is made if it is missing, until ``undo`` releases it."""
+    # It is not made current, and other holders keep theirs.
+    handle, device = _HANDLE(), _device(ordinal)
+    with uninterrupted():
+        _call("cuDevicePrimaryCtxRetain", handle, device)
+        undo.callback(_release, device)
+    return handle.value or 0
 
-    def __init__(self) -> None:
-        self._held: list[int] = []
 
-    def retain(self, ordinal: int) -> int:
-        """Hold the primary context of a GPU, a ``CUcontext``, which is made if it is not there."""
-        handle, device = _HANDLE(), _device(ordinal)
-        with uninterrupted():
-            _call("cuDevicePrimaryCtxRetain", handle, device)
-            self._held.append(ordinal)
-        return handle.value or 0
-
-    def release(self) -> None:
-        """Release all that are held here, the last one first; other holders keep theirs.
-
-        None is held here any more also where the driver refuses one.
-        """
-        errors: list[CudaError] = []
-        with uninterrupted():  # a second release would take a context from torch, say
-            while self._held:
-                device = _device(self._held.pop())
-                try:
-                    _call(_newest("cuDevicePrimaryCtxRelease"), device)
-                except CudaError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+def _release(device: ctypes.c_int) -> None:
+    with suppress(CudaError):  # after an error of the job's own, which the job has seen
+        _call(_newest("cuDevicePrimaryCtxRelease"), device)
 
 
 def _device(ordinal: int) -> ctypes.c_int:

@@ -7,6 +7,10 @@ import os
 from contextlib import suppress
 from itertools import count
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LOWEST = 200
 """Locks have this number or a higher one."""
 
@@ -25,6 +29,14 @@ def close(*handles: int) -> None:
             os.close(handle)
 
 
+def close_private(handle: int, unlock: Callable[[int], object]) -> None:
+    """Unlock and close one of those; in a forked child, which has closed its copy, do nothing."""
+    if handle in private:
+        with suppress(OSError):  # a file system without locks
+            unlock(handle)  # closing is not enough: a child that is being forked may have a copy
+        close(handle)
+
+
 os.register_at_fork(after_in_child=lambda: close(*private))
 
 
@@ -41,23 +53,19 @@ def moved_up(handle: int) -> int:
     return higher
 
 
-def mark_of(handle: int) -> tuple[int, int, int]:
-    """Distinguishes a descriptor from a later one of its number: daemons close all of theirs.
-
-    The later one may be of the same file, so it includes how many :func:`moved_up` had returned.
-
-    Raises:
-        OSError: it is not open.
-    """
-    found = os.fstat(handle)
+def mark_of(handle: int) -> tuple[int, ...]:
+    """Distinguishes a descriptor from a later one of its number: daemons close all of theirs."""
+    # The later one may be of the same file, so it includes how many `moved_up` had returned
+    try:
+        found = os.fstat(handle)
+    except OSError:  # it is not open
+        return ()
     return found.st_dev, found.st_ino, _turns.get(handle, 0)
 
 
 def make_room() -> None:
-    """Let the process's table of descriptors grow now, so that it has room for such numbers.
-
-    The kernel makes a process that has threads wait for all processors before it has the larger
-    table (17 ms on a machine with 64 of them); one that has none yet does not wait.
-    """
+    """Let the process's table of descriptors grow now, so that it has room for such numbers."""
+    # The kernel makes a process that has threads wait for all processors before it has the larger
+    # table (17 ms on a machine with 64 of them); one that has none yet does not wait
     with suppress(OSError):  # no descriptor is left: what needs one says so
         close(moved_up(os.open("/", os.O_RDONLY | os.O_DIRECTORY)))

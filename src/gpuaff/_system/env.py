@@ -34,8 +34,6 @@ def fsroot() -> str | None:
 
 
 def wants_driver() -> bool:
-    """Whether the NVIDIA driver will be asked, as far as the environment shows early.
-
-    Not with ``GPUAFF=…`` (it may be switched off), nor where another machine is described.
-    """
+    """Whether the NVIDIA driver will be asked, as far as the environment shows early."""
+    # Not with ``GPUAFF=…`` (it may be switched off), nor where another machine is described
     return get("GPUAFF") is None and fsroot() is None

@@ -28,52 +28,38 @@ _COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # what Python makes of LC_CTY
 
 
 def find(command: str) -> str:
-    """The file that a command means.
-
-    Raises:
-        CommandError: there is none, or none that this user may execute.
-    """
+    """The file that a command means; CommandError: there is none that this user may execute."""
     is_path, candidates = "/" in command, [command]
     if command and not is_path:
         path = env.get("PATH")
         folders = (_DEFAULT_PATH if path is None else path).split(":")
         candidates = [f"{folder or '.'}/{command}" for folder in folders]
-    problems: list[str] = []
+    obstacle = ""  # the first
     for path in candidates:
-        obstacle = _obstacle(path, is_path=is_path)
-        if obstacle == "":
-            return path
-        if obstacle:
-            problems.append(obstacle if is_path else f"{path} {obstacle}")
-    if problems:
-        raise CommandError(command, True, problems[0])
+        try:
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+            if not is_folder and os.access(path, os.X_OK):
+                return path
+            found = "is a folder" if is_folder else "may not be executed (chmod +x)"
+        except PermissionError:
+            found = "is in a folder that may not be searched"
+        except (OSError, ValueError) as error:  # ValueError: there is a NUL in it
+            code = getattr(error, "errno", errno.ENOENT)
+            if code == errno.ENOENT or (code == errno.ENOTDIR and not is_path):
+                continue
+            found = f"cannot be run: {os.strerror(code)}"
+        obstacle = obstacle or (found if is_path else f"{path} {found}")
+    if obstacle:
+        raise CommandError(command, True, obstacle)
     raise CommandError(command, False, "no such file" if is_path else "command not found in PATH")
-
-
-def _obstacle(path: str, *, is_path: bool) -> str | None:
-    """Why a file cannot be executed; empty when it can, None when there is none."""
-    try:
-        mode = os.stat(path).st_mode
-    except PermissionError:
-        return "is in a folder that may not be searched"
-    except OSError as error:
-        absent = (errno.ENOENT,) if is_path else (errno.ENOENT, errno.ENOTDIR)
-        return None if error.errno in absent else f"cannot be run: {error.strerror}"
-    except ValueError:  # there is a NUL in it
-        return None
-    if stat.S_ISDIR(mode):
-        return "is a folder"
-    return "" if os.access(path, os.X_OK) else "may not be executed (chmod +x)"
 
 
 def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> NoReturn:
     """Replace this process's program: its files, signals and environment stay.
 
     What Python has changed for itself is put back first. ``words`` are the program's name as it
-    was called, and its arguments; it inherits the descriptors in ``keeping``, too.
-
-    Raises:
-        CommandError: the kernel refuses. No descriptor is left to be inherited.
+    was called, and its arguments; it inherits the descriptors in ``keeping``, too. CommandError:
+    the kernel refuses; none of them is left to be inherited.
     """
     ignored = _restore_signals()
     if env.get("LC_CTYPE") in _COERCED_LOCALES:
@@ -107,11 +93,9 @@ def _exec(path: str, words: list[str]) -> NoReturn:
 
 
 def _restore_signals() -> list[signal.Signals]:
-    """Undo what Python did to signals; returns those that it had ignored.
-
-    A parent may have ignored them too, which is unknown by now: subprocess does the same. SIGINT
-    stays ignored where the parent ignores it (a job in the background).
-    """
+    """Undo what Python did to signals; returns those that it had ignored."""
+    # A parent may have ignored them too, which is unknown by now: subprocess does the same. SIGINT
+    # stays ignored where the parent ignores it (a job in the background).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process
     ignored = [one for one in _IGNORED_BY_PYTHON if signal.getsignal(one) is signal.SIG_IGN]

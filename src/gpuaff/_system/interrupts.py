@@ -104,8 +104,10 @@ class _Held:
 class _Region:
     """What is held back in it, or acts at once, did as before outside of it."""
 
-    __slots__ = ("_before", "_outer", "_own")
-    _holds: bool
+    __slots__ = ("_before", "_holds", "_outer", "_own")
+
+    def __init__(self, *, holds: bool) -> None:
+        self._holds = holds
 
     def __enter__(self) -> None:
         global _block
@@ -143,18 +145,14 @@ class _Region:
                 block.deliver()  # what came in the last steps
 
 
-class uninterrupted(_Region):  # noqa: N801 - used like a function, as contextlib.suppress is
+def uninterrupted() -> _Region:
     """A block that no signal handler divides; what came meanwhile is delivered at its end."""
-
-    __slots__ = ()
-    _holds = True
+    return _Region(holds=True)
 
 
-class interruptible(_Region):  # noqa: N801
+def interruptible() -> _Region:
     """A window in such a block, for a wait, a callback or a call into the driver."""
-
-    __slots__ = ()
-    _holds = False
+    return _Region(holds=False)
 
 
 def deliver_pending() -> None:

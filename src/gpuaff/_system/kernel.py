@@ -29,10 +29,7 @@ _MOST_ANCESTORS = 64  # a chain that changes meanwhile may not end
 
 
 class Tree(NamedTuple):
-    """The files of a machine below a root: ``/``, or a copy of another machine's.
-
-    Paths have no leading slash (``sys/devices/…``).
-    """
+    """A machine's files, as ``sys/devices/…``, below ``/`` or a copy of another machine's."""
 
     root: str = "/"
 
@@ -110,11 +107,9 @@ def affinity_or_none(tid: int | None) -> CpuSet | None:
 
 
 def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
-    """Set the CPUs that a thread may run on (0: the calling thread).
-
-    The kernel silently drops CPUs that the cpuset does not grant, so read the mask back. OSError:
-    EINVAL when the cpuset grants none of them, ESRCH when the thread is gone, EPERM.
-    """
+    """Set the CPUs that a thread may run on (0: the calling thread)."""
+    # The kernel silently drops CPUs that the cpuset does not grant, so read the mask back. OSError:
+    # EINVAL when the cpuset grants none of them, ESRCH when the thread is gone, EPERM.
     if not can_pin():
         raise OSError("this system has no sched_setaffinity")
     os.sched_setaffinity(tid, cpus)
@@ -159,10 +154,7 @@ def _stat(what: str) -> tuple[str, list[str]]:
 
 
 def thread_ids() -> list[int] | None:
-    """The ids of this process's threads, in order.
-
-    Also None with the /proc of another PID namespace, whose numbers mean other processes here.
-    """
+    """The ids of this process's threads; None where /proc is not its own PID namespace's."""
     ids = _numbers("proc/self/task")
     return ids if os.getpid() in ids else None
 
@@ -241,11 +233,9 @@ def holds_flock(pid: int, handle: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits to be collected by its parent (a zombie).
-
-    One that /proc does not show (``hidepid``) is there: sending it a signal would find it. One
-    whose main thread alone has ended goes on (``pthread_exit``).
-    """
+    """Whether a process is gone, or only waits to be collected by its parent (a zombie)."""
+    # One that /proc does not show (``hidepid``) is there: sending it a signal would find it. One
+    # whose main thread alone has ended goes on (``pthread_exit``).
     if not 0 < pid <= _HIGHEST_PID:
         return False
     with suppress(PermissionError):  # another user's, so it is there
@@ -258,11 +248,9 @@ def has_ended(pid: int) -> bool:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the kernel is freeing a process's memory and files, and it has not ended yet.
-
-    None of its threads runs its program any more; the main one may be a zombie long before the
-    last has ended. One that /proc does not show (``hidepid``) is not known to be exiting.
-    """
+    """Whether the kernel is freeing a process's memory and files, and it has not ended yet."""
+    # None of its threads runs its program any more; the main one may be a zombie long before the
+    # last has ended. One that /proc does not show (``hidepid``) is not known to be exiting.
     main = thread_facts(pid, pid)  # enough for nearly all processes
     if main is None or not main.exiting:
         return False

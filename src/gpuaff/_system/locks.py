@@ -139,27 +139,18 @@ def _ofd(handle: int, command: int, kind: int, start: int, length: int) -> tuple
 
 
 class FileLock(NamedTuple):
-    """A line of /proc/locks.
+    """A line of /proc/locks."""
 
-    Attributes:
-        kind: ``FLOCK``, ``POSIX`` or ``OFDLCK``.
-        is_write: whether it is exclusive.
-        pid: who has it or waits for it; −1 for OFD locks, 0 outside of this PID namespace.
-        file: the device number and inode of what is locked; see :func:`identity`.
-    """
-
-    kind: str
-    is_write: bool
-    pid: int
-    file: tuple[int, int]
+    kind: str  # ``FLOCK``, ``POSIX`` or ``OFDLCK``
+    is_write: bool  # exclusive
+    pid: int  # who has it or waits for it; −1 for OFD locks, 0 outside of this PID namespace
+    file: tuple[int, int]  # see :func:`identity`
     is_waiting: bool
 
 
 def held_locks(text: str | None = None) -> list[FileLock]:
-    """All locks on files that this process may see, from a text of /proc/locks (None: now's).
-
-    To read that file stops all processors, 20 ms and more on a large machine.
-    """
+    """All locks on files that this process may see, from a text of /proc/locks (None: now's)."""
+    # To read that file stops all processors, 20 ms and more on a large machine
     lines = _LOCK.findall(Tree().read("proc/locks") or "" if text is None else text)
     return [
         FileLock(
@@ -174,11 +165,6 @@ def held_locks(text: str | None = None) -> list[FileLock]:
 
 
 # ---- files ---------------------------------------------------------------------------------------
-
-
-def real_name(path: str) -> str:
-    """A path without links: what /proc calls the open file of a process."""
-    return os.path.realpath(path)
 
 
 def identity(file: str | int) -> tuple[int, int] | None:
@@ -206,11 +192,9 @@ def open_directory(path: str) -> int:
 def open_folder(
     path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
 ) -> int:
-    """Open the folder of the lock files; if it is missing, make it, with one file in it.
-
-    Both appear at once, whatever the umask is and even if the maker is killed. An empty folder
-    could be replaced by another maker's, so it gets the file before it gets its name.
-    """
+    """Open the folder of the lock files; if it is missing, make it, with one file in it."""
+    # Both appear at once, whatever the umask is and even if the maker is killed. An empty folder
+    # could be replaced by another maker's, so it gets the file before it gets its name.
     if not os.path.lexists(path):
         unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
         os.mkdir(unfinished, 0o700)
@@ -234,11 +218,9 @@ def open_folder(
 
 
 def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
-    """Open a file of a folder to lock it; if it is missing, make it with ``size`` bytes.
-
-    One with a size is opened for writing, too. It is opened without O_CREAT, which
-    ``fs.protected_regular`` forbids for other users' files in such a folder.
-    """
+    """Open a file of a folder to lock it; if it is missing, make it with ``size`` bytes."""
+    # One with a size is opened for writing, too. It is opened without O_CREAT, which
+    # ``fs.protected_regular`` forbids for other users' files in such a folder.
     flags = (os.O_RDWR if size else os.O_RDONLY) | _FILE
     try:
         handle = os.open(name, flags, dir_fd=folder)
@@ -276,11 +258,9 @@ def _unfinished(folder: int, name: str, inode: int) -> int:
 
 
 def _make(folder: int, name: str, *, mode: int, size: int = 0, content: bytes = b"") -> None:
-    """Make a file under another name, so that it appears whole; where one exists, that stays.
-
-    It gets its rights, and only then its name, so that neither a umask nor a killed maker leaves
-    one that others cannot open.
-    """
+    """Make a file under another name, so that it appears whole; where one exists, that stays."""
+    # It gets its rights, and only then its name, so that neither a umask nor a killed maker leaves
+    # one that others cannot open
     unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FILE
     handle = os.open(unfinished, flags, mode=0o600, dir_fd=folder)

@@ -68,11 +68,9 @@ def allowed_nodes() -> frozenset[int]:
 
 
 def set_policy(policy: Policy) -> None:
-    """Set the calling thread's policy; threads and processes that it starts later inherit it.
-
-    The kernel silently drops nodes that it does not grant; EINVAL: none is left, or it lacks the
-    mode.
-    """
+    """Set the calling thread's policy; threads and processes that it starts later inherit it."""
+    # The kernel silently drops nodes that it does not grant; EINVAL: none is left, or it lacks the
+    # mode
     mask = _mask(policy.nodes) if policy.nodes else None
     _call(numbers()[1], policy.mode, mask, 0 if mask is None else _count(mask))
 

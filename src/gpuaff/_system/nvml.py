@@ -62,11 +62,7 @@ _NO_SUCH = (_NOT_SUPPORTED, _INVALID_ARGUMENT)
 
 @contextmanager
 def open_session() -> Iterator[Session]:
-    """Start NVML for a block, and find its GPUs.
-
-    Raises:
-        NoDriverError: NVML cannot be used here.
-    """
+    """Start NVML for a block, and find its GPUs; NoDriverError where it cannot be used."""
     nvml, code = _import_pynvml(), None
     try:
         with uninterrupted():  # Ctrl-C inside would leave pynvml's own lock locked
@@ -87,17 +83,12 @@ def open_session() -> Iterator[Session]:
 
 
 class Session:
-    """NVML while it is started; looking makes no CUDA context. See :func:`open_session`.
-
-    Attributes:
-        notes: which GPUs cannot be claimed, and what else failed at the start, in words.
-    """
+    """NVML while it is started; looking makes no CUDA context. See :func:`open_session`."""
 
     def __init__(self, nvml: Any, count: int) -> None:
         self._gpus = [_Gpu(nvml, index) for index in range(count)]
-        for gpu in self._gpus:
-            gpu.identify()
         self._devices = [(*found, gpu) for gpu in self._gpus for found in gpu.devices()]
+        # Which GPUs cannot be claimed, and what else failed at the start, in words.
         self.notes = tuple(note for gpu in self._gpus for note in gpu.notes())
 
     def read_gpus(self, *, links: bool = False) -> tuple[tuple[GpuReading, ...], Matrix | None]:
@@ -110,11 +101,9 @@ class Session:
         return tuple(device for device, _, _ in self._devices)
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """The GPUs that CUDA may count or not: lost, without UUID, in MIG mode without instance.
-
-        One that is lost after the start is among them from then on. One that a device cgroup
-        denies is not, since CUDA does not count it.
-        """
+        """The GPUs that CUDA may count or not: lost, without UUID, in MIG mode without instance."""
+        # One that is lost after the start is among them from then on. One that a device cgroup
+        # denies is not, since CUDA does not count it.
         found = (gpu.left_out() for gpu in self._gpus)
         return tuple(one for one in found if one is not None)
 
@@ -131,11 +120,10 @@ class Session:
 
 
 class _Gpu:
-    """One GPU: queries NVML about it, and keeps what failed, in words.
+    """One GPU: queries NVML about it, and keeps what failed, in words."""
 
-    One that is lost (it has fallen off the bus, or has no handle) is not queried again, since the
-    answer would be the same and may take long. ``code`` is NVML's of the last query.
-    """
+    # One that is lost (it has fallen off the bus, or has no handle) is not queried again, since the
+    # answer would be the same and may take long. ``code`` is NVML's of the last query.
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
@@ -143,9 +131,7 @@ class _Gpu:
         self.handle = self.query("its handle", "nvmlDeviceGetHandleByIndex", of=index)
         self.lost = self.handle is None
         self.denied = self.code == _NO_PERMISSION
-
-    def identify(self) -> None:
-        """Read what does not change: what it is called, and its MIG instances."""
+        # What does not change.
         self.uuid = _text(self.query("UUID", "nvmlDeviceGetUUID"))
         self.name = _text(self.query("name", "nvmlDeviceGetName"))
         pci = self.query("PCI address", "nvmlDeviceGetPciInfo")
@@ -177,10 +163,8 @@ class _Gpu:
             self.problems.append(problem)
 
     def _mig_instances(self) -> list[tuple[MigInstance, Any]] | None:
-        """The MIG instances with their handles, by slot; None when MIG is off (case D2).
-
-        Empty slots are left out, and instances whose UUID or ids are unknown.
-        """
+        """The MIG instances with their handles, by slot; None when MIG is off (case D2)."""
+        # Empty slots are left out, and instances whose UUID or ids are unknown
         modes = self.query("MIG mode", "nvmlDeviceGetMigMode", fine=_ABSENT)
         if modes is None or modes[0] != _MIG_ENABLED:
             return None
@@ -292,11 +276,9 @@ class _Gpu:
     def _processes(
         self, what: str, kind: str, handle: Any, *, fine: tuple[int, ...] = ()
     ) -> dict[int, int | None] | None:
-        """The bytes of each process, where they are known; None when the driver does not say.
-
-        The newest function first: pynvml refuses the name without a version where the driver is
-        older. A process on several MIG instances is listed for each.
-        """
+        """The bytes of each process, where they are known; None when the driver does not say."""
+        # The newest function first: pynvml refuses the name without a version where the driver is
+        # older. A process on several MIG instances is listed for each.
         function = f"nvmlDeviceGet{kind}RunningProcesses"
         found = self.query(what, f"{function}_v3", of=handle, fine=(*fine, _FUNCTION_NOT_FOUND))
         if self.code == _FUNCTION_NOT_FOUND:
@@ -310,11 +292,9 @@ class _Gpu:
         return held
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, int | None]:
-        """Bytes in use, free and in total.
-
-        Only the second version leaves out what the driver keeps for itself (480 MiB of an idle
-        H100). Without it the bytes in use say nothing, but those that are free are right.
-        """
+        """Bytes in use, free and in total."""
+        # Only the second version leaves out what the driver keeps for itself (480 MiB of an idle
+        # H100). Without it the bytes in use say nothing, but those that are free are right.
         what, function = "memory in use", "nvmlDeviceGetMemoryInfo"
         memory = self.query(what, function, _MEMORY_V2, of=handle)
         if memory is not None:
@@ -356,11 +336,9 @@ class _Gpu:
 
 
 def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
-    """How each two GPUs are connected; None when no pair is known.
-
-    NVLinks go before the PCIe path: all pairs of a machine with 4 x H100 share a host bridge and
-    have 18 links, which nvidia-smi calls ``NV18``.
-    """
+    """How each two GPUs are connected; None when no pair is known."""
+    # NVLinks go before the PCIe path: all pairs of a machine with 4 x H100 share a host bridge and
+    # have 18 links, which nvidia-smi calls ``NV18``
     nvlinks = {gpu: gpu.nvlinks() for gpu in gpus if len(gpus) > 1}
     words = {(gpu, gpu): "X" for gpu in gpus}
     for one, other in combinations(gpus, 2):
@@ -382,10 +360,8 @@ _NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandl
 
 
 def _import_pynvml() -> Any:
-    """The module pynvml, if it is nvidia-ml-py's.
-
-    The distribution named pynvml once had a package of that name, which hides the right module.
-    """
+    """The module pynvml, if it is nvidia-ml-py's."""
+    # The distribution named pynvml once had a package of that name, which hides the right module
     try:
         with warnings.catch_warnings():  # its last releases warn, but our callers cannot choose
             warnings.simplefilter("ignore", FutureWarning)
@@ -406,10 +382,8 @@ def _import_pynvml() -> Any:
 
 
 def _call(nvml: Any, function: str, *args: Any) -> tuple[Any, int]:
-    """Call one function: its answer and 0, or None and NVML's code of what went wrong.
-
-    A release of pynvml that lacks the function counts as a driver that lacks it.
-    """
+    """Call one function: its answer and 0, or None and NVML's code of what went wrong."""
+    # A release of pynvml that lacks the function counts as a driver that lacks it
     called = getattr(nvml, function, None)
     if called is None:
         return None, _FUNCTION_NOT_FOUND

@@ -53,17 +53,14 @@ class GpuReading(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What can be claimed: a whole GPU, or one MIG instance of the GPU ``parent`` (its UUID).
-
-    The compute instances of one ``gpu_instance`` share its memory.
-    """
+    """What can be claimed: a whole GPU, or one MIG instance of the GPU ``parent`` (its UUID)."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     uuid: str
     pci_bus_id: str | None = None
     name: str | None = None
     parent: str | None = None
-    gpu_instance: int | None = None
+    gpu_instance: int | None = None  # its compute instances share its memory
 
     @property
     def is_mig(self) -> bool:
@@ -75,14 +72,11 @@ class Device(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A GPU that NVML counts and that cannot be claimed, though this process may use it.
-
-    It is ``cut`` where it is in MIG mode and has no instance; otherwise it does not respond.
-    """
+    """A GPU that NVML counts and that cannot be claimed, though this process may use it."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     why: str
-    cut: bool = False
+    cut: bool = False  # it is in MIG mode and has no instance; otherwise it does not respond
 
     def __str__(self) -> str:
         return f"GPU {self.index} is left out: {self.why}"
@@ -98,13 +92,11 @@ class ComputeMode(str, Enum):
 
 
 class DeviceReading(NamedTuple):
-    """How a device is used.
-
-    Processes are listed with the bytes that each has (None: unknown), by their ids in the first PID
-    namespace (case E15). One may compute and draw.
-    """
+    """How a device is used."""
 
     device: Device
+    # The bytes that each process has (None: unknown), by its id in the first PID namespace (case
+    # E15). One may compute and draw.
     compute: Mapping[int, int | None] | None = None  # those with a CUDA context
     graphics: Mapping[int, int | None] | None = None
     used: int | None = None  # in bytes, without what the driver keeps for itself
@@ -118,10 +110,8 @@ class DeviceReading(NamedTuple):
 
 
 def pci_address(text: str | None) -> str | None:
-    """A PCI address as sysfs spells it: NVML's ``00000000:07:00.0`` is ``0000:07:00.0`` there.
-
-    The domain keeps at least four digits (``10001:00:00.0``). None when it is no PCI address.
-    """
+    """NVML's ``00000000:07:00.0`` as sysfs spells it, ``0000:07:00.0``; None when it is none."""
+    # The domain keeps at least four digits (``10001:00:00.0``)
     match = _PCI_ADDRESS.fullmatch((text or "").strip().lower())
     if match is None:
         return None

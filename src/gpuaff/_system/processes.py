@@ -12,22 +12,13 @@ from gpuaff.errors import GpuaffError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A process, as it describes itself: its starter has chosen the command. None is unknown.
+    """A process, as it describes itself: its starter has chosen the command. None is unknown."""
 
-    Attributes:
-        pid: its id; where it is not visible here, that of its own PID namespace.
-        command: its program, without the folder, and its arguments; its name where this user may
-            not read those.
-        since: when it started, in seconds since 1970; of a claimer or waiter, when it began to
-            hold or wait.
-        exiting: whether the kernel is about to free all that it holds.
-    """
-
-    pid: int | None = None
-    command: str | None = None
+    pid: int | None = None  # where it is not visible here, that of its own PID namespace
+    command: str | None = None  # its arguments, too; its name where this user may not read those
     user: str | None = None
-    since: float | None = None
-    exiting: bool = False
+    since: float | None = None  # in seconds since 1970; of claimers and waiters, of that
+    exiting: bool = False  # the kernel is about to free all that it holds
 
 
 def look_up(pid: int) -> ProcessInfo | None:
@@ -58,10 +49,7 @@ def user_name(uid: int) -> str:
 
 
 def caller_and_descendants() -> list[int]:
-    """The ids of this process's parent and its descendants, without this one and its own.
-
-    They ascend; some may have ended meanwhile. GpuaffError: the parent is not visible.
-    """
+    """This process's parent and its descendants, ascending, without this one and its own."""
     me, caller = os.getpid(), os.getppid()
     lines = {pid: {pid, *kernel.ancestors(pid)} for pid in kernel.process_ids()}
     if caller not in lines:

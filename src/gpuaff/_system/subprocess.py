@@ -15,10 +15,7 @@ def output_of(*command: str, seconds: float) -> str:
     """What a program, searched on PATH, prints to either stream within so many seconds.
 
     It gets no input and none of our files. When it takes too long, it and all that it has started
-    are killed.
-
-    Raises:
-        ProgramError: it is missing, takes too long or fails.
+    are killed. ProgramError: it is missing, takes too long or fails.
     """
     import subprocess  # most runs start no program
 

@@ -16,12 +16,10 @@ from gpuaff.topology.model import Topology
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores of which a process may use at least one CPU.
+    """The cores of which a process may use at least one CPU; a *place* is a position here.
 
-    A core's *place* is its position here; places compare as gpu_affinity orders cores
-    (gpu-affinity rule 1): by the lowest CPU id of the whole core, allowed or not. On hybrid
-    processors the fast cores come before all slow ones (case G5). Where ranks may use different
-    siblings of a core, it has a place for each piece: see :func:`split_siblings`.
+    They are ordered by the lowest CPU id of the whole core, allowed or not (gpu-affinity rule 1),
+    fast cores before slow ones (case G5). :func:`split_siblings` gives a core several places.
     """
 
     cpus: tuple[CpuSet, ...]  # the allowed CPUs of each core, or piece of one, by its place
@@ -40,11 +38,7 @@ class Cores:
         }
 
     def places(self, cpus: CpuSet) -> tuple[int, ...]:
-        """The places, ascending, of the cores that hold any of these allowed CPUs.
-
-        A core counts whole even where only some of its siblings are named: its CPUs are
-        never split between two processes.
-        """
+        """The places, ascending, of the cores that hold any of these allowed CPUs."""
         return tuple(sorted(set(map(self._place_of.__getitem__, cpus))))
 
     def places_within(self, cpus: CpuSet, allowed: CpuSet) -> tuple[int, ...]:
@@ -67,11 +61,7 @@ class Cores:
 
 
 def allowed_cores(topology: Topology, allowed: CpuSet) -> Cores:
-    """The cores of a machine that hold any of these CPUs.
-
-    Where the machine's cores are unknown, or a CPU is in none of them, the CPU counts as a
-    core of its own.
-    """
+    """The cores of a machine that hold any of these CPUs; a CPU in no known core is its own."""
     known = [core for core in topology.cores or () if core]
     known += [frozenset((cpu,)) for cpu in allowed.difference(*known)]
     cpus = [core for core in map(allowed.__and__, sorted(known, key=min)) if core]
@@ -84,10 +74,9 @@ def allowed_cores(topology: Topology, allowed: CpuSet) -> Cores:
 def split_siblings(cores: Cores, masks: Iterable[tuple[CpuSet, CpuSet]]) -> Cores:
     """Give a place to every *piece* of a core: those of its CPUs that the same ranks may have.
 
-    With masks of their own, one rank may have CPU 0 and another its sibling 64: neither then gets
-    a CPU outside its mask, and both CPUs are used. Masks of whole cores, which is what schedulers
-    give, split nothing. ``masks`` has for each rank the CPUs that it may use and those of them
-    that it wants; the siblings of a wanted CPU are wanted too.
+    One rank may have CPU 0 and another its sibling 64; masks of whole cores split nothing.
+    ``masks`` has for each rank the CPUs that it may use and those of them that it wants; the
+    siblings of a wanted CPU are wanted too.
     """
     each = [(allowed, cores.places(allowed), cores.places(near)) for allowed, near in set(masks)]
     torn = {at for mask, places, _ in each for at in places if not cores.cpus[at] <= mask}
@@ -122,16 +111,11 @@ def keep_whole(wanted: Sequence[frozenset[int]], cores: Cores) -> list[frozenset
 
 
 def workers_parts(cores: Sequence[CpuSet], workers: int) -> tuple[CpuSet, ...]:
-    """Cut cores (at least one) among workers, and leave the first one to their main process.
+    """Cut cores (at least one) into blocks for workers; of several the first stays out.
 
-    The first core stays out where there are at least two: it is a fast one on hybrid processors
-    (case G5), and the main process, which feeds the GPU, is what all workers wait for.
-
-    Workers get blocks of neighbouring cores, which mostly share caches; their sizes differ by one
-    core at most. Where there are more workers than cores, cores and workers are cut into as many
-    groups as both can be divided by, and the workers of a group share its cores: a DataLoader
-    takes its batches in turn, so it is as slow as its slowest worker, and of three workers on two
-    cores, each on one, two would be slow.
+    That is the main process's, which all workers wait for, and a fast one on hybrid processors
+    (case G5). Where there are more workers than cores, groups of them share groups of cores, all
+    alike: a DataLoader takes its batches in turn, so it is as slow as its slowest worker.
     """
     rest = cores[1:] or cores
     groups = workers if workers <= len(rest) else gcd(workers, len(rest))
@@ -191,16 +175,13 @@ def in_l3_domains(
 
 
 def by_l3(topology: Topology, cores: Cores) -> Fill:
-    """:func:`in_l3_domains` of a machine; :func:`in_blocks` where its domains are unknown.
-
-    A core in no domain is one of its own.
-    """
+    """:func:`in_l3_domains` of a machine; :func:`in_blocks` where its domains are unknown."""
     if not topology.l3:
         return in_blocks
     domain_of = {cpu: number for number, cpus in enumerate(topology.l3) for cpu in cpus}
     lone = len(topology.l3)
     pairs = zip(cores.core_of, map(min, cores.cpus), strict=True)
-    l3_of = [domain_of.get(cpu, lone + core) for core, cpu in pairs]
+    l3_of = [domain_of.get(cpu, lone + core) for core, cpu in pairs]  # in none: one of its own
     return partial(in_l3_domains, l3_of=l3_of)
 
 
@@ -221,13 +202,8 @@ class Cutter(NamedTuple):
         return self._replace(fill=in_blocks) if self.contiguous else self
 
     def kinds(self, places: Sequence[int], parts: int) -> list[tuple[int, ...]]:
-        """The lists that are cut on their own: fast and slow cores (case G5).
-
-        With fewer fast cores than parts there is one list: otherwise some parts would be empty
-        while cores are left.
-        """
+        """The lists that are cut on their own: fast and slow cores, if each part can have both."""
         fast = bisect_left(places, self.slow_from)
-        # Every part then has fast cores, and none has slow ones only.
         if parts <= fast < len(places):
             return [tuple(places[:fast]), tuple(places[fast:])]
         return [tuple(places)]
@@ -274,11 +250,7 @@ Group = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def fair_shares(wanted: Sequence[frozenset[int]], fill: Fill) -> list[tuple[int, ...]]:
-    """Share out the cores that each claimant may have; earlier claimants win ties.
-
-    Every wanted core is in exactly one share; shares are ascending, and empty only where more
-    claimants than cores compete.
-    """
+    """Share out the cores that each claimant may have, each once; earlier claimants win ties."""
     groups = group_cores(wanted)
     flow = _Flow(groups, len(wanted))
     shares: list[list[int]] = [[] for _ in wanted]

@@ -26,11 +26,9 @@ _NONE: CpuSet = frozenset()
 def gpu_domains(topology: Topology) -> Mapping[int, CpuSet]:
     """The CPUs of each GPU's domain, by the GPU's physical index.
 
-    A domain is empty where more accelerators share local CPUs than these have cores, and none are
-    left elsewhere. A GPU that is not among ``topology.accelerators`` (sysfs does not show it)
-    has no entry. Where the source does not show the accelerators (None: pasted and shipped
-    descriptions) the described GPUs count as such; the live machine must have been observed
-    with them, or jobs would go by what each one's driver shows it.
+    It is empty where there are more accelerators than cores; a GPU that sysfs does not show has
+    no entry. In pasted and shipped descriptions (accelerators None) the GPUs count as such; the
+    live machine must have been observed with accelerators, or jobs would go by their drivers.
     """
     if topology.accelerators is None:  # the order of indices is the order of PCI addresses
         gpus = sorted(topology.gpu_by_index.items())
@@ -93,15 +91,10 @@ def confine(
     allowed: Sequence[CpuSet],
     granted: Sequence[CpuSet],
 ) -> tuple[Sequence[CpuSet], int | None, list[Notice]]:
-    """Keep each rank inside the domain of its GPU; all of them or none.
+    """What each rank may use inside the domain of its GPU, the rule's version, and warnings.
 
-    A domain counts only where a rank was granted the whole of it: inside a part of it that another
-    program has chosen, jobs can't tell which of them keep to it. ``allowed`` is what each rank was
-    granted, or less (``cpus=``).
-
-    Returns:
-        What each rank may use then, the version of the rule (None where nothing has changed),
-        and the warnings.
+    All ranks or none (version None): inside a part of a domain that another program has chosen,
+    jobs can't tell which of them keep to it. ``allowed`` is what was granted, or less (``cpus=``).
     """
     found = gpu_domains(topology)
     reasons = (unusable_reason(found, *pair) for pair in zip(gpus, granted, strict=True))

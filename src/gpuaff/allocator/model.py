@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -15,17 +14,11 @@ from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist
 from gpuaff.errors import InvalidOptionError
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Source
+from gpuaff.topology.model import Word as Word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-
-class Word(str, Enum):
-    """An enum member that is, prints and compares as its string."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 class Mode(Word):
@@ -92,11 +85,7 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, nproc: object, **given: object) -> Options:
-        """Check what a caller gave; words may be given as strings.
-
-        Invalid options raise, also where pinning is best effort: a typing error must not end as a
-        silently different plan.
-        """
+        """Check what a caller gave. What is invalid raises, also where pinning is best effort."""
         ranks = options.count("nproc", nproc)
         masks = given.pop("rank_allowed", None)
         found: dict[str, Any] = {name: READERS[name](name, value) for name, value in given.items()}

@@ -108,8 +108,7 @@ def _islands(job: Job) -> list[_Even | _Fair]:
 def _clean_nodes(job: Job, groups: Sequence[_Group]) -> list[_Group]:
     """The nodes of a socket, if rule 4 applies; else none.
 
-    It does where all GPUs have the whole socket, nodes lie inside it and apart from each other,
-    and each has a core for every rank.
+    They must lie inside it, apart from each other, and each have a core for every rank.
     """
     if job.options.scope is not Scope.SOCKET or len(groups) > 1:
         return []
@@ -125,11 +124,9 @@ def _clean_nodes(job: Job, groups: Sequence[_Group]) -> list[_Group]:
 def distribute(
     socket: Iterable[int], node_cores: Iterable[int]
 ) -> tuple[Mapping[int, tuple[int, ...]], tuple[int, ...]]:
-    """Distribute a socket's other cores, ascending and round-robin, to its node cores, ascending.
+    """Distribute a socket's other cores round-robin to its node cores (gpu-affinity rule 4).
 
-    This is gpu-affinity rule 4: the partition is made over node cores, and each of them brings
-    along the cores that were distributed to it. Cores that make no full round belong to no node
-    core, or the lowest would have them all; they come second.
+    Cores that make no full round belong to no node core, and come second.
     """
     takers = sorted(node_cores)
     others = sorted(set(socket).difference(takers))
@@ -207,11 +204,9 @@ class _Even:
         return self._cut(None if size is None else max(self._least, -(-size // self._each)))
 
     def _cut(self, size: int | None, *, by_rank: bool = False) -> Iterator[tuple[int, Assignment]]:
-        """Cut each node; a share has with it what is distributed to a block of its size.
-
-        Its node cores are another list than that block where they are whole L3 domains. First
-        come the node cores, then all that a first round brought, …: trimming keeps node cores.
-        """
+        """Cut each node; a share has with it what is distributed to a block of its size."""
+        # Node cores come first, then what each round brought: trimming keeps node cores. They are
+        # another list than the block where they are whole L3 domains.
         for node in self._nodes:
             own = self._cut_node(node, size, self._cutter, by_rank=by_rank)
             blocks = self._cut_node(node, size, self._cutter.in_blocks, by_rank=by_rank)
@@ -223,11 +218,7 @@ class _Even:
     def _cut_node(
         self, node: _Group, size: int | None, cutter: Cutter, *, by_rank: bool
     ) -> Iterator[tuple[int, Assignment]]:
-        """Equal parts are cut rank by rank.
-
-        Others are cut GPU by GPU, and then again for the ranks on each; unless only rank by rank
-        there is enough: five cores for the five ranks on four GPUs, of which one has two.
-        """
+        """Cut equal parts rank by rank; others GPU by GPU, if there is enough, then by rank."""
         suffice = cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
         enough = len(node.by_gpu) <= len(node.cores)
         if by_rank or (enough and not (size is None and suffice)):
@@ -247,10 +238,7 @@ class _Even:
     def _grown(
         self, assigned: Iterable[tuple[int, Assignment]]
     ) -> Iterator[tuple[int, Assignment]]:
-        """The cores that are in no share yet go to the smallest shares.
-
-        What a rank has already no other rank wants: it keeps that, and it counts.
-        """
+        """The cores that are in no share yet go to the smallest shares."""
         found = dict(assigned)
         ranks = [*chain(*sorted(chain(*(node.ranks for node in self._nodes))))]
         shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
@@ -303,8 +291,7 @@ def _pick(job: Job, placements: Sequence[Placement]) -> Assignments:
 def _pick_single(job: Job, placements: Sequence[Placement]) -> Assignments:
     """Every rank gets the first core near its GPU; unique: the first one not yet taken.
 
-    A rank that finds none shares one. Ranks that share begin at another core each, as in the
-    other unique modes. Of a core in pieces, the first that is wholly free comes before others.
+    Ranks that find none share, each from another core on. Cores without taken pieces come first.
     """
     anyones, core_of = _node_cores(job), job.cores.core_of
     taken: set[int] = set()

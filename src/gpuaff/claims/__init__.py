@@ -46,10 +46,6 @@ def claim_gpus(
     context, as of any running job. Without a context (``placeholder=None``) the claim is exclusive
     among users of gpuaff only, until CUDA starts.
 
-    A GPU is free when it is not leased, no other process computes on it, all memory in use is
-    explained by visible processes, and its compute mode allows one more process; the documentation
-    has the rules. Graphics processes are ignored.
-
     A claim gets all GPUs that were requested, or raises and leaves everything as it was. Inside a
     claim (in a rank that ``gpuaff run`` or a claiming parent has started) GPUs come from that
     claim, never from the machine.
@@ -68,10 +64,9 @@ def claim_gpus(
         candidates: choose among these; named likewise.
         min_free_memory: bytes of memory that must be free on each.
         max_utilization: the highest recent utilization of each, in percent.
-        visible: how ``CUDA_VISIBLE_DEVICES`` is written: by ``"index"``, with
-            ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, or by ``"uuid"``, as MIG instances always are, and
-            all GPUs beside one that does not respond. None leaves it as it is: then use the
-            ordinals of :attr:`Claim.gpus`.
+        visible: how ``CUDA_VISIBLE_DEVICES`` is written: by ``"index"`` or by ``"uuid"``, as it
+            always is for MIG instances, and beside a GPU that does not respond. None leaves it as
+            it is: then use the ordinals of :attr:`Claim.gpus`.
         pin: also put the process on the CPUs that belong to these GPUs, which other claims do not
             use: :func:`set_affinity` then stays inside.
         own_is_free: whether a GPU counts as free on which only this process, its children or its
@@ -82,17 +77,10 @@ def claim_gpus(
         The claim. It lasts even when it is not kept; :func:`current_claim` returns it as well.
 
     Raises:
-        InvalidOptionError: an argument is invalid, or names a GPU that does not exist.
-        NoDriverError: NVML cannot be used here.
-        NotEnoughGpusError: there are fewer GPUs, or fewer are allowed, than were requested.
         GpusBusyError: they are not free; the message has the holder of each.
         ClaimTimeoutError: they did not become free in time.
-        CudaInitializedError: CUDA is already initialised in this process.
-        AlreadyClaimedError: this process has a claim.
-        ClaimLostError: another process has come onto a GPU meanwhile; start the process again.
-        PlaceholderError: a GPU could not be occupied. A function's own error is raised unchanged.
-        LockDirectoryError: the files that coordinate claims cannot be used.
-        ClaimError: ``GPUAFF_CLAIM`` names a claim that is over.
+        GpuaffError: another reason; the documentation of claims has a table of all errors. What a
+            ``placeholder`` function raises comes unchanged.
     """
     arguments = dict(locals())  # all of them, by name
     claim = None

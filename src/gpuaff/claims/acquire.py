@@ -6,19 +6,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple
 
 from gpuaff._system import cuda, env
 from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims import candidates
 from gpuaff.claims.attempts import Attempts, Obtained
-from gpuaff.claims.candidates import Limits, Request, VisibleAs, parse_request
-from gpuaff.claims.claim import Claim, Undo, only_one_claim, state
+from gpuaff.claims.candidates import Request, Supply, VisibleAs, parse_request
+from gpuaff.claims.claim import Claim, only_one_claim, state
 from gpuaff.claims.devices.conflicts import SecondLook, backing_off
-from gpuaff.claims.devices.probe import Probe
-from gpuaff.claims.devices.selection import observe_connections
 from gpuaff.claims.locking import registry
-from gpuaff.claims.model import ClaimedGpu, Demand, Device, LeftOut
+from gpuaff.claims.model import ClaimedGpu, Device, LeftOut
 from gpuaff.claims.placeholder import Placeholder, cuda_already_initialized, numbers_of, occupy
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import (
@@ -37,11 +34,6 @@ from gpuaff.notices import Notice
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
-_MAY_COUNT = (
-    f"CUDA may count such a GPU or not, so {VISIBLE} names the claimed GPUs by UUID, and numbers "
-    "in it were read as nvidia-smi's; look for Xid in dmesg, and reset the GPU or reboot"
-)
-
 
 def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) -> Claim:
     """Do what :func:`gpuaff.claim_gpus` promises, where no signal handler interrupts.
@@ -56,60 +48,46 @@ def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) ->
     with only_one_claim():
         if state.cuda_bound_gpus is None and (why := cuda_already_initialized()):
             raise CudaInitializedError(why)
-        with (
-            backing_off(),
-            open_session() as session,
-            ExitStack() as until_occupied,
-            Undo() as undo,
-        ):
+        with backing_off(), open_session() as session, ExitStack() as undo:
             end_prewarm()
             try:
-                basis = _observe(session, request)
-                attempts = _attempts(basis, until_occupied)
-                _refuse_unknown_order(basis)
+                attempts = _attempts(session, request)
+                _refuse_unknown_order(attempts)
                 undo.callback(attempts.release)
                 obtained = attempts.obtain()
             except (GpusBusyError, NotEnoughGpusError):
                 if inherited.imports_script() and inherited.claim_in_environment()[0] is not None:
                     _warn(inherited.IMPORTED)
                 raise
-            state.claim = _complete(basis, attempts, obtained, undo)
+            state.claim = _complete(attempts, obtained, undo)
             return state.claim
 
 
 def preview(arguments: Mapping[str, object]) -> tuple[Device, ...]:
     """The devices that ``claim_gpus`` would take now, in CUDA's order. Nothing is locked."""
     request = parse_request(**arguments)
-    with open_session() as session, ExitStack() as until_occupied:
-        return _attempts(_observe(session, request), until_occupied).preview()
+    with open_session() as session:
+        return _attempts(session, request).preview()
 
 
 # Before the devices are leased.
 
 
-class _Basis(NamedTuple):
-    """What a claim is made from; ``devices`` are all that can be claimed on this machine."""
-
-    session: Session
-    devices: tuple[Device, ...]
-    request: Request
-    limits: Limits
-
-
-def _observe(session: Session, request: Request) -> _Basis:
+def _attempts(session: Session, request: Request) -> Attempts:
     devices, left_out = _devices(session)
-    limits = Limits(
+    supply = Supply(
+        devices=devices,
+        left_out=left_out,
         visible=env.get(VISIBLE),
         device_order=env.get(ORDER),
         granted=granted(may_ask=request.count is None),  # qstat is run only for a count
         parent=_parent_claim(),
-        left_out=left_out,
     )
     if request.count is None:
-        shown, _ = candidates.allowed_devices(devices, limits)
-        all_ranks = sharers(ranks(), visible=len(shown), claim=limits.parent)
-        limits = limits._replace(sharers=all_ranks)
-    return _Basis(session, devices, _for_bound_cuda(request, devices), limits)
+        shown, _ = candidates.allowed_devices(supply)
+        all_ranks = sharers(ranks(), visible=len(shown), claim=supply.parent)
+        supply = supply._replace(sharers=all_ranks)
+    return Attempts(session, _for_bound_cuda(request, supply), supply)
 
 
 def _devices(session: Session) -> tuple[tuple[Device, ...], tuple[LeftOut, ...]]:
@@ -125,14 +103,15 @@ def _parent_claim() -> ParentClaim | None:
     parent, notice = inherited.claim_in_environment()
     if notice is not None:
         raise ClaimError(notice.message)
-    if parent is None:
-        return None
-    for entry in registry.entries():
-        writer = entry.slot, entry.waits, entry.pid, entry.start or 0  # without /proc: not known
-        # The GPUs in this order, by which the ranks know which byte stands for which device.
-        expected = parent.slot, False, parent.pid, parent.started
-        if writer == expected and entry.devices == parent.uuids:
-            return parent
+    # The GPUs in this order, by which the ranks know which byte stands for which device. Without
+    # /proc a start is not known.
+    claims = (
+        ParentClaim(entry.slot, entry.pid or 0, entry.start or 0, entry.devices)
+        for entry in registry.entries()
+        if not entry.waits
+    )
+    if parent is None or parent in claims:
+        return parent
     raise ClaimError(
         f"{CLAIM_VARIABLE} says that this process runs inside a claim of process {parent.pid}, "
         "which is over (or was made with another GPUAFF_LOCK_DIR); to claim from the machine "
@@ -140,7 +119,7 @@ def _parent_claim() -> ParentClaim | None:
     )
 
 
-def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
+def _for_bound_cuda(request: Request, supply: Supply) -> Request:
     """After an earlier claim CUDA shows its GPUs for good: only those can be claimed."""
     if state.cuda_bound_gpus is None:
         return request
@@ -148,7 +127,7 @@ def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     uuids = tuple(gpu.uuid for gpu in state.cuda_bound_gpus)
     option = "candidates" if request.gpus is None else "gpus"
     names = request.gpus or request.candidates or uuids
-    named = {device.uuid for device in candidates.named_devices(option, names, devices)}
+    named = {device.uuid for device in candidates.named_devices(option, names, supply)}
     if request.count not in (None, len(uuids)) or not named.issuperset(uuids):
         raise CudaInitializedError(
             f"CUDA was started under an earlier claim of this process, of {', '.join(uuids)}, and "
@@ -159,26 +138,13 @@ def _for_bound_cuda(request: Request, devices: Sequence[Device]) -> Request:
     return replace(request, gpus=uuids, candidates=None, count=len(uuids))
 
 
-def _attempts(basis: _Basis, until_occupied: ExitStack) -> Attempts:
-    """The attempts to lease devices, with how these are connected where that decides."""
-    session, request = basis.session, basis.request
-    found = candidates.find_candidates(basis.devices, request, basis.limits)
-    devices = found.devices
-    demand = Demand(request.min_free_memory, request.max_utilization)
-    probe = Probe(session, devices, demand=demand, own_is_free=request.own_is_free)
-    is_open = request.gpus is None and found.wanted < len(devices)
-    are_whole = not any(device.is_mig for device in devices)
-    topology = observe_connections(session) if is_open and are_whole else None
-    return Attempts(probe, request, found, basis.limits.parent, topology, until_occupied)
-
-
-def _refuse_unknown_order(basis: _Basis) -> None:
+def _refuse_unknown_order(attempts: Attempts) -> None:
     """Without our variables, only CUDA itself knows how it numbers GPUs that differ (D6)."""
-    request = basis.request
+    request = attempts.request
     is_set = request.visible is not None or state.cuda_bound_gpus is not None
     if is_set or isinstance(request.placeholder, Placeholder):
         return
-    for note in candidates.shown_by_cuda(basis.devices, basis.limits)[1]:
+    for note in candidates.shown_by_cuda(attempts.supply)[1]:
         if note.code in ("visible-lost", "visible-order"):
             unknown = f"before CUDA is started, its numbers are not known: {note.message}"
             raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
@@ -187,14 +153,19 @@ def _refuse_unknown_order(basis: _Basis) -> None:
 # From leased devices to the claim.
 
 
-def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo) -> Claim:
+def _complete(attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
-    request = basis.request
+    request = attempts.request
     second_look = SecondLook(attempts.probe, obtained.devices)
-    _, left_out = _devices(basis.session)  # again: one may be lost by now
-    _export(_variables(basis, obtained, by_uuid=bool(left_out)), undo)
-    numbered = zip(obtained.devices, _ordinals(basis, obtained.devices), strict=True)
-    gpus = tuple(ClaimedGpu.of(device, ordinal) for device, ordinal in numbered)
+    _, left_out = _devices(attempts.session)  # again: one may be lost by now
+    variables = _variables(attempts, obtained, by_uuid=bool(left_out))
+    undo.callback(_restore, variables, {name: env.get(name) for name in variables})
+    for name, value in variables.items():
+        env.put(name, value)
+    gpus = tuple(
+        ClaimedGpu(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
+        for d, local in zip(obtained.devices, _ordinals(attempts, obtained.devices), strict=True)
+    )
     grant = None
     if request.pin:  # first: CUDA allocates memory there
         from gpuaff.pinning.grant import take_grant
@@ -206,19 +177,28 @@ def _complete(basis: _Basis, attempts: Attempts, obtained: Obtained, undo: Undo)
     ordinals = None if is_alone else [gpu.local for gpu in gpus]
     uuids = [gpu.uuid for gpu in gpus]
     placeholders, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
-    if is_started and basis.limits.parent is None:
+    if is_started and attempts.supply.parent is None:
         second_look.refuse_others()
-    more = _pinned_far(gpus) if grant is None else grant.warnings
     lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
-    if lost and request.visible is not None:
-        more = (*_warn(Notice("visible-lost", f"{lost}. {_MAY_COUNT}")), *more)
-    warnings = (*attempts.warnings, *more)
-    return Claim(gpus, placeholders, warnings, obtained, grant, undo.pop_all())
+    message = (
+        f"{lost}. CUDA may count such a GPU or not, so {VISIBLE} names the claimed GPUs by UUID, "
+        "and numbers in it were read as nvidia-smi's; look for Xid in dmesg, and reset the GPU or "
+        "reboot"
+    )
+    is_lost = lost and request.visible is not None
+    warnings = (
+        *attempts.warnings,
+        *(_warn(Notice("visible-lost", message)) if is_lost else ()),
+        *(_pinned_far(attempts.session, gpus) if grant is None else grant.warnings),
+    )
+    cpus = grant.cpus if grant is not None and grant.pinned else None
+    attempts.until_occupied.close()
+    return Claim(gpus, placeholders, warnings, cpus, obtained, undo.pop_all())
 
 
-def _variables(basis: _Basis, obtained: Obtained, *, by_uuid: bool) -> dict[str, str]:
+def _variables(attempts: Attempts, obtained: Obtained, *, by_uuid: bool) -> dict[str, str]:
     """The variables that a claim sets, for this process and its children."""
-    me, devices, visible = registry.about_me(), obtained.devices, basis.request.visible
+    me, devices, visible = registry.about_me(), obtained.devices, attempts.request.visible
     names = uuids = tuple(device.uuid for device in devices)
     claim = ParentClaim(obtained.slot.number, me["pid"], me["start"] or 0, uuids)
     variables = {CLAIM_VARIABLE: str(claim)}
@@ -226,35 +206,28 @@ def _variables(basis: _Basis, obtained: Obtained, *, by_uuid: bool) -> dict[str,
         return variables
     # A GPU that cannot be claimed leaves a gap in our numbers, and perhaps not in CUDA's.
     if not (by_uuid or visible is VisibleAs.UUID or any(one.is_mig for one in devices)):
-        places = sorted({device.index for device in basis.devices})  # as CUDA counts them
+        places = sorted({device.index for device in attempts.supply.devices})  # as CUDA counts them
         names = tuple(str(places.index(device.index)) for device in devices)
     return {**variables, VISIBLE: ",".join(names), ORDER: "PCI_BUS_ID"}
 
 
-def _export(variables: Mapping[str, str], undo: Undo) -> None:
-    before = {name: env.get(name) for name in variables}
-
-    def restore() -> None:
-        for name, value in variables.items():
-            if env.get(name) == value:  # the program has not changed it since
-                env.put(name, before[name])
-
-    undo.callback(restore)
+def _restore(variables: Mapping[str, str], before: Mapping[str, str | None]) -> None:
     for name, value in variables.items():
-        env.put(name, value)
+        if env.get(name) == value:  # the program has not changed it since
+            env.put(name, before[name])
 
 
-def _ordinals(basis: _Basis, devices: Sequence[Device]) -> Sequence[int]:
+def _ordinals(attempts: Attempts, devices: Sequence[Device]) -> Sequence[int]:
     """CUDA's numbers of the claimed devices in this process."""
-    kind = basis.request.placeholder
+    kind = attempts.request.placeholder
     if state.cuda_bound_gpus is not None:
         known = {gpu.uuid: gpu.local for gpu in state.cuda_bound_gpus}
         return [known[device.uuid] for device in devices]
-    if basis.request.visible is not None:
+    if attempts.request.visible is not None:
         return range(len(devices))
     if isinstance(kind, Placeholder):
         return numbers_of([device.uuid for device in devices], str(kind))
-    shown, _ = candidates.shown_by_cuda(basis.devices, basis.limits)
+    shown, _ = candidates.shown_by_cuda(attempts.supply)
     hidden = [device.uuid for device in devices if device not in shown]
     if hidden:  # a MIG instance beside whole GPUs
         expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"
@@ -271,7 +244,7 @@ def _remember_bound_gpus(gpus: tuple[ClaimedGpu, ...]) -> None:
 # Warnings.
 
 
-def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
+def _pinned_far(session: Session, gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     """Warn when the process was pinned before, and not near the GPUs that it got.
 
     Not of a GPU whose near CPUs this process may not use at all: there is no remedy.
@@ -280,18 +253,13 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     process = None if pinning is None else pinning.remembered()
     if process is None or process.share is None:
         return ()
-    from gpuaff.allocator.model import Scope
-    from gpuaff.allocator.placement import Neighbourhood
-    from gpuaff.topology.live import observe
-
-    topology = observe(links=False, accelerators=False)
-    search = Neighbourhood(topology, topology.cpus)
-    far = []
-    for index in sorted({gpu.index for gpu in gpus} & topology.gpu_by_index.keys()):
-        near = search.near(topology.gpu_by_index[index], Scope.NODE)
-        within_reach = near.is_local and not near.cpus.isdisjoint(process.original)
-        if within_reach and near.cpus.isdisjoint(process.share):
-            far.append(f"GPU {index} ({format_cpulist(near.cpus)})")
+    claimed = {gpu.index for gpu in gpus}
+    near = {one.index: one.node_cpus or frozenset() for one in session.read_gpus()[0]}
+    far = [
+        f"GPU {index} ({format_cpulist(near[index])})"
+        for index in sorted(claimed & near.keys())
+        if near[index] & process.original and not near[index] & process.share
+    ]
     if not far:
         return ()
     message = (
@@ -302,8 +270,8 @@ def _pinned_far(gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
     return _warn(Notice("pinned-far", message))
 
 
-def _warn(notice: Notice) -> tuple[Notice, ...]:
+def _warn(notice: Notice) -> tuple[Notice]:
     from gpuaff.pinning.state import say
 
-    say((notice,), rank=None)
+    say([notice])
     return (notice,)

@@ -8,6 +8,7 @@ it holds the GPU.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,24 +16,24 @@ from typing import NamedTuple
 
 from gpuaff._system import kernel, locks
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.candidates import Candidates, Request
+from gpuaff.claims.candidates import Request, Supply, find_candidates
 from gpuaff.claims.devices.occupancy import EXITS, STEP, Settling
 from gpuaff.claims.devices.probe import Probe, describe
-from gpuaff.claims.devices.selection import choose
+from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import queue, registry, safe_gpu
-from gpuaff.claims.locking.guard import guarded
+from gpuaff.claims.locking.directory import guarded
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.locking.queue import Place, who
 from gpuaff.claims.locking.registry import PART_COUNT, PARTS, Entry, Slot, ending, stopped
-from gpuaff.claims.model import Device, Usage, Waiting
+from gpuaff.claims.model import Demand, Device, DeviceReading, Usage, Waiting
 from gpuaff.errors import ClaimError, ClaimTimeoutError, GpusBusyError, NotEnoughGpusError
 from gpuaff.formatting import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpuaff._system.nvml import Session
     from gpuaff.launch.inherited import ParentClaim
     from gpuaff.notices import Notice
-    from gpuaff.topology.model import Topology
 
 # A process without a lease that comes in this time is found by the look after occupying.
 _FRESH = 0.3
@@ -41,44 +42,66 @@ _FRESH = 0.3
 _REMEDY = "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
 
 
-class SubLease:
+# Bytes, not flocks: the parent claim holds those, and one cannot be divided.
+class SubLease(Lease):
     """Devices of the parent claim that this process has locked, through its slot's open file."""
 
-    # Bytes, not leases: the parent claim holds those, and a flock cannot be divided.
-    fds = ()  # those of the slot
-
     def __init__(self, parent: ParentClaim, slot: Slot) -> None:
-        first = PARTS + parent.slot * PART_COUNT
-        self._slot, self._locked = slot, list[int]()
-        self._bytes = {uuid: byte for byte, uuid in enumerate(parent.uuids, first)}
+        super().__init__()
+        self._uuids, self._slot = parent.uuids, slot
+        self._first = PARTS + parent.slot * PART_COUNT
 
     def take(self, devices: Sequence[Device]) -> Device | None:
         """Lock all devices, or none; returns a device that another rank has locked."""
         for device in devices:
-            byte = self._bytes[device.uuid]
-            if not locks.try_range(self._slot.handle, byte):
+            if not locks.try_range(self._slot.handle, self._first + self._uuids.index(device.uuid)):
                 self.release()
                 return device
-            self._locked.append(byte)
         return None
 
     def release(self) -> None:
         """Unlock all, for children that share them, too."""
         if self._slot.is_ours:
-            for byte in self._locked:
-                locks.free_range(self._slot.handle, byte)
-        self._locked.clear()
+            locks.free_range(self._slot.handle, self._first, length=PART_COUNT)
 
-    def abandon(self) -> None:
-        """In a forked child: leave them to the parent."""
-        self._locked.clear()
+
+class InnerProbe(Probe):
+    """Finds out how devices of the parent claim are used: by claims inside it, at any depth."""
+
+    def __init__(self, session: Session, devices: Sequence[Device], parent: ParentClaim) -> None:
+        super().__init__(session, devices)
+        self._parent = parent
+
+    def look(self) -> tuple[DeviceReading, ...]:
+        """Ask nothing."""
+        return ()
+
+    def usages(self, entries: Sequence[Entry], *, named: bool = False) -> tuple[Usage, ...]:  # noqa: ARG002
+        """How the devices are used, by the registry."""
+        held = {entry.slot: entry for entry in entries if not entry.waits}
+        if self._parent.slot not in held:
+            raise ClaimError(
+                "the claim in which this process runs has ended, and its GPUs may belong to "
+                "another claim by now"
+            )
+        slot: int | None = self._parent.slot
+        while slot is not None and slot in held:  # the parent claim, and those around it
+            slot = held.pop(slot).inside
+        holders = {uuid: who(entry) for entry in held.values() for uuid in entry.devices}
+        exiting, inside = ending(held.values()), "claimed inside this claim by"
+        return tuple(
+            Usage.leased(one, f"{inside} {holders[one.uuid]}", exiting=one.uuid in exiting)
+            if one.uuid in holders
+            else Usage(one)
+            for one in self._devices
+        )
 
 
 class Obtained(NamedTuple):
     """Devices that this process has leased, in CUDA's order, and its slot in the registry."""
 
     devices: tuple[Device, ...]
-    lease: Lease | SubLease
+    lease: Lease
     slot: Slot
 
 
@@ -103,47 +126,37 @@ class _Snapshot(NamedTuple):
         free = (one.device for one in self.usages if one.busy is None or (soon and one.leaving))
         return tuple(device for device in free if device not in self.kept)
 
-    def with_hidden_lease(self, device: Device) -> _Snapshot:
-        """The same, with a lease that is not in the registry: it may be about to end."""
-        why = "leased by a process that is not visible here"
-        hidden = Usage.leased(device, why, exiting=False)._replace(leaving=True)
-        usages = (hidden if one.device == device else one for one in self.usages)
-        return self._replace(usages=tuple(usages))
-
 
 class Attempts:
-    """Tries to lease some of the candidates, until it succeeds or its time is up.
+    """Tries to lease some of the candidates, until it succeeds or its time is up."""
 
-    The driver is asked about them by ``probe``, unless they are part of a parent claim.
-    """
-
-    def __init__(
-        self,
-        probe: Probe,
-        request: Request,
-        candidates: Candidates,
-        parent: ParentClaim | None,
-        topology: Topology | None,
-        until_occupied: ExitStack,
-    ) -> None:
-        """Without a topology the first free ones are taken.
-
-        ``until_occupied`` gets safe_gpu's lock when devices are leased.
-        """
-        self.probe, self._request, self._parent = probe, request, parent
-        self._devices, self._count, self._narrowed = candidates
-        self._topology, self._until_occupied = topology, until_occupied
+    def __init__(self, session: Session, request: Request, supply: Supply) -> None:
+        """Find the candidates, and how they are connected, where that decides."""
+        self.session, self.request, self.supply = session, request, supply
+        self._devices, self._count, self._narrowed = find_candidates(request, supply)
+        self._parent = supply.parent
+        self.probe: Probe
+        if supply.parent is not None:
+            self.probe = InnerProbe(session, self._devices, supply.parent)
+        else:
+            demand = Demand(request.min_free_memory, request.max_utilization)
+            own = request.own_is_free
+            self.probe = Probe(session, self._devices, demand=demand, own_is_free=own)
+        is_open = request.gpus is None and self._count < len(self._devices)
+        are_whole = not any(device.is_mig for device in self._devices)
+        self._topology = observe_connections(session) if is_open and are_whole else None
         self.warnings: tuple[Notice, ...] = ()
+        self.until_occupied = ExitStack()  # safe_gpu's lock, once devices are leased
         self._wants = self._usable = frozenset(map(self._key, self._devices))
         self._place: Place | None = None
         self._slot: Slot | None = None
-        self._lease: Lease | SubLease | None = None
-        self._started = time.monotonic()
+        self._lease: Lease | None = None
+        self._started, self._pid = time.monotonic(), os.getpid()
         self._reported: object = None
 
     def obtain(self) -> Obtained:
         """Lease the devices, waiting in the queue if that was requested."""
-        settling, wait = Settling(), self._request.wait
+        settling, wait = Settling(), self.request.wait
         while isinstance(result := self._attempt(), _Snapshot):
             self._refuse_if_hopeless(result)
             now = time.monotonic()
@@ -170,26 +183,27 @@ class Attempts:
 
     def preview(self) -> tuple[Device, ...]:
         """The devices that :meth:`obtain` would lease now, without waiting. Nothing is locked."""
-        self._look()
+        self.probe.look()
         entries = registry.entries()
-        snapshot = self._snapshot(entries, self._usages(entries))
+        snapshot = self._snapshot(entries, self.probe.usages(entries))
         self._refuse_if_hopeless(snapshot)
-        free = snapshot.free()
-        if len(free) < self._count:
-            free = snapshot.free(soon=True)
-        if len(free) < self._count:
-            raise self._not_free(snapshot, 0)
-        return self._choose(free)
+        for free in (snapshot.free(), snapshot.free(soon=True)):
+            if len(free) >= self._count:
+                return self._choose(free)
+        raise self._not_free(snapshot, 0)
 
     def release(self) -> None:
         """Give back the place in the queue, the leases and the slot, as far as it has them."""
+        if os.getpid() != self._pid:  # in a child of a placeholder: all is its parent's
+            return
         slot = self._slot if self._place is None else self._place.slot
-        if slot is not None:
-            slot.withdraw()  # first: waiters wake up by the leases, and read the registry
-        if self._lease is not None:
-            self._lease.release()
-        if slot is not None:
-            slot.release()
+        with self.until_occupied:
+            if slot is not None:
+                slot.withdraw()  # first: waiters wake up by the leases, and read the registry
+            if self._lease is not None:
+                self._lease.release()
+            if slot is not None:
+                slot.release()
 
     def _attempt(self) -> Obtained | _Snapshot:
         if self._place is not None:
@@ -198,31 +212,44 @@ class Attempts:
                 return snapshot
         with ExitStack() as locked:
             if self._parent is None:  # inside a claim, safe_gpu's users never choose
-                wait = self._request.wait
+                wait = self.request.wait
                 limit = None if wait is None else max(safe_gpu.LIMIT, wait)
                 self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
                 # Before the guard, so that many claimers start their driver at the same time.
-                self._look()
+                self.probe.look()
                 looked = time.monotonic()
                 with guarded():
                     if time.monotonic() - looked > _FRESH:
                         continue
                     result = self._choose_and_lease()
                     if isinstance(result, Obtained):
-                        self._until_occupied.push(locked.pop_all())
-                    elif self._request.wait != 0 and self._place is None:
+                        self.until_occupied = locked.pop_all()
+                    elif self.request.wait != 0 and self._place is None:
                         self._join(result.usages)
                     return result
 
     def _choose_and_lease(self) -> Obtained | _Snapshot:
         entries = registry.entries() if self._place is None else self._place.entries()
-        snapshot = self._snapshot(entries, self._usages(entries))
+        snapshot = self._snapshot(entries, self.probe.usages(entries))
         while len(free := snapshot.free()) >= self._count:
-            result = self._lease_all(self._choose(free))
-            if isinstance(result, Obtained):
-                return result
-            snapshot = snapshot.with_hidden_lease(result)
+            chosen = self._choose(free)
+            if self._place is not None:
+                slot = self._place.slot
+            else:
+                slot = self._slot = self._slot or registry.take()
+            self._lease = Lease() if self._parent is None else SubLease(self._parent, slot)
+            leased = self._lease.take(chosen)
+            if leased is None:
+                gpus = [self._key(device) for device in chosen]
+                slot.write({**registry.about_me(), "gpus": gpus})
+                slot.hold_begins()
+                return Obtained(chosen, self._lease, slot)
+            # Its lease is not in the registry: it may be about to end.
+            why = "leased by a process that is not visible here"
+            hidden = Usage.leased(leased, why, exiting=False)._replace(leaving=True)
+            usages = (hidden if one.device == leased else one for one in snapshot.usages)
+            snapshot = snapshot._replace(usages=tuple(usages))
         return snapshot
 
     def _choose(self, free: Sequence[Device]) -> tuple[Device, ...]:
@@ -231,21 +258,6 @@ class Attempts:
         indices = [device.index for device in free]
         chosen = choose(self._count, indices, topology=self._topology, idle=self.probe.idle)
         return tuple(device for device in free if device.index in chosen)
-
-    def _lease_all(self, chosen: tuple[Device, ...]) -> Obtained | Device:
-        """Lease all of them, and register that; else none, and the one that another has leased."""
-        if self._place is not None:
-            slot = self._place.slot
-        else:
-            slot = self._slot = self._slot or registry.take()
-        self._lease = Lease() if self._parent is None else SubLease(self._parent, slot)
-        leased = self._lease.take(chosen)
-        if leased is not None:
-            return leased
-        gpus = [self._key(device) for device in chosen]
-        slot.write({**registry.about_me(), "gpus": gpus})
-        slot.hold_begins()
-        return Obtained(chosen, self._lease, slot)
 
     def _join(self, usages: Sequence[Usage]) -> None:
         """Join the queue, for the devices that this process can ever use."""
@@ -267,42 +279,20 @@ class Attempts:
                 break
             ahead = tuple(entry for entry in ahead if entry.slot not in passed)
         kept = {device: queue.kept_for(ahead, self._key(device)) for device in self._devices}
-        return _Snapshot(
-            usages=usages,
-            ahead=ahead,
-            in_the_way=way,
-            kept={device: entry for device, entry in kept.items() if entry is not None},
-            entries=entries,
-        )
-
-    # What differs between the GPUs of the machine and those of a parent claim.
+        keepers = {device: entry for device, entry in kept.items() if entry is not None}
+        return _Snapshot(usages, ahead, way, keepers, entries)
 
     def _key(self, device: Device) -> str:
         """The registry's name of a device."""
         return device.uuid if self._parent is None else f"{self._parent.slot}/{device.uuid}"
-
-    def _look(self) -> None:
-        """Ask the driver, which takes a while, and may hang."""
-        if self._parent is None:
-            self.probe.look()
-
-    def _usages(self, entries: Sequence[Entry]) -> tuple[Usage, ...]:
-        """How the devices are used: by the driver's last answer, and by the registry now."""
-        if self._parent is None:
-            return self.probe.usages(entries)
-        return _usages_inside(self._parent, self._devices, entries)
-
-    def _described(self, snapshot: _Snapshot) -> tuple[Usage, ...]:
-        """The last usages, with the names of processes in their messages."""
-        is_known = self._parent is not None or not snapshot.usages
-        return snapshot.usages if is_known else self.probe.usages(snapshot.entries, named=True)
 
     # What is said of devices that are not free.
 
     def _refuse_if_hopeless(self, snapshot: _Snapshot) -> None:
         usable = sum(not usage.lasting for usage in snapshot.usages)
         if len(snapshot.usages) > usable and usable < self._count:
-            never = [usage.message for usage in self._described(snapshot) if usage.lasting]
+            described = self.probe.usages(snapshot.entries, named=True)
+            never = [usage.message for usage in described if usage.lasting]
             reason = "\n  ".join([f"{usable or 'none'} can be used", *never])
             raise NotEnoughGpusError(self._count, usable, reason)
 
@@ -330,14 +320,17 @@ class Attempts:
             reasons = "; ".join(waiting.reasons)
             gpus = counted(waiting.wanted, "GPU")
             getLogger("gpuaff").info("waiting for %s, %s: %s", gpus, place, reasons)
-            if self._request.on_wait is not None:
-                self._request.on_wait(waiting)
+            if self.request.on_wait is not None:
+                self.request.on_wait(waiting)
 
     def _reasons(self, snapshot: _Snapshot) -> tuple[str, ...]:
         """A line for each candidate that is not free."""
-        usages = (*snapshot.usages, *self._described(snapshot))  # these know the names
-        reasons = {usage.device: usage.message for usage in usages if usage.busy is not None}
-        if not snapshot.usages:  # the registry alone knows the holders
+        reasons = dict[Device, str]()
+        if snapshot.usages:
+            described = self.probe.usages(snapshot.entries, named=True)
+            busy = (one for one in (*snapshot.usages, *described) if one.busy is not None)
+            reasons = {usage.device: usage.message for usage in busy}
+        else:  # the registry alone knows the holders
             for entry in snapshot.entries:
                 keys = () if entry.waits else entry.gpus
                 for device in (one for one in self._devices if self._key(one) in keys):
@@ -348,28 +341,3 @@ class Attempts:
             waits = f"who waits for {entry.wanted or 'some'} of them"
             reasons.setdefault(device, f"{device}: kept for {waiters[entry.slot]}, {waits}")
         return tuple(reasons[one] for one in self._devices if one in reasons)
-
-
-def _usages_inside(
-    parent: ParentClaim, devices: Sequence[Device], entries: Sequence[Entry]
-) -> tuple[Usage, ...]:
-    """How devices of the parent claim are used by claims inside it, at any depth."""
-    held = {entry.slot: entry for entry in entries if not entry.waits}
-    if parent.slot not in held:
-        raise ClaimError(
-            "the claim in which this process runs has ended, and its GPUs may belong to another "
-            "claim by now"
-        )
-    slot: int | None = parent.slot
-    while slot is not None and slot in held:  # the parent claim, and those around it
-        slot = held.pop(slot).inside
-    holders = {uuid: who(entry) for entry in held.values() for uuid in entry.devices}
-    exiting = ending(held.values())
-
-    def usage(device: Device) -> Usage:
-        if device.uuid not in holders:
-            return Usage(device=device)
-        why = f"claimed inside this claim by {holders[device.uuid]}"
-        return Usage.leased(device, why, exiting=device.uuid in exiting)
-
-    return tuple(map(usage, devices))

@@ -6,11 +6,11 @@ The arguments limit the choice, and so do the environment, the scheduler and a p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from gpuaff import options
@@ -131,47 +131,37 @@ _READERS: Mapping[str, Callable[[str, object], object]] = {
 }
 
 
-class Limits(NamedTuple):
-    """What limits the choice of this process: environment, scheduler, parent claim."""
+class Supply(NamedTuple):
+    """What this process may choose from: what there is, and what limits the choice."""
 
+    devices: tuple[Device, ...]  # all that can be claimed on this machine
+    left_out: tuple[LeftOut, ...]  # what cannot, though CUDA may count it
     visible: str | None  # CUDA_VISIBLE_DEVICES
     device_order: str | None  # CUDA_DEVICE_ORDER
     granted: Granted
     parent: ParentClaim | None
-    left_out: Sequence[LeftOut]  # what cannot be claimed, though CUDA may count it
     sharers: Ranks | None = None  # the ranks that divide the granted GPUs; None: only this one
 
 
-class Candidates(NamedTuple):
-    """The devices that a claim may choose ``wanted`` from, by index, or as ``gpus=`` names them.
+def find_candidates(request: Request, supply: Supply) -> tuple[tuple[Device, ...], int, str]:
+    """The devices that a claim may choose from, how many of them it takes, and why not from all.
 
-    ``narrowed`` says why these are not all of the machine's; it is empty when they are, or when
-    exactly these were requested.
+    They are in order of their indices, or as ``gpus=`` names them. NotEnoughGpusError where there
+    are too few: waiting would not help.
     """
-
-    devices: tuple[Device, ...]
-    wanted: int
-    narrowed: str
-
-
-def find_candidates(devices: Sequence[Device], request: Request, limits: Limits) -> Candidates:
-    """Find the devices that a claim may choose from, of all that can be claimed here.
-
-    NotEnoughGpusError where there are fewer than requested: waiting would not help.
-    """
-    allowed, why = allowed_devices(devices, limits)
-    count = _count(request, allowed, limits, why)
+    allowed, why = allowed_devices(supply)
+    count = _count(request, allowed, supply, why)
     # Without names all whole GPUs, or all instances.
     chosen, found = tuple(one for one in allowed if not one.is_mig) or allowed, why
     if names := request.gpus or request.candidates:
         option = "gpus" if request.gpus else "candidates"
-        chosen = named_devices(option, names, devices, limits.left_out, count)
+        chosen = named_devices(option, names, supply, count)
         found = f"{option}= names {len(chosen)}"
         hidden = [device for device in chosen if device not in allowed]
         if hidden:
             raise NotEnoughGpusError(count, 0, f"this process may not use {hidden[0]}: {why}")
-    if request.count is None and limits.sharers is not None:
-        own = slice_for_rank(limits.sharers, count)
+    if request.count is None and supply.sharers is not None:
+        own = slice_for_rank(supply.sharers, count)
         # Where the granted ones are unknown, any of the visible ones will do.
         chosen = chosen[own] if len(chosen) == count else chosen
         count = own.stop - own.start
@@ -181,58 +171,58 @@ def find_candidates(devices: Sequence[Device], request: Request, limits: Limits)
             raise NotEnoughGpusError(count, 1, "CUDA shows a process no more than one MIG instance")
     if len(chosen) < count:
         raise NotEnoughGpusError(count, len(chosen), found)
-    narrowed = ""
-    if request.candidates and len(chosen) < len(devices):
-        narrowed = f"candidates= allows {_counted(chosen)} of the {len(devices)} here"
-    elif not request.gpus and len(allowed) < len(devices):
+    narrowed, total = "", len(supply.devices)
+    if request.candidates and len(chosen) < total:
+        narrowed = f"candidates= allows {_counted(chosen)} of the {total} here"
+    elif not request.gpus and len(allowed) < total:
         narrowed = found
-    return Candidates(chosen, count, narrowed)
+    return chosen, count, narrowed
 
 
-def allowed_devices(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
-    """The devices that the limits allow this process, and why these.
+def allowed_devices(supply: Supply) -> tuple[tuple[Device, ...], str]:
+    """The devices that this process may use, and why these.
 
     The variables count all that CUDA may show, also inside a claim of some.
     """
-    allowed, why = _granted(devices, limits)
-    why = "; ".join([why, *map(str, limits.left_out)])
-    if limits.parent is None:
+    allowed, why = _granted(supply)
+    why = "; ".join([why, *map(str, supply.left_out)])
+    if supply.parent is None:
         return allowed, why
-    claimed = limits.parent.uuids
+    claimed = supply.parent.uuids
     own = tuple(device for device in allowed if device.uuid in claimed)
     claim = f"the claim in which this process runs has {counted(len(claimed), 'GPU')}"
     is_all = len(own) == len(claimed)
     return own, claim if is_all else f"{claim}, of which it may use {len(own)}: {why}"
 
 
-def _granted(devices: Sequence[Device], limits: Limits) -> tuple[tuple[Device, ...], str]:
+def _granted(supply: Supply) -> tuple[tuple[Device, ...], str]:
+    devices, visible, granted = supply.devices, supply.visible, supply.granted
     everything, of_all = f"this machine has {_counted(devices)}", f"of the {len(devices)} here"
-    indices, source = limits.granted.indices, limits.granted.source
-    if limits.visible is not None or limits.device_order is not None:
-        shown, notes = shown_by_cuda(devices, limits)
-        if limits.visible is None and shown:
+    if visible is not None or supply.device_order is not None:
+        shown, notes = shown_by_cuda(supply)
+        if visible is None and shown:
             return shown, everything
         reasons = [note.message for note in notes if note.code != "visible-lost"]
         if not shown and reasons:
             return shown, "; ".join(reasons)
-        variable = f"CUDA_VISIBLE_DEVICES={str(limits.visible)[:80]!r}"
+        variable = f"CUDA_VISIBLE_DEVICES={str(visible)[:80]!r}"
         return shown, f"{variable} shows {_counted(shown)} {of_all}"
-    if indices is not None:
-        granted = tuple(device for device in devices if device.index in indices)
-        return granted, f"{source} grants {_counted(granted)} {of_all}"
-    return tuple(devices), everything
+    if granted.indices is not None:
+        found = tuple(device for device in devices if device.index in granted.indices)
+        return found, f"{granted.source} grants {_counted(found)} {of_all}"
+    return devices, everything
 
 
-def _count(request: Request, allowed: Sequence[Device], limits: Limits, why: str) -> int:
+def _count(request: Request, allowed: Sequence[Device], supply: Supply, why: str) -> int:
     if request.count is not None:
         return request.count
-    count, source = limits.granted.count, limits.granted.source
+    count, source = supply.granted.count, supply.granted.source
     if count == 0:
         raise NotEnoughGpusError(1, 0, f"{source} grants no GPUs")
     if count is not None:
-        shown = limits.visible is not None and allowed  # the variable may show fewer
+        shown = supply.visible is not None and allowed  # the variable may show fewer
         return min(count, len(allowed)) if shown else count
-    if limits.visible is None and limits.parent is None:
+    if supply.visible is None and supply.parent is None:
         expected = f"a number, since no scheduler says how many were granted ({source})"
         raise InvalidOptionError("n", "auto", expected)
     if not allowed:
@@ -246,13 +236,13 @@ def slice_for_rank(ranks: Ranks, count: int) -> slice:
     They are divided in blocks, in CUDA's order and by rank, so that a rank's GPUs are neighbours.
     """
     if count < ranks.local_size:
-        raise NotEnoughGpusError(
-            ranks.local_size,
-            count,
-            f"{count} {'was' if count == 1 else 'were'} granted to the {ranks.local_size} ranks of "
-            "this node\n  start fewer ranks; or claim once for all of them (gpuaff run -n auto -- "
-            "torchrun ...); or, if it was granted for itself, say how many in each: claim_gpus(n)",
+        were = "was" if count == 1 else "were"
+        why = (
+            f"{count} {were} granted to the {ranks.local_size} ranks of this node\n  start fewer "
+            "ranks; or claim once for all of them (gpuaff run -n auto -- torchrun ...); or, if it "
+            "was granted for itself, say how many in each: claim_gpus(n)"
         )
+        raise NotEnoughGpusError(ranks.local_size, count, why)
     each, more = divmod(count, ranks.local_size)
     first = ranks.local_rank * each + min(ranks.local_rank, more)
     return slice(first, first + each + (ranks.local_rank < more))
@@ -270,56 +260,41 @@ def unclaimable(devices: Sequence[Device]) -> dict[Device, str]:
     return found
 
 
-def shown_by_cuda(
-    devices: Sequence[Device], limits: Limits
-) -> tuple[tuple[Device, ...], tuple[Notice, ...]]:
+def shown_by_cuda(supply: Supply) -> tuple[tuple[Device, ...], tuple[Notice, ...]]:
     """The devices that CUDA shows by the variables, in its order, and the notes about that."""
-    parts: dict[int, list[Device]] = {}
-    for device in devices:
-        parts.setdefault(device.index, []).append(device)
-    gpus = [_gpu(parts[index]) for index in sorted(parts)]
-    others = [one for one in limits.left_out if one.index not in parts]
+    gpus = []
+    for index, group in groupby(supply.devices, key=lambda device: device.index):
+        parts = [*group]
+        uuid = parts[0].parent or parts[0].uuid
+        names = [device.uuid for device in parts if device.is_mig]
+        mig = tuple(MigInstance(uuid=n, gpu_instance=-1, compute_instance=-1) for n in names)
+        gpus.append(Gpu(index=index, uuid=uuid, name=parts[0].name, mig=mig or None))
+    known = {gpu.index for gpu in gpus}
+    others = [one for one in supply.left_out if one.index not in known]
     gpus += [Gpu(index=one.index, mig=() if one.cut else None) for one in others]
-    lost = frozenset(one.index for one in others if not one.cut)
-    found = resolve(gpus, limits.visible, device_order=limits.device_order, lost=lost)
-    wholes = {device.index: device for device in devices if not device.is_mig}
-    by_uuid = {device.uuid: device for device in devices}
+    lost = [one.index for one in others if not one.cut]
+    found = resolve(gpus, supply.visible, device_order=supply.device_order, lost=lost)
+    wholes = {device.index: device for device in supply.devices if not device.is_mig}
+    by_uuid = {device.uuid: device for device in supply.devices}
     pairs = zip(found.indices, found.instances, strict=True)
     shown = (wholes.get(index) if uuid is None else by_uuid[uuid] for index, uuid in pairs)
     return tuple(device for device in shown if device is not None), found.notes
 
 
-def _gpu(parts: Sequence[Device]) -> Gpu:
-    """A GPU, with its MIG instances if these are what can be claimed of it."""
-    first = parts[0]
-    mig = [MigInstance(uuid=one.uuid, gpu_instance=-1, compute_instance=-1) for one in parts]
-    return Gpu(
-        index=first.index,
-        uuid=first.parent or first.uuid,
-        pci_bus_id=first.pci_bus_id,
-        name=first.name,
-        mig=tuple(mig) if first.is_mig else None,
-    )
-
-
 def named_devices(
-    option: str,
-    names: Sequence[Name],
-    devices: Sequence[Device],
-    left_out: Sequence[LeftOut] = (),
-    count: int = 1,
+    option: str, names: Sequence[Name], supply: Supply, count: int = 1
 ) -> tuple[Device, ...]:
     """The devices of these names, in their order; ``count`` are requested."""
     found: list[Device] = []
     for name in names:
-        fitting = _fitting(name, devices)
-        for one in left_out:
+        fitting = _fitting(name, supply.devices)
+        for one in supply.left_out:
             if not fitting and one.index == _index(name):
                 raise NotEnoughGpusError(count, 0, str(one))
         if len(fitting) != 1:
             problem = "fits several of them" if fitting else "is none of them"
-            there = [f"{device.index} ({device.uuid})" for device in devices[:16]] or ["none"]
-            known = "\n  ".join(["; ".join([problem, *map(str, left_out)]), *there])
+            there = [f"{one.index} ({one.uuid})" for one in supply.devices[:16]] or ["none"]
+            known = "\n  ".join(["; ".join([problem, *map(str, supply.left_out)]), *there])
             expected = f"the index, UUID or PCI address of a GPU here; this {known}"
             raise InvalidOptionError(option, name, expected)
         if fitting[0] in found:
@@ -344,7 +319,7 @@ def _fitting(name: Name, devices: Sequence[Device]) -> list[Device]:
     return [device for device in wholes if address and device.pci_bus_id == address]
 
 
-def _counted(devices: Collection[Device]) -> str:
+def _counted(devices: Sequence[Device]) -> str:
     instances = sum(device.is_mig for device in devices)
     kinds = (len(devices) - instances, "GPU"), (instances, "MIG instance")
     return " and ".join(counted(number, noun) for number, noun in kinds if number) or "no GPUs"

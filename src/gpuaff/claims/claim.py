@@ -12,41 +12,12 @@ from gpuaff.errors import AlreadyClaimedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
-
     from typing_extensions import Self
 
     from gpuaff.claims.attempts import Obtained
     from gpuaff.claims.model import ClaimedGpu
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
-    from gpuaff.pinning.grant import Grant
-
-
-class Undo(ExitStack):
-    """Undoes a claim, step by step. A forked child shares all steps, so it undoes nothing.
-
-    After an error of the block, that error is raised, whatever undoing raises.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pid = os.getpid()
-
-    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - it passes them on
-        if os.getpid() != self.pid:
-            self.pop_all()
-        try:
-            super().__exit__(*error)
-        except Exception:
-            if error[0] is None:
-                raise
-
-    def pop_all(self) -> Self:
-        """The steps, for another owner; a child that a placeholder has forked owns nothing."""
-        steps = super().pop_all()
-        steps.pid = self.pid
-        return steps
 
 
 class Claim:
@@ -60,6 +31,8 @@ class Claim:
         gpus: the GPUs, in CUDA's order in this process.
         placeholders: what the placeholder returned for each; empty without one.
         warnings: what went wrong without preventing the claim.
+        cpus: the CPUs that came with the claim (``pin=True``); None without.
+        is_released: whether the claim is over for this process.
     """
 
     def __init__(
@@ -67,13 +40,13 @@ class Claim:
         gpus: tuple[ClaimedGpu, ...],
         placeholders: tuple[object, ...],
         warnings: tuple[Notice, ...],
+        cpus: CpuSet | None,
         obtained: Obtained,
-        grant: Grant | None,
-        undo: Undo,
+        undo: ExitStack,
     ) -> None:
         self.gpus, self.placeholders, self.warnings = gpus, placeholders, warnings
-        self._obtained, self._grant, self._undo = obtained, grant, undo
-        self._is_over = False
+        self.cpus, self.is_released = cpus, False
+        self._obtained, self._undo, self._pid = obtained, undo, os.getpid()
         self._releasing = threading.RLock()  # another thread, or a placeholder, may release as well
 
     @property
@@ -84,22 +57,12 @@ class Claim:
         ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway. Do not read,
         write or lock them.
         """
-        return () if self._is_over else (*self._obtained.lease.fds, self._obtained.slot.handle)
-
-    @property
-    def cpus(self) -> CpuSet | None:
-        """The CPUs that came with the claim (``pin=True``); None without."""
-        return None if self._grant is None or not self._grant.pinned else self._grant.cpus
+        return () if self.is_released else (*self._obtained.lease.fds, self._obtained.slot.handle)
 
     @property
     def is_inherited(self) -> bool:
         """Whether this process was forked from the one that claimed."""
-        return os.getpid() != self._undo.pid
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the claim is over for this process."""
-        return self._is_over
+        return os.getpid() != self._pid
 
     def release(self) -> None:
         """Give the GPUs back, also for children that share the claim; may be called again.
@@ -115,7 +78,7 @@ class Claim:
         """
         with uninterrupted():
             if self.is_inherited:
-                if not self._is_over:
+                if not self.is_released:
                     self._obtained.lease.abandon()
                     self._obtained.slot.abandon()
                 self._forget()
@@ -127,7 +90,7 @@ class Claim:
                     self._forget()
 
     def _forget(self) -> None:
-        self._is_over = True
+        self.is_released = True
         if state.claim is self:
             state.claim = None
 
@@ -141,26 +104,20 @@ class Claim:
         kind = "released " if self.is_released else "inherited " if self.is_inherited else ""
         return f"<{kind}Claim of {', '.join(f'GPU {gpu.index}' for gpu in self.gpus)}>"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Claim cannot be pickled: it belongs to the process that claimed")
-
 
 class _State:
+    # A forked child has its parent's. It lasts even if its caller drops it.
     claim: Claim | None = None
-    """A forked child has its parent's. It lasts even if its caller drops it."""
-
+    # What CUDA shows for good, since it was started under a claim that is over.
     cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
-    """The GPUs that CUDA shows for good, since it was started under a claim that is over."""
 
-    claim_lock = threading.Lock()
-    """Locked while a claim is being made."""
-
-    def reset_claim_lock(self) -> None:  # in a forked child none is being made
-        self.claim_lock = threading.Lock()
+    def __init__(self) -> None:
+        self.claim_lock = threading.Lock()  # locked while a claim is being made
 
 
 state = _State()
-os.register_at_fork(after_in_child=state.reset_claim_lock)
+# In a forked child none is being made.
+os.register_at_fork(after_in_child=lambda: setattr(state, "claim_lock", threading.Lock()))
 
 
 def current_claim() -> Claim | None:

@@ -34,24 +34,15 @@ class Busy(str, Enum):
 
 
 class Usage(NamedTuple):
-    """Whether a device is free, and else why, by which processes.
-
-    Attributes:
-        pids: as far as they are known; ascending.
-        message: one line with the device's name; empty when it is free.
-        leaving: whether these processes are exiting, or have ended and the driver still lists them
-            (0.1 s on a real machine).
-        exiting: whether some of them are exiting, which may take seconds.
-        lasting: whether waiting would not help.
-    """
+    """Whether a device is free, and else why, by which processes."""
 
     device: Device
     busy: Busy | None = None
-    pids: tuple[int, ...] = ()
-    message: str = ""
-    leaving: bool = False
-    exiting: bool = False
-    lasting: bool = False
+    pids: tuple[int, ...] = ()  # as far as they are known; ascending
+    message: str = ""  # one line with the device's name; empty when it is free
+    leaving: bool = False  # they are exiting, or have ended and are still listed (0.1 s)
+    exiting: bool = False  # some of them are exiting, which may take seconds
+    lasting: bool = False  # waiting would not help
 
     @classmethod
     def leased(cls, device: Device, why: str, *, exiting: bool) -> Usage:
@@ -84,11 +75,6 @@ class ClaimedGpu:
     pci_bus_id: str | None
     local: int
     name: str | None = None
-
-    @classmethod
-    def of(cls, d: Device, local: int) -> ClaimedGpu:
-        """A claimed device, as CUDA counts it."""
-        return cls(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

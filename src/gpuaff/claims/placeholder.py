@@ -6,15 +6,14 @@ They see only contexts: the driver lists the processes that have one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple
 
 from gpuaff._system import cuda
-from gpuaff._system.cuda import NOT_INITIALIZED, Contexts, CudaError
+from gpuaff._system.cuda import NOT_INITIALIZED, CudaError
 from gpuaff._system.interrupts import interruptible
 from gpuaff.errors import InvalidOptionError, NoDriverError, PlaceholderError
 from gpuaff.options import suggestion
@@ -83,11 +82,10 @@ def occupy(
     claimed = dict(zip(ordinals or range(len(uuids)), uuids, strict=True))
     is_alone = ordinals is None
     if isinstance(kind, Placeholder):
-        name, contexts = str(kind), Contexts()
-        make, release = load(name) if name in _FRAMEWORKS else Occupant(contexts.retain)
+        name, retain = str(kind), partial(cuda.retain, undo=undo)
+        make, release = load(name) if name in _FRAMEWORKS else (retain, None)
         _call(cuda.start, _NO_START, name)
         _check_visible(claimed, is_alone, name)
-        undo.callback(_release_contexts, contexts)
         make = partial(_make_or_explain, make, name, claimed)
     else:
         make, release = kind, getattr(kind, "release", None)
@@ -112,11 +110,6 @@ def _release(held: list[object], release: Callable[[object], object] | None) -> 
             errors.append(error)
     if errors:  # Ctrl-C goes before an Exception
         raise min(errors, key=lambda error: isinstance(error, Exception))
-
-
-def _release_contexts(contexts: Contexts) -> None:
-    with suppress(CudaError):  # after an error of the job's own, which the job has seen
-        contexts.release()
 
 
 def _make_or_explain(
@@ -183,10 +176,8 @@ def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
 
 
 def _digits(uuid: str) -> str:
-    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``.
-
-    CUDA does not report the kind, and older drivers report the GPU in place of its MIG instance.
-    """
+    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
+    # CUDA does not report the kind, and older drivers report the GPU in place of its MIG instance
     return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()
 
 
@@ -246,32 +237,23 @@ def cuda_already_initialized() -> str | None:
     torch = getattr(sys.modules.get("torch"), "cuda", None)  # it may use another libcuda
     if not (cuda.is_initialized() or getattr(torch, "is_initialized", bool)() is True):
         return None
+    causes = "; ".join(how for name, how in _INITIALIZERS.items() if name in sys.modules)
+    likely = "an import or call has done it (a check whether CUDA is available is enough)"
     return (
         "CUDA is already initialised in this process, and its GPUs cannot be changed any more; "
-        f"{likely_initializers(sys.modules)}. Claim before that, at the beginning of the program"
+        f"{f'usual causes: {causes}' if causes else likely}. Claim before that, at the beginning "
+        "of the program"
     )
-
-
-def likely_initializers(modules: Container[str]) -> str:
-    """What has probably initialised CUDA, by the modules that are imported. Pure."""
-    found = [how for name, how in _INITIALIZERS.items() if name in modules]
-    if not found:
-        return "an import or call has done it (a check whether CUDA is available is enough)"
-    return f"usual causes: {'; '.join(found)}"
 
 
 # ---- frameworks: a context of theirs stays until the process ends, except for pycuda's -----------
 
 
-class Occupant(NamedTuple):
-    """What occupies the GPU of an ordinal, and what is called with its result for the release."""
+def load(name: str) -> tuple[Callable[[int], object], Callable[[Any], object] | None]:
+    """Import a framework; returns what occupies the GPU of an ordinal, and what frees its result.
 
-    make: Callable[[int], object]
-    release: Callable[[Any], object] | None = None
-
-
-def load(name: str) -> Occupant:
-    """Import a framework; PlaceholderError where that fails, or it has no CUDA."""
+    PlaceholderError where that fails, or it has no CUDA.
+    """
     wanted, package, make, release = _FRAMEWORKS[name]
     problem = f"placeholder={name!r}: the Python module {name}"
     try:
@@ -288,7 +270,7 @@ def load(name: str) -> Occupant:
             "install a build with CUDA (https://pytorch.org/get-started), or another placeholder",
             name,
         )
-    return Occupant(partial(make, module), release)
+    return partial(make, module), release
 
 
 def _torch(torch: Any, ordinal: int) -> object:

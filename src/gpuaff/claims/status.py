@@ -69,8 +69,7 @@ class Waiter(ProcessInfo):
     well: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuStatus:
+class GpuStatus(NamedTuple):
     """A GPU, or MIG instance; ``uses`` has all processes, whether or not they make it busy."""
 
     reading: DeviceReading
@@ -82,12 +81,9 @@ class GpuStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """The GPU as JSON has it."""
-        reading, device = self.reading, self.reading.device
+        reading, names = self.reading, ("index", "uuid", "pci_bus_id", "name", "parent")
         return {
-            **{
-                key: getattr(device, key)
-                for key in ("index", "uuid", "pci_bus_id", "name", "parent")
-            },
+            **{key: getattr(reading.device, key) for key in names},
             "free": self.busy is None,
             "busy": self.busy,
             "message": self.message,
@@ -99,8 +95,7 @@ class GpuStatus:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(NamedTuple):
     """What ``gpuaff status`` shows: all devices, the waiters in their order, and warnings."""
 
     gpus: tuple[GpuStatus, ...]
@@ -117,84 +112,60 @@ class Status:
         }
 
 
-class Writer(NamedTuple):
-    """An entry of the registry, and its process; ``lives``: it is visible here, and has not ended.
-
-    A waiter that is stopped or stuck is not ``well``.
-    """
-
-    entry: Entry
-    process: ProcessInfo
-    lives: bool
-    well: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Everything that was observed."""
 
-    readings: tuple[DeviceReading, ...] = ()
-    usages: tuple[Usage, ...] = ()  # whether each device is free, in the same order
-    writers: tuple[Writer, ...] = ()  # the registry
+    readings: tuple[DeviceReading, ...]
+    usages: tuple[Usage, ...]  # whether each device is free, in the same order
+    entries: tuple[Entry, ...]  # the registry's
+    living: Collection[int]  # the slots of those whose processes are visible and have not ended
+    well: Collection[int]  # the slots of waiters that are neither stopped nor stuck
     # Of each device's lease, by UUID: the process that took it (None: not visible here), then those
     # that share it. The processes that have a GPU's device file open, by its index. The visible
     # ones of all these, and of those that the driver lists, by id.
     holders: Mapping[str, Sequence[int | None]]
     opened: Mapping[int, Collection[int]]
     processes: Mapping[int, ProcessInfo]
-    notices: tuple[Notice, ...] = ()  # what could not be observed
+    notices: tuple[Notice, ...]  # what could not be observed
 
     def process(self, pid: int | None) -> ProcessInfo:
         """A process, as far as it is known."""
         return self.processes.get(pid or 0, ProcessInfo(pid=pid))
 
+    def writer(self, entry: Entry) -> ProcessInfo:
+        """The process of an entry."""
+        found = self.processes.get(entry.pid or 0) if entry.slot in self.living else None
+        return writer_of(entry, found, None if entry.uid is None else user_name(entry.uid))
+
 
 def take_snapshot() -> Snapshot:
     """Observe the GPUs, their holders, and the queue. This changes nothing."""
-    notices: list[Notice] = []
-    entries = _entries(notices)
+    notices, entries = list[Notice](), tuple[Entry, ...]()
+    try:
+        entries = registry.entries()
+    except LockDirectoryError as error:
+        notices.append(Notice("board-unread", f"claims and waiters are not known: {error}"))
     usages, readings = _devices(entries, notices)
-    devices = [reading.device for reading in readings]
-    takers = leases.holders(devices)
-    sharing, opened = _open_files([one for one in devices if one.uuid in takers], devices)
-    holders = {uuid: (pid, *sharing.get(uuid, ())) for uuid, pid in takers.items()}
-    pids = {pid for found in (*holders.values(), *opened.values()) for pid in found}
+    holders, opened = _open_files([reading.device for reading in readings])
+    writers, now = [entry.pid for entry in entries], kernel.uptime()
+    pids = {pid for found in (writers, *holders.values(), *opened.values()) for pid in found}
     if process_info(readings).me is None:
         notices.append(FOREIGN_PIDS)
     else:
         pids |= listed(readings)
     found = {pid: look_up(pid) for pid in pids if pid is not None}
+    waiting = [entry for entry in entries if entry.waits and queue.is_well(entry, now)]
     return Snapshot(
         readings=readings,
         usages=usages,
-        writers=_writers(entries),
+        entries=entries,
+        living=living(entries),
+        well={entry.slot for entry in waiting} - stopped(waiting),
         holders=holders,
         opened=opened,
         processes={pid: process for pid, process in found.items() if process is not None},
         notices=tuple(notices),
     )
-
-
-def _entries(notices: list[Notice]) -> tuple[Entry, ...]:
-    try:
-        return registry.entries()
-    except LockDirectoryError as error:
-        notices.append(Notice("board-unread", f"claims and waiters are not known: {error}"))
-        return ()
-
-
-def _writers(entries: Sequence[Entry]) -> tuple[Writer, ...]:
-    alive, now = living(entries), kernel.uptime()
-    stuck = stopped(entry for entry in entries if entry.waits)
-
-    def writer(entry: Entry) -> Writer:
-        lives = entry.slot in alive
-        found = look_up(entry.pid) if lives and entry.pid else None
-        user = None if entry.uid is None else user_name(entry.uid)
-        well = entry.slot not in stuck and queue.is_well(entry, now)
-        return Writer(entry, writer_of(entry, found, user), lives, well)
-
-    return tuple(map(writer, entries))
 
 
 def _devices(
@@ -222,87 +193,86 @@ def _devices(
 
 
 def _open_files(
-    leased: Sequence[Device], devices: Sequence[Device]
-) -> tuple[dict[str, set[int]], dict[int, set[int]]]:
+    devices: Sequence[Device],
+) -> tuple[dict[str, list[int | None]], dict[int, set[int]]]:
     """The processes that hold leases, by UUID, and that have device files open, by index."""
-    uuids = {name: device.uuid for device in leased for name in leases.files_of(device)}
+    holders = {uuid: [pid] for uuid, pid in leases.holders(devices).items()}
+    uuids = {
+        os.path.realpath(path): device.uuid  # as /proc names open files
+        for device in devices
+        if device.uuid in holders
+        for path, is_shared in leases.locks_of(device)
+        if not is_shared
+    }
     gpu_files = device_files(kernel.Tree(), {one.pci_bus_id: one.index for one in devices})
-    sharing: dict[str, set[int]] = {}
     opened: dict[int, set[int]] = {}
     for pid in kernel.process_ids():
         handles = kernel.handles_of(pid)
         for handle, name in handles.items():
             if name in uuids and kernel.holds_flock(pid, handle):
-                sharing.setdefault(uuids[name], set()).add(pid)
+                holders[uuids[name]].append(pid)
         if pid != os.getpid():
             for name in gpu_files.keys() & handles.values():
                 opened.setdefault(gpu_files[name], set()).add(pid)
-    return sharing, opened
+    return holders, opened
 
 
 def status_of(snapshot: Snapshot) -> Status:
     """Evaluate a snapshot. Pure."""
-    waiting = [writer for writer in snapshot.writers if writer.entry.waits]
-    waiting.sort(key=lambda writer: (writer.entry.ticket, writer.entry.slot))
+    waiters = (entry for entry in snapshot.entries if entry.waits)
+    waiting = sorted(waiters, key=lambda entry: (entry.ticket, entry.slot))
     pairs = zip(snapshot.readings, snapshot.usages, strict=True)
     return Status(
         gpus=tuple(_gpu(snapshot, reading, usage, waiting) for reading, usage in pairs),
         waiting=tuple(
-            Waiter(**asdict(process), wanted=entry.wanted, gpus=entry.devices, well=well)
-            for entry, process, _, well in waiting
+            Waiter(
+                **asdict(snapshot.writer(entry)),
+                wanted=entry.wanted,
+                gpus=entry.devices,
+                well=entry.slot in snapshot.well,
+            )
+            for entry in waiting
         ),
         warnings=snapshot.notices,
     )
 
 
 def _gpu(
-    snapshot: Snapshot, reading: DeviceReading, usage: Usage, waiting: Sequence[Writer]
+    snapshot: Snapshot, reading: DeviceReading, usage: Usage, waiting: Sequence[Entry]
 ) -> GpuStatus:
     uuid, kept_for = reading.device.uuid, None
     lease = _lease(snapshot, uuid)
     busy, message = usage.busy, usage.message.removeprefix(f"{reading.device}: ")
-    if busy is None and lease is not None:  # its lock is in another PID namespace
-        busy, message = Busy.LEASED, "leased by a process that is not visible here"
-    first = queue.kept_for([writer.entry for writer in waiting if writer.well], uuid)
+    first = queue.kept_for((one for one in waiting if one.slot in snapshot.well), uuid)
     if busy is None and first is not None:
-        kept_for = next(writer.process for writer in waiting if writer.entry == first)
+        kept_for = snapshot.writer(first)
         command = kept_for.command or "an unknown program"
         message = f"kept for {process_in_words(command, kept_for.pid, user=kept_for.user)}"
         busy = Busy.KEPT
-    return GpuStatus(
-        reading=reading,
-        busy=busy,
-        message=message,
-        lease=lease,
-        kept_for=kept_for,
-        uses=tuple(_uses(snapshot, reading)),
-    )
+    uses = tuple(_uses(snapshot, reading))
+    return GpuStatus(reading, busy, message, lease, kept_for, uses)
 
 
 def _lease(snapshot: Snapshot, uuid: str) -> LeaseStatus | None:
     pid, *sharers = snapshot.holders.get(uuid, (None,))
-    held = [writer for writer in snapshot.writers if not writer.entry.waits]
-    writer = next((one for one in held if uuid in one.entry.gpus), None)
-    if writer is None and uuid not in snapshot.holders:
+    held = [entry for entry in snapshot.entries if not entry.waits]
+    entry = next((one for one in held if uuid in one.gpus), None)
+    if entry is None and uuid not in snapshot.holders:
         return None
-    inside: list[ProcessInfo] = []
-    if writer is None:
+    inside: tuple[ProcessInfo, ...] = ()
+    if entry is None:
         claimer = replace(snapshot.process(pid), since=None)  # the lease's age is not known
         gone = None if pid is None else pid not in snapshot.processes
     else:
-        entry, claimer = writer.entry, writer.process
+        claimer, key = snapshot.writer(entry), f"{entry.slot}/{uuid}"
         # The kernel shows the number of a process that was here, and nothing of other containers.
         was_here = pid is not None and pid == entry.pid
-        gone = False if writer.lives else True if was_here else None
-        inside = [one.process for one in held if f"{entry.slot}/{uuid}" in one.entry.gpus]
+        gone = False if entry.slot in snapshot.living else True if was_here else None
+        inside = tuple(snapshot.writer(one) for one in held if key in one.gpus)
     # Where the claimer has ended, its number may be another process's by now.
-    others = sorted(one for one in sharers if one and (gone or one != claimer.pid))
-    return LeaseStatus(
-        **asdict(claimer),
-        gone=gone,
-        sharers=tuple(map(snapshot.process, others)),
-        inside=tuple(inside),
-    )
+    others = sorted({one for one in sharers if one and (gone or one != claimer.pid)})
+    sharing = tuple(map(snapshot.process, others))
+    return LeaseStatus(**asdict(claimer), gone=gone, sharers=sharing, inside=inside)
 
 
 def _uses(snapshot: Snapshot, reading: DeviceReading) -> Iterator[Use]:

@@ -121,12 +121,11 @@ def with_gpus(
     files: Collection[str],
     devices: Mapping[str, int],
 ) -> Check:
-    """A check with the process's GPUs and the CPUs near them. Pure.
-
-    They are those of which the driver lists it as a user, else those whose files it has open: CUDA
-    opens the files of all visible GPUs. Which of these it uses is not certain: it is far only
-    outside the sockets of all of them, as a whole socket is a choice that set_affinity offers too.
-    """
+    """A check with the process's GPUs and the CPUs near them. Pure."""
+    # They are those of which the driver lists it as a user, else those whose files it has open:
+    # CUDA opens the files of all visible GPUs. Which of these it uses is not certain: it is far
+    # only outside the sockets of all of them, as a whole socket is a choice that set_affinity
+    # offers too.
     indices = {index for index, pids in users.items() if check.pid in pids}
     indices = indices or {devices[name] for name in devices.keys() & files}
     gpus = [gpu for gpu in topology.gpus if gpu.index in indices]

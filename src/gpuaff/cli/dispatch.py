@@ -89,10 +89,8 @@ def add_option(
 
 
 def build_parser(wanted: str | None) -> Parser:
-    """The parser; what it returns has ``run``, which takes it and returns the exit code.
-
-    If ``wanted``, the first argument, is a command, only its module is imported.
-    """
+    """The parser; what it returns has ``run``, which takes it and returns the exit code."""
+    # If ``wanted``, the first argument, is a command, only its module is imported
     parser = Parser(
         prog="gpuaff",
         description="Claim GPUs on a shared machine, and pin each training process to its own "

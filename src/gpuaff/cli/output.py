@@ -20,11 +20,9 @@ _RANKS = (
 
 
 def show_json(data: dict[str, Any]) -> None:
-    """Print JSON: indented, in ASCII, its keys in order.
-
-    Lone surrogates, which JSON must not contain, are U+FFFD: Python reads them where the arguments
-    of a process, or a path, are no valid text.
-    """
+    """Print JSON: indented, in ASCII, its keys in order."""
+    # Lone surrogates, which JSON must not contain, are U+FFFD: Python reads them where the
+    # arguments of a process, or a path, are no valid text
     import json
 
     text = json.dumps(data, ensure_ascii=False).encode("utf-16", "surrogatepass")
@@ -42,10 +40,7 @@ def show(blocks: Iterable[Line | Table]) -> None:
 
 
 def rendered(blocks: Iterable[Line | Table], stream: TextIO, *, force: bool | None = None) -> str:
-    """Text for a terminal: broken to fit its width, coloured as far as it shows that.
-
-    ``force`` takes the stream for a terminal though it is none.
-    """
+    """Text for a terminal (``force``: though it is none), broken to its width, and coloured."""
     from rich.console import Console
     from rich.text import Text
 

@@ -152,23 +152,17 @@ def _report(waiting: Waiting) -> None:
 
 
 class Job(NamedTuple):
-    """What is done before the command starts.
+    """What is done before the command starts."""
 
-    ``claim`` are the arguments of ``claim_gpus``; None where nothing is claimed. ``pin``: this
-    process is pinned as its rank; a claim pins by an argument of its own.
-    """
-
-    claim: Mapping[str, Any] | None
-    pin: bool
+    claim: Mapping[str, Any] | None  # the arguments of ``claim_gpus``
+    pin: bool  # this process, as its rank; a claim pins by an argument of its own
 
 
 def settle(args: argparse.Namespace, here: Ranks | None) -> Job:
-    """Decide what is done. Pure.
-
-    Outside of a launcher (``here`` is None) GPUs are claimed. Inside one, every rank runs this
-    command, and each would claim as many GPUs: a rank claims with ``--per-rank`` only, and is
-    pinned otherwise. Options that contradict each other, or the launcher, are errors.
-    """
+    """Decide what is done. Pure."""
+    # Outside of a launcher (``here`` is None) GPUs are claimed. Inside one, every rank runs this
+    # command, and each would claim as many GPUs: a rank claims with ``--per-rank`` only, and is
+    # pinned otherwise. Options that contradict each other, or the launcher, are errors.
     gpus, candidates = (
         None if names is None else ",".join(map(str, names))
         for names in (args.gpus, args.candidates)

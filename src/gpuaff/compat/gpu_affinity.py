@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpuaff.allocator.model import Multithreading, Scope, Word
+from gpuaff.allocator.model import Mode, Multithreading, Scope
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
 from gpuaff.options import word
@@ -26,16 +26,6 @@ __all__ = ["GPUAffinityError", "Mode", "Multithreading", "Scope", "set_affinity"
 
 # More cores than there are; None would let ``GPUAFF_MAX_PHYSICAL_CORES`` set a limit.
 _NO_LIMIT = MAX_CPU_ID
-
-
-class Mode(Word):
-    """The five modes of gpu_affinity, equal to and interchangeable with :class:`gpuaff.Mode`'s."""
-
-    ALL = "all"
-    SINGLE = "single"
-    SINGLE_UNIQUE = "single_unique"
-    UNIQUE_INTERLEAVED = "unique_interleaved"
-    UNIQUE_CONTIGUOUS = "unique_contiguous"
 
 
 def set_affinity(
@@ -57,7 +47,7 @@ def set_affinity(
     Args:
         gpu_id: the visible GPU of this process, 0 … ``nproc_per_node`` − 1.
         nproc_per_node: how many processes share this node, each with a GPU of its own.
-        mode: how near cores are divided.
+        mode: how near cores are divided; this and the others are :func:`gpuaff.set_affinity`'s.
         scope: what is near: the GPU's NUMA node or its socket.
         multithreading: all CPUs of a core, or only one.
         balanced: whether all processes get equally many cores (unique modes).
@@ -68,8 +58,7 @@ def set_affinity(
         The CPUs of the calling thread, read back from the kernel.
 
     Raises:
-        GPUAffinityError: the process could not be pinned, or an argument is invalid. Everything is
-            as it was before.
+        GPUAffinityError: the process could not be pinned; all is as it was before.
         TypeError: an argument is None that must be a number.
     """
     if None in (gpu_id, nproc_per_node):  # for gpuaff.set_affinity None means: ask the launcher

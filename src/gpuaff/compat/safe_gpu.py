@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar, TypeAlias
 
 from gpuaff._system import env
-from gpuaff._system.nvml import Session, open_session
+from gpuaff._system.nvml import open_session
 from gpuaff.claims import claim_gpus as _claim_gpus
 from gpuaff.claims.claim import Claim
 from gpuaff.claims.devices.probe import Probe
@@ -68,12 +68,13 @@ def get_free_gpus() -> list[str]:
 def is_single_gpu_display_mode() -> bool:
     """Whether the machine has one GPU, which also drives a screen; or NvidiasmiError."""
     with _original_errors(), open_session() as session:
-        return _has_one_for_display(session)
+        devices = session.devices()
+        is_only = len(devices) == 1 and not devices[0].is_mig
+        return is_only and session.look()[0].display is True
 
 
 class _Placeholder:
     _framework: ClassVar[str]
-    _name: ClassVar[str]
 
     def __init__(self, logger: Any = None) -> None:
         """Take a logger; None is the root logger."""
@@ -81,23 +82,24 @@ class _Placeholder:
 
     def __call__(self, device_no: int) -> Any:
         """Occupy a GPU; the result is what occupies it."""
-        return load(self._framework).make(device_no)
+        make, _ = load(self._framework)
+        return make(device_no)
 
     def release(self, placeholder: Any) -> None:  # noqa: ARG002 - safe_gpu's signature
         """Log that the framework keeps the GPU."""
-        self.logger.info(f"{self._name} keeps its context on the GPU until the process ends")
+        self.logger.info(f"{self._framework} keeps its context on the GPU until the process ends")
 
 
 class PytorchPlaceholder(_Placeholder):
     """Occupies GPUs with tensors of PyTorch's, whose import takes seconds."""
 
-    _framework, _name = "torch", "PyTorch"
+    _framework = "torch"
 
 
 class TensorflowPlaceholder(_Placeholder):
     """Occupies GPUs with tensors of TensorFlow's."""
 
-    _framework, _name = "tensorflow", "TensorFlow"
+    _framework = "tensorflow"
 
 
 class PyCudaPlaceholder(_Placeholder):
@@ -146,8 +148,8 @@ class GPUOwner:
         self.placeholders: list[object] = []
         count = operator.index(nb_gpus)
         try:
-            with _original_errors(), open_session() as session:  # the claim finds it open
-                self._take(count, for_display=_has_one_for_display(session))
+            with _original_errors(), open_session():  # the claim and the look find it open
+                self._take(count, for_display=is_single_gpu_display_mode())
         except BaseException:  # from the sleep, or the logger: nothing would own the claim
             if self._claim is not None:
                 self._claim.release()
@@ -174,23 +176,21 @@ class GPUOwner:
         with nullcontext() if for_display else _original_lock(nb_gpus, self.logger):
             if nb_gpus == 0:  # safe_gpu hides all GPUs then
                 env.put("CUDA_VISIBLE_DEVICES", "")
-                self._log_visible()
-                return
-            try:
-                made = _claim_gpus(nb_gpus, placeholder=self.placeholder_fn, own_is_free=False)
-            except RuntimeError as error:
-                # Before anything is occupied safe_gpu logs no error.
-                if not isinstance(error, (AlreadyClaimedError, GpusBusyError, NotEnoughGpusError)):
-                    self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400 - as safe_gpu logs it
-                raise
-            self._claim = made
-            self.devices_taken.extend(gpu.index for gpu in made.gpus)
-            self.placeholders.extend(made.placeholders)
-            self._log_visible()
+            else:
+                self._claim = made = self._claimed(nb_gpus)
+                self.devices_taken.extend(gpu.index for gpu in made.gpus)
+                self.placeholders.extend(made.placeholders)
+            self.logger.info(f"Set CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES')}")
+            time.sleep(self.debug_sleep)
 
-    def _log_visible(self) -> None:
-        self.logger.info(f"Set CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES')}")
-        time.sleep(self.debug_sleep)
+    def _claimed(self, nb_gpus: int) -> Claim:
+        try:
+            return _claim_gpus(nb_gpus, placeholder=self.placeholder_fn, own_is_free=False)
+        except (AlreadyClaimedError, GpusBusyError, NotEnoughGpusError):
+            raise  # before anything is occupied safe_gpu logs no error
+        except RuntimeError as error:
+            self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400 - as safe_gpu logs it
+            raise
 
 
 def claim_gpus(
@@ -205,16 +205,13 @@ def claim_gpus(
 
     Args:
         nb_gpus: how many; with 0 no GPU is visible.
-        placeholder_fn: what occupies each GPU: a function of the device's number in this process,
-            whose ``release``, if it has one, is called with its result on release; or a name of
-            ``gpuaff.claim_gpus``. The default is a context, which frameworks then use.
+        placeholder_fn: what occupies each GPU, as ``placeholder`` of ``gpuaff.claim_gpus``.
         logger: logs the steps, at level INFO; the module ``logging`` works, too.
         debug_sleep: seconds to sleep while safe_gpu's lock is held.
 
     Raises:
         NvidiasmiError: there is no usable driver.
-        RuntimeError: too few GPUs are free or exist, CUDA is initialized already, this process has
-            a claim, or the placeholder failed.
+        RuntimeError: the GPUs could not be claimed or occupied.
         ValueError: several are requested where there is one GPU, which drives a screen; or an
             argument is invalid.
     """
@@ -226,11 +223,6 @@ def release_gpus() -> None:
     """Release what :func:`claim_gpus` has claimed, if anything."""
     if gpu_owner is not None:
         gpu_owner.release_gpus()
-
-
-def _has_one_for_display(session: Session) -> bool:
-    devices = session.devices()
-    return len(devices) == 1 and not devices[0].is_mig and session.look()[0].display is True
 
 
 @contextmanager

@@ -18,11 +18,8 @@ from gpuaff.topology.model import Gpu, Source, Topology
 def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -> Topology:
     """Observe the machine, as :meth:`gpuaff.Topology.observe` does.
 
-    Args:
-        links: also ask NVML how the GPUs are connected.
-        accelerators: also list the accelerators on the PCI bus, which takes milliseconds and only
-            ``partition="machine"`` needs. In a tree of files they are always listed.
-        allowed: the CPUs that the process may use, where the main thread's mask is not it.
+    To list ``accelerators`` takes milliseconds; only ``partition="machine"`` needs them.
+    ``allowed`` are the CPUs that the process may use, where the main thread's mask is not it.
     """
     tree = kernel.machine_tree()
     machine = sysfs.read_cpus(tree)

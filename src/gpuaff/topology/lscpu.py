@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped
+from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped, parse_cpulist
 from gpuaff.formatting import counted
 from gpuaff.topology.model import NumaNode, Package, Topology
 from gpuaff.topology.sysfs import slow_cores
@@ -62,6 +62,14 @@ _SIZES = (2, 4, 8)
 
 Rows: TypeAlias = Mapping[int, Mapping[str, int]]
 """The numbers in the row of each CPU, by its column's name in lower case."""
+
+
+def read_cpulist(text: str) -> CpuSet | None:
+    """The CPUs (or nodes) of a cpulist; None when it is not one."""
+    try:
+        return parse_cpulist(text)
+    except ValueError:
+        return None
 
 
 def read_machine(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool]:
@@ -227,19 +235,15 @@ class _Machine:
         return cores
 
     def _note_cores(self, cores: Sequence[CpuSet] | None) -> None:
-        threads = counted(self._threads, "thread")
         if self._is_doubtful and self._online == len(self.cpus):
             self._note(
                 "contradiction",
-                f"lscpu says {threads} per core, but {self._online} CPUs online on "
-                f"{min(self._expected)} cores (sockets x cores per socket); its threads per core "
-                "are not used",
+                f"lscpu says {counted(self._threads, 'thread')} per core, but {self._online} CPUs "
+                f"online on {min(self._expected)} cores (sockets x cores per socket); its threads "
+                "per core are not used",
             )
         if cores is None:
-            said = f"lscpu says {threads} per core, but " if self._threads > 1 else ""
-            message = (
-                f"{said}which CPUs share a core is unknown, and the numbering does not show it"
-            )
+            message = "which CPUs share a core is unknown, and the numbering does not show it"
             self._note("cores-unknown", f"{message}, so each counts as a core of its own: {_ADD}")
         else:
             first = ", ".join(map(str, sorted(cores[0])))
@@ -247,16 +251,13 @@ class _Machine:
             self._note("cores-inferred", f"{message}{first}); to be sure {_ADD}")
 
     def _has_one_thread(self) -> bool:
-        """Whether no core can have two CPUs online, by one thread that lscpu prints for each.
-
-        There are no more CPUs than cores, or, offline ones included, too few for two threads.
-        Where the text lacks the number of cores, all CPUs must be online.
-        """
+        """Whether lscpu prints one thread for each core, and its other numbers agree."""
         if self._threads != 1 or self._is_doubtful:
             return False
         least = min(self._expected, default=0)
         if not least:
             return self._all == len(self.cpus)
+        # No more CPUs than cores, or, offline ones included, too few for two threads.
         return self._online <= least or self._all < 2 * least
 
     def _by_threads(self) -> tuple[CpuSet, ...] | None:
@@ -337,7 +338,7 @@ def _lists(paste: Paste) -> dict[int | None, CpuSet]:
     found += [(node, ",".join(text.split())) for node, text, _ in _NODE.findall(paste.text)]
     for node, text in found:
         what = f"the CPUs of NUMA node {node}" if node else "the online CPUs"
-        cpus = paste.cpulist(text)
+        cpus = read_cpulist(text)
         if cpus is None or not (cpus or node):
             paste.note("line-unreadable", f"{what} cannot be read ({text[:40]!r})")
         else:

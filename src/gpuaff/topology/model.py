@@ -22,7 +22,14 @@ else:
     Methods = object  # gpuaff.topology adds them: records import nothing that makes them
 
 
-class Source(str, Enum):
+class Word(str, Enum):
+    """An enum member that is, prints and compares as its string."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Source(Word):
     """Where the CPUs near a GPU are from; in a plan, which step of the search found them."""
 
     NVML = "nvml"
@@ -35,9 +42,6 @@ class Source(str, Enum):
     """The nearest NUMA node, by distance, that has allowed CPUs."""
     ALL = "all"
     """Unknown, so all allowed CPUs."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

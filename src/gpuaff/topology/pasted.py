@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import NamedTuple, TypeVar
 
 from gpuaff._system.nvml_records import Matrix
-from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
+from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.formatting import counted
 from gpuaff.notices import Notice
 from gpuaff.options import natural
-from gpuaff.topology.lscpu import read_machine
+from gpuaff.topology.lscpu import read_cpulist, read_machine
 from gpuaff.topology.model import Gpu, MigInstance, Source, Topology
 
 MAX_CHARS = 4 << 20
-MAX_IDS = 2_000_000
-"""How many CPU ids all lists of a text may name together: room for a machine of 65 536 CPUs named
-30 times."""
-
 _MAX_MESSAGE = 400
 
 _COLOURS = re.compile(r"\x1b?\[[0-9;]{0,20}m", re.ASCII)
@@ -81,28 +77,18 @@ _Value = TypeVar("_Value")
 
 
 class Paste:
-    """One text, and the notes about it.
-
-    Attributes:
-        name: what errors call the text.
-        lines: those of its lines that are not empty, without escape codes and marks.
-        text: the same lines, joined.
-        is_cut: whether it ends without a newline, so that its last line may be cut.
-        notes: each once, in the order that they were made.
-    """
+    """One text, without escape codes, marks and empty lines, and the notes about it."""
 
     def __init__(self, text: str, name: str) -> None:
-        self.name = name
+        self._name = name
         if len(text) > MAX_CHARS:
             raise self.error(f"{len(text)} characters are more than {MAX_CHARS}; cut out the part")
         valid = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
         plain = _COLOURS.sub("", valid).translate(_PLAIN)
         self.lines = [*filter(None, (line.strip(_MARKS) for line in plain.split("\n")))]
         self.text = "\n".join(self.lines)
-        self.is_cut = not plain.endswith("\n")
+        self.is_cut = not plain.endswith("\n")  # then its last line may be
         self.notes: dict[Notice, None] = {}
-        self._lists: dict[str, CpuSet | None] = {}
-        self._ids = 0
 
     def note(self, code: str, message: str) -> None:
         """Add a note, once."""
@@ -111,47 +97,22 @@ class Paste:
 
     def error(self, problem: str) -> TopologyError:
         """The error that says why this text is refused."""
-        return TopologyError(self.name, problem)
+        return TopologyError(self._name, problem)
 
     def keep(self, found: dict[_Key, _Value], key: _Key, value: _Value, what: str) -> None:
         """Keep the first value that the text has for a key; another one is a contradiction."""
         if found.setdefault(key, value) != value:
             self.note("contradiction", f"{what} are there twice, and differ; the first counts")
 
-    def cpulist(self, text: str) -> CpuSet | None:
-        """The CPUs (or nodes) of a cpulist; None when it is not one.
-
-        Raises:
-            TopologyError: the text as a whole names more ids than any machine has.
-        """
-        if text not in self._lists:
-            try:
-                self._lists[text] = parse_cpulist(text)
-            except ValueError:
-                self._lists[text] = None
-            self._ids += len(self._lists[text] or ())
-            if self._ids > MAX_IDS:
-                raise self.error(f"its lists name more than {MAX_IDS} CPU ids: not one machine's")
-        return self._lists[text]
-
 
 def parse(text: str, *, name: str = "pasted text") -> Topology:
-    """Parse pasted text.
-
-    Args:
-        text: what was pasted.
-        name: what errors call it, e.g. the path of the file.
-
-    Raises:
-        TopologyError: it describes neither CPUs nor NVIDIA GPUs, or it is far larger than what
-            those commands print (4 MiB, 2 million CPU ids).
-    """
+    """Parse pasted text, which errors call by its ``name``, as :meth:`gpuaff.Topology.parse`."""
     paste = Paste(text, name)
     if _ROCM.search(paste.text):
         message = "the output of rocm-smi or amd-smi is ignored: only NVIDIA's tools are read"
         paste.note("rocm-ignored", message)
     (named, rows), listed = _read_table(paste), _read_list(paste)
-    near = frozenset(filter(None, (paste.cpulist(row.cpu) for row in rows.values())))
+    near = frozenset(filter(None, (read_cpulist(row.cpu) for row in rows.values())))
     machine, is_complete = read_machine(paste, near)
     indices = sorted({*named, *listed})
     if not (machine.cpus or indices):
@@ -159,7 +120,7 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
         lines = counted(text.count("\n") + (not text.endswith("\n")), "line")
         add = "paste the output of `nvidia-smi topo -m` and of `LC_ALL=C lscpu`, whole"
         raise paste.error(f"no CPU and no NVIDIA GPU in it ({lines}); {why}{add}")
-    placer = _Placer(paste, rows, machine, is_complete)
+    placer = _Placer(rows, machine, near, is_complete)
     placer.doubts["rows-missing"].update(named - rows.keys())
     gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index))) for index in indices)
     for code, doubtful in placer.doubts.items():
@@ -187,19 +148,17 @@ def _links(rows: list[_Row], indices: list[int]) -> Matrix | None:
 
 
 class _Placer:
-    """Finds where each GPU sits.
-
-    Attributes:
-        doubts: the GPUs for each code of :data:`_NOTES`.
-    """
+    """Finds where each GPU sits; ``doubts`` has the GPUs for each code of :data:`_NOTES`."""
 
     def __init__(
-        self, paste: Paste, rows: Mapping[int, _Row], machine: Topology, is_complete: bool
+        self,
+        rows: Mapping[int, _Row],
+        machine: Topology,
+        near: Collection[CpuSet],
+        is_complete: bool,
     ) -> None:
-        self._paste, self._rows, self._cpus = paste, rows, machine.cpus
-        self._is_complete = is_complete
-        lists = filter(None, (paste.cpulist(row.cpu) for row in rows.values()))
-        self._are_all_named = is_complete and frozenset().union(*lists) == machine.cpus
+        self._rows, self._cpus, self._is_complete = rows, machine.cpus, is_complete
+        self._are_all_named = is_complete and frozenset().union(*near) == machine.cpus
         self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
         self._memory_nodes = {natural(row.gpu_numa) for row in rows.values()}
         self.doubts: dict[str, set[int]] = defaultdict(set)
@@ -227,7 +186,7 @@ class _Placer:
 
     def _ids(self, index: int, cell: str) -> CpuSet:
         """The ids in a cell; none when it is empty or unreadable."""
-        ids = self._paste.cpulist(cell) if cell else None
+        ids = read_cpulist(cell)
         if cell and not ids:
             self.doubts["cell-glued" if "N/A" in cell else "cell-unreadable"].add(index)
         return ids or frozenset()
@@ -262,11 +221,8 @@ class _Placer:
 
 
 def _looks_cut(cell: str) -> bool:
-    """Whether a list may have been cut: six entries of one length at one distance.
-
-    Whole lists of that form are rare (a socket of six single-threaded cores, numbered by turns);
-    a list of seven shows that this nvidia-smi does not cut.
-    """
+    """Whether a list may have been cut: six entries of one length at one distance."""
+    # Whole lists of that form are rare: a socket of six cores with a thread each, by turns.
     if ":" in cell:
         return False
     entries = [[int(id_) for id_ in entry.split("-")] for entry in cell.split(",")]
@@ -284,13 +240,10 @@ def _looks_cut(cell: str) -> bool:
 
 
 class _Row(NamedTuple):
-    """The row of one GPU: how it is connected with each device, and the cells of affinity.
+    """The row of one GPU: its links by device, and the cells of affinity."""
 
-    A cell is empty when it is missing or N/A; ``links`` is empty where the row is not whole.
-    """
-
-    links: Mapping[str, str] = {}
-    cpu: str = ""
+    links: Mapping[str, str] = {}  # empty where the row is not whole
+    cpu: str = ""  # a cell is empty when it is missing or N/A
     numa: str = ""
     gpu_numa: str = ""
 
@@ -376,7 +329,7 @@ def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[
 def _read_list(paste: Paste) -> Mapping[int, Gpu]:
     """The GPUs of ``nvidia-smi -L``: name, UUID and MIG instances, as far as they are listed."""
     found: dict[int, Gpu] = {}
-    instances: dict[str, tuple[int, MigInstance]] = {}
+    instances: dict[int, dict[str, MigInstance]] = defaultdict(dict)
     index = -1
     for line in paste.lines:
         if gpu := _listed(line):
@@ -385,16 +338,15 @@ def _read_list(paste: Paste) -> Mapping[int, Gpu]:
         elif index >= 0 and (mig := _MIG.match(line)):
             ids = [-1 if number is None else int(number) for number in mig.groups()[1:]]
             instance = MigInstance(uuid=mig[1], gpu_instance=ids[0], compute_instance=ids[1])
-            instances.setdefault(mig[1].lower(), (index, instance))
-    uuids = set(instances)
-    for gpu in found.values():
-        own = tuple(instance for owner, instance in instances.values() if owner == gpu.index)
-        is_double = (gpu.uuid or "").lower() in uuids
-        if is_double:
-            paste.note("contradiction", f"the UUID of GPU {gpu.index} is there twice; left out")
-        found[gpu.index] = replace(gpu, uuid=None if is_double else gpu.uuid, mig=own or None)
-        uuids.update([gpu.uuid.lower()] if gpu.uuid else [])
-    return found
+            instances[index].setdefault(mig[1].lower(), instance)
+    uuids = [gpu.uuid.lower() for gpu in found.values() if gpu.uuid]
+    uuids += chain.from_iterable(instances.values())
+    if len(set(uuids)) < len(uuids):
+        raise paste.error("a UUID is at two GPUs: paste the output of one machine")
+    return {
+        index: replace(gpu, mig=tuple(instances[index].values()) or None)
+        for index, gpu in found.items()
+    }
 
 
 def _listed(line: str) -> Gpu | None:

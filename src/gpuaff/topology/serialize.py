@@ -9,9 +9,7 @@ is not at hand; ``docs/machines.md`` says where their figures are from.
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from collections import defaultdict
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
@@ -61,16 +59,13 @@ class _Reader:
 
     A member is called by its path, e.g. ``gpus[2].node_cpus``; the family of a path is that of all
     members like it, ``gpus.node_cpus``.
-
-    Attributes:
-        notes: what was left out.
     """
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._cpus: CpuSet = frozenset()  # the machine's; empty when unknown
         self._used: dict[str, set[int | str]] = defaultdict(set)  # what a family's members hold
-        self.notes: list[Notice] = []
+        self.notes: list[Notice] = []  # what was left out
 
     def fail(self, path: str, problem: str) -> NoReturn:
         where = f"{path}: " if path else ""
@@ -259,7 +254,7 @@ def named(name: str) -> Topology:
 def load(path: str | Path) -> Topology:
     """Load a topology from a file."""
     file = Path(path)
-    if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe could wait for ever
+    if file.exists() and not file.is_file():  # opening a pipe could wait for ever
         raise TopologyError(str(path), "not a file: expected a topology that gpuaff saved")
     with file.open("rb") as stream:
         return loads(stream.read(MAX_BYTES + 1), str(path))
@@ -271,7 +266,7 @@ def loads(data: bytes | str, source: str = "the topology") -> Topology:
         raise TopologyError(source, f"longer than {MAX_BYTES >> 20} MiB: not a topology")
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data.removeprefix("\ufeff")
-        parsed = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        parsed = json.loads(text, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise TopologyError(source, f"not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -283,10 +278,6 @@ def loads(data: bytes | str, source: str = "the topology") -> Topology:
     except ValueError as error:
         raise TopologyError(source, str(error)) from None
     return from_dict(parsed, source)
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"not JSON: {constant} is not a JSON number")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -304,17 +295,5 @@ def dumps(topology: Topology) -> str:
 
 
 def save(topology: Topology, path: str | Path) -> None:
-    """Write a topology to a file, whole or not at all."""
-    target = Path(os.path.realpath(path))  # a link stays, and the file behind it changes
-    if target.exists() and not target.is_file():
-        target.write_text(dumps(topology), "utf-8")  # a pipe or a terminal cannot be replaced
-        return
-    temporary = target.with_name(f".gpuaff-{os.urandom(8).hex()}.tmp")
-    try:
-        temporary.write_text(dumps(topology), "utf-8")
-        temporary.replace(target)
-    except OSError as error:  # name the file that was requested, not the temporary one
-        error.filename, error.filename2 = str(path), None
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write a topology to a file."""
+    Path(path).write_text(dumps(topology), "utf-8")

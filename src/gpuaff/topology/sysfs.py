@@ -89,18 +89,13 @@ def _packages(tree: Tree, cpus: CpuSet) -> tuple[Package, ...] | None:
     if groups is None:
         return None
     files = (f"{_CPU}/cpu{min(group)}/topology/physical_package_id" for group in groups)
-    ids = [-1 if number is None else number for number in (_integer(tree, file) for file in files)]
-    if len(set(ids)) < len(ids) or min(ids) < 0:
-        ids = list(range(len(groups)))  # −1 on machines whose firmware names no packages
-    by_id = dict(zip(ids, groups, strict=True))
-    return tuple(Package(id=number, cpus=by_id[number]) for number in sorted(by_id))
-
-
-def _integer(tree: Tree, file: str) -> int | None:
-    try:
-        return int(tree.read(file) or "")
-    except ValueError:
-        return None
+    by_id = {
+        natural(tree.read(file) or ""): group for file, group in zip(files, groups, strict=True)
+    }
+    if None in by_id or len(by_id) < len(groups):  # −1 where the firmware names no packages
+        by_id = dict(enumerate(groups))
+    known = sorted((number, group) for number, group in by_id.items() if number is not None)
+    return tuple(Package(id=number, cpus=cpus) for number, cpus in known)
 
 
 def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
@@ -117,23 +112,18 @@ def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
 
 
 def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
-    """The CPUs of slow cores on a hybrid machine (case G5).
-
-    Intel names them (``/sys/devices/cpu_atom``, Linux 5.13); Arm has a capacity for each CPU. On
-    older kernels base frequencies differ, and are read only where cores differ in their number
-    of threads: reading them everywhere would double the time on large machines.
-    """
-    named = cpu_list(tree, "sys/devices/cpu_atom/cpus")
+    """The CPUs of slow cores on a hybrid machine (case G5)."""
+    named = cpu_list(tree, "sys/devices/cpu_atom/cpus")  # Intel, since Linux 5.13
     if named or not cores:
         return named & frozenset().union(*cores)
-    file = "cpu_capacity"
+    file = "cpu_capacity"  # Arm
     if not tree.exists(f"{_CPU}/cpu{min(cores[0])}/{file}"):
+        # Read only where cores differ in their threads: it doubles the time on large machines.
         if len(set(map(len, cores))) == 1:
             return frozenset()
         file = "cpufreq/base_frequency"
-    return slow_cores(
-        {core: _integer(tree, f"{_CPU}/cpu{min(core)}/{file}") or 0 for core in cores}
-    )
+    files = {core: f"{_CPU}/cpu{min(core)}/{file}" for core in cores}
+    return slow_cores({core: natural(tree.read(file) or "") or 0 for core, file in files.items()})
 
 
 def slow_cores(speeds: Mapping[CpuSet, int]) -> CpuSet:
@@ -294,10 +284,7 @@ def _vendor(tree: Tree, address: str) -> str:
 
 
 def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
-    """The CPUs of a process's cpuset; None when unknown.
-
-    ``self`` is, in a tree of files, the process that gathered them.
-    """
+    """The CPUs of a process's cpuset; None when unknown."""
     group = tree.read(f"proc/{process}/cpuset")
     if group is None:
         group = _groups(tree, process).get("")

@@ -1,28 +1,7 @@
 """What the CUDA driver makes of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 
-**Observed** on machines with one and with four H100, driver 580.159.04, one fresh process per
-string ("driver rule 1" and so on):
-
-1. The list is read from the left and ends at the first element that is not a device.
-2. A device named twice before that end is an error (101): the process has no CUDA at all.
-3. A number is read as C's ``strtoul`` reads it: blanks and a sign may stand before it, any other
-   character ends it, 64 bits saturate, the lower 32 of them count. No digits: not a device.
-4. A UUID is ``GPU-`` (in that case, with no blank before it) and hexadecimal digits, of which the
-   driver skips the dashes. It is enough to give the first ones when they fit exactly one device;
-   what follows all 32 is ignored, what follows fewer is not a device.
-5. The first element decides the kind: after a UUID a number ends the list, and the other way
-   round.
-6. ``MIG-`` and the digits of a whole GPU name that GPU when MIG is off; ``MIG-GPU-…/gi/ci`` finds
-   nothing then.
-7. Set but empty hides every GPU; unset shows all. ``all``, ``none`` and ``NoDevFiles`` are not
-   CUDA's words and so hide every GPU too.
-8. CUDA_DEVICE_ORDER must be ``PCI_BUS_ID`` or ``FASTEST_FIRST``, to the letter, else error 101.
-
-**From NVIDIA's documentation**, not observed (MIG User Guide, "CUDA Device Enumeration"): a
-process is shown one MIG instance, the first, and then no whole GPU; an instance is named by its
-``MIG-<uuid>``, with drivers before R470 by ``MIG-GPU-<uuid of the GPU>/<gi>/<ci>``. **Our
-reading**, where neither says: a GPU with MIG on, named as a whole, stands for its first instance,
-and is no device while it has none; a list that begins with a whole GPU ends at an instance.
+The rules were observed string by string, and have numbers, in ``tests/data/visible/observed.md``;
+what only NVIDIA's documentation says, of MIG, stands there too.
 """
 
 from __future__ import annotations
@@ -31,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from gpuaff.formatting import one_line
 from gpuaff.notices import Notice
 from gpuaff.topology.model import Gpu
 
@@ -52,17 +32,11 @@ _NO_INSTANCE = "has MIG on and no instance"
 
 
 class Visible(NamedTuple):
-    """The CUDA devices of a process, in CUDA's order.
+    """The CUDA devices of a process, in CUDA's order."""
 
-    Attributes:
-        indices: the physical index of each; of a MIG instance that of its GPU (case D2).
-        notes: what may surprise; their codes begin with ``visible-``.
-        instances: for each device, the UUID of the MIG instance that it is, or None.
-    """
-
-    indices: tuple[int, ...]
-    notes: tuple[Notice, ...] = ()
-    instances: tuple[str | None, ...] = ()
+    indices: tuple[int, ...]  # the physical index of each; of a MIG instance its GPU's (case D2)
+    notes: tuple[Notice, ...] = ()  # what may surprise; their codes begin with ``visible-``
+    instances: tuple[str | None, ...] = ()  # the UUID of the MIG instance that each is, or None
 
 
 def resolve(
@@ -72,17 +46,10 @@ def resolve(
     device_order: str | None = None,
     lost: Collection[int] = (),
 ) -> Visible:
-    """The CUDA devices of a process, as the driver finds them.
+    """The CUDA devices of a process that may use these GPUs, as the driver finds them.
 
-    Args:
-        gpus: the GPUs that the process may use. Numbers count these: where a device cgroup
-            denies GPU 0, CUDA's 0 is the next one.
-        text: CUDA_VISIBLE_DEVICES; None when it is unset.
-        device_order: CUDA_DEVICE_ORDER; None when it is unset.
-        lost: the indices of those that do not respond. CUDA may count them or not; here they are
-            counted, as nvidia-smi counts them, and a note says so.
-
-    Never raises: the driver accepts any value of the variable (cases D1, D4, D5).
+    Numbers count these GPUs: where a device cgroup denies GPU 0, CUDA's 0 is the next one. The
+    ``lost`` ones do not respond: CUDA may count them or not; here they count, as in nvidia-smi.
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     if not ordered:
@@ -248,5 +215,4 @@ def _gpus(indices: Sequence[int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    quoted = repr(text[:60])
-    return quoted if len(text) <= 60 and len(quoted) <= 62 else f"{quoted[:57]}..."
+    return one_line(repr(text[:100]), 62, end="...")

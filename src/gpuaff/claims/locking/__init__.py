@@ -1,1 +1,1 @@
-"""Leases, the guard, the registry and the queue."""
+"""Leases, the lock directory with the guard and the registry, and the queue."""

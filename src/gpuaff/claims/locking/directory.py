@@ -8,10 +8,16 @@ mount one directory, each claim takes a lock file there as well (case E5).
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Not its class FileLock, which opens the path itself: it refuses files of other users in a sticky
+# directory, accepts FIFOs and hard links, and, for Python 3.10, truncates the file.
+from filelock import lock_descriptor, unlock_descriptor
+
 from gpuaff._system import descriptors, env, kernel, locks
+from gpuaff._system.interrupts import interruptible
 from gpuaff.errors import LockDirectoryError
 from gpuaff.formatting import process_in_words
 
@@ -22,6 +28,11 @@ DEFAULT = "/tmp/gpuaff"  # noqa: S108 - the one place where every user may write
 # Writable for all, and sticky: systemd-tmpfiles leaves such files alone (the XDG base directory
 # specification); else it would remove a registry that jobs of weeks still use (case E9).
 _KEPT = 0o1666
+
+_GUARD = "guard"
+# In seconds.
+_GUARD_LIMIT = 20.0  # leasing takes milliseconds, and the driver is not asked meanwhile
+_PAUSE = 0.005  # between two tries: a blocking flock has no time limit
 
 _README = b"""Here gpuaff coordinates which process holds or waits for which GPU.
 docs/lease-protocol.md in its sources says what the files are. Do not remove them.
@@ -50,10 +61,7 @@ def is_shared() -> bool:
 
 
 def open_file(name: str, *, size: int = 0) -> int:
-    """Open a file of the lock directory; both are made if missing.
-
-    It is made with that many bytes; 0 opens it for reading only. Programs do not inherit it.
-    """
+    """Open a file of the lock directory, which is made with ``size`` bytes (0: only to be read)."""
     where = path()
     with lock_errors(where):
         folder = locks.open_folder(
@@ -96,3 +104,41 @@ def holder_in_words(pid: int | None) -> str:
     if pid is None or pid <= 0:
         return "a process that is not visible here"
     return process_in_words(kernel.name_of(pid) or "a process", pid)
+
+
+# ---- the guard -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def guarded(*, limit: float = _GUARD_LIMIT) -> Iterator[None]:
+    """Hold the guard: one claimer at a time chooses among the free GPUs and leases them."""
+    # So a claim gets all the GPUs that it requested or none, and two claims do not take half each.
+    # That no GPU is leased twice does not depend on it. The driver is asked before, so a process
+    # that hangs in it blocks no other.
+    end = time.monotonic() + limit
+    handle = -1
+    try:
+        while handle == -1 or not still_has(_GUARD, handle):
+            descriptors.close_private(handle, unlock_descriptor)
+            handle = open_file(_GUARD)
+            descriptors.private.add(handle)
+            with lock_errors(f"{path()}/{_GUARD}"):
+                while not lock_descriptor(handle, blocking=False):
+                    if time.monotonic() >= end:
+                        raise _held_too_long(handle, limit)
+                    with interruptible():
+                        time.sleep(_PAUSE)
+        yield
+    finally:
+        descriptors.close_private(handle, unlock_descriptor)
+
+
+def _held_too_long(handle: int, limit: float) -> LockDirectoryError:
+    file = locks.identity(handle)
+    pids = [lock.pid for lock in locks.held_locks() if lock.file == file and not lock.is_waiting]
+    holder = holder_in_words(max(pids, default=None))
+    return LockDirectoryError(
+        f"{path()}/{_GUARD}",
+        f"{holder} has locked it for more than {limit:.0f} s, while leasing GPUs takes "
+        "milliseconds: see whether it is stopped, and continue or end it",
+    )

@@ -35,11 +35,6 @@ def _paths(uuid: str, address: str | None) -> list[str]:
     return found
 
 
-def files_of(device: Device) -> list[str]:
-    """The kernel's names of the files that hold a lease of this device alone."""
-    return [locks.real_name(path) for path, is_shared in locks_of(device) if not is_shared]
-
-
 def holders(devices: Iterable[Device]) -> dict[str, int | None]:
     """The processes that keep others from leasing devices, by UUID, from /proc/locks.
 
@@ -65,7 +60,7 @@ class Lease:
     """The locks that a process holds; none at first."""
 
     def __init__(self) -> None:
-        self._marks: dict[int, tuple[int, int, int]] = {}  # by descriptor
+        self._marks: dict[int, tuple[int, ...]] = {}  # by descriptor
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -111,8 +106,8 @@ class Lease:
         while self._marks:
             handle, mark = self._marks.popitem()
             # A daemon may have closed it, and the number may be another file's by now.
-            with suppress(OSError):
-                if descriptors.mark_of(handle) == mark:
+            if descriptors.mark_of(handle) == mark:
+                with suppress(OSError):  # a file system without locks
                     if unlock:
                         locks.unlock(handle)
-                    descriptors.close(handle)
+                descriptors.close(handle)

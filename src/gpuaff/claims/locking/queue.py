@@ -41,10 +41,8 @@ _AGAIN = 0.03  # after a change it looks again so soon: memory may be freed a li
 
 
 def ahead(entries: Iterable[Entry], *, wants: frozenset[str], now: float) -> tuple[Entry, ...]:
-    """The waiters that want some of the same GPUs and are well, in order.
-
-    One that is only slow keeps its turn.
-    """
+    """The waiters that want some of the same GPUs and are well, in order."""
+    # One that is only slow keeps its turn
     waiting = [
         entry
         for entry in entries

@@ -43,29 +43,21 @@ _KEYS = {"pid": int, "start": int, "uid": int, "wanted": int, "since": (int, flo
 
 
 class Entry(NamedTuple):
-    """A slot whose writer lives. Values of its record that are invalid count as missing.
-
-    Attributes:
-        waits: whether the writer waits for GPUs, in the order of ``ticket``; else it holds some.
-        beat: when it was last known to be well, in seconds since the machine started.
-        pid: the writer's process id, in its own PID namespace.
-        start: when the writer started, in clock ticks since the machine started.
-        since: since when it waits or holds, in seconds since 1970.
-        gpus: the keys of the GPUs that it holds or would accept; a waiter without any accepts all.
-            Inside the claim of slot 3 they are ``3/GPU-…``.
-    """
+    """A slot whose writer lives. Values of its record that are invalid count as missing."""
 
     slot: int
-    waits: bool
+    waits: bool  # the writer waits for GPUs, in the order of ``ticket``; else it holds some
     ticket: int = 0
-    beat: float = 0.0
+    beat: float = 0.0  # when it was last known to be well, in seconds since boot
     is_written: bool = True
-    pid: int | None = None
-    start: int | None = None
+    pid: int | None = None  # in its own PID namespace
+    start: int | None = None  # in clock ticks since boot
     uid: int | None = None
     name: str = ""
-    since: float | None = None
+    since: float | None = None  # it waits or holds, in seconds since 1970
     wanted: int | None = None
+    # The keys of the GPUs that it holds or would accept; a waiter without any accepts all. Inside
+    # the claim of slot 3 they are ``3/GPU-…``.
     gpus: tuple[str, ...] = ()
 
     @property
@@ -157,10 +149,8 @@ class Slot:
         locks.free_range(self.handle, WAITS + self.number)
 
     def withdraw(self) -> None:
-        """Neither wait nor hold any longer, children that share the slot included.
-
-        This comes before the leases are released: one that sees a free GPU finds it free here, too.
-        """
+        """Neither wait nor hold any longer, children that share the slot included."""
+        # Before the leases are released: one that sees a free GPU finds it free here, too
         if self.is_ours:
             with suppress(LockDirectoryError):
                 self.beat(ticket=0)
@@ -182,10 +172,7 @@ class Slot:
     @property
     def is_ours(self) -> bool:
         """Whether the descriptor is still this one: daemons close all that they have."""
-        try:
-            return descriptors.mark_of(self.handle) == self._mark
-        except OSError:
-            return False
+        return descriptors.mark_of(self.handle) == self._mark
 
     @property
     def is_current(self) -> bool:

@@ -96,10 +96,7 @@ def _try(handle: int) -> bool:
 
 
 def _close(handle: int) -> None:
-    if handle in descriptors.private:  # not in a forked child
-        with suppress(OSError):  # closing is not enough: a child being forked may have a copy
-            locks.free_range(handle, 0, length=locks.WHOLE)
-        descriptors.close(handle)
+    descriptors.close_private(handle, lambda _: locks.free_range(handle, 0, length=locks.WHOLE))
 
 
 def _opened(where: str) -> int:
@@ -138,12 +135,10 @@ def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
 
 
 def _wait(handle: int, where: str, wanted: int, started: float, limit: float | None) -> bool:
-    """Lock the file when our turn has come in the kernel's queue.
-
-    Polling would never get the lock where safe_gpu users follow each other, and such a sleep cannot
-    be interrupted, so a thread sleeps, with an open file of its own. When we give up it stays
-    asleep, and unlocks as soon as it gets the lock.
-    """
+    """Lock the file when our turn has come in the kernel's queue."""
+    # Polling would never get the lock where safe_gpu users follow each other, and such a sleep
+    # cannot be interrupted, so a thread sleeps, with an open file of its own. When we give up it
+    # stays asleep, and unlocks as soon as it gets the lock.
     own, has_lock, is_over = _opened(where), Event(), Event()
 
     def sleep() -> None:
