@@ -1,12 +1,8 @@
 """The kernel's file locks, and the files that exist only to be locked.
 
-``flock(2)`` belongs to an open file: forked children share it, and it ends when the last of them
-has closed it. So do the byte ranges of ``F_OFD_SETLK`` (``fcntl(2)``, "Open file description
-locks"); classic record locks would end as soon as any code in the process closes the file. OFD
-locks and classic ones (``fcntl.lockf``) exclude each other; ``flock`` excludes neither.
-
-Lock files are shared by many users: each is made whole and with rights for everyone, and what was
-opened is checked before it is used, since another user may have put something in its place.
+``flock(2)`` and the byte ranges of ``F_OFD_SETLK`` (``fcntl(2)``) belong to an open file: forked
+children share them, and they end when the last has closed it. Classic record locks would end as
+soon as any code in the process closes the file; OFD locks exclude them, ``flock`` excludes neither.
 """
 
 from __future__ import annotations
@@ -165,6 +161,8 @@ def held_locks(text: str | None = None) -> list[FileLock]:
 
 
 # ---- files ---------------------------------------------------------------------------------------
+# Many users share lock files: each is made whole and with rights for everyone, and what was opened
+# is checked before it is used, since another user may have put something in its place.
 
 
 def identity(file: str | int) -> tuple[int, int] | None:

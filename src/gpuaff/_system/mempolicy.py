@@ -1,9 +1,8 @@
 """Where a thread's memory comes from: ``get_mempolicy`` and ``set_mempolicy``.
 
-The C library has no functions for these calls. libnuma has, but is often not installed (case B8);
-so they are made by their numbers (the kernel's tables of system calls). All functions raise
-OSError: ENOSYS when this kernel has no NUMA support, or this machine's numbers are unknown; EPERM
-or whatever else a seccomp filter returns.
+The C library has no functions for these calls, and libnuma is often not installed (case B8); so
+they are made by their numbers. All functions raise OSError: ENOSYS without NUMA support, or where
+this machine's numbers are unknown; EPERM or whatever else a seccomp filter returns.
 """
 
 from __future__ import annotations

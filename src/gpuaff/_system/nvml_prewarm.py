@@ -1,9 +1,8 @@
 """Start the driver while Python is still importing.
 
-NVML's start, the first handle of each GPU and the first query take 50 to 100 ms together, all of
-it waiting in the driver; importing pynvml and the rest of gpuaff takes about as long. Both at once
-halve the user's wait. Nothing is read here, and errors are ignored: :mod:`nvml` queries everything
-again, through pynvml, and finds the driver awake.
+NVML's start and the first queries take 50 to 100 ms, all of it waiting in the driver; importing
+pynvml and the rest of gpuaff takes about as long. Both at once halve the user's wait. Nothing is
+read here, and errors are ignored: :mod:`nvml` queries everything again, through pynvml.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ _MOST_GPUS = 64  # a broken library may report billions
 def prewarmed_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[], None]]:
     """Wake the driver, if it is wanted, in threads that end with the block.
 
-    It only saves time: where no thread can be started (a limit of processes, a subinterpreter,
-    the interpreter's end) nothing is woken. With ``cuda`` CUDA's library is also loaded, which
-    takes a while too; it is not initialised. Yields a function to call when the driver has
-    answered everything: it may then be shut down while the rest is done.
+    With ``cuda`` CUDA's library is loaded too, not initialised. Where no thread can be started (a
+    limit of processes, a subinterpreter) nothing is woken. Yields a function to call when the
+    driver has answered everything: it may then be shut down while the rest is done.
     """
     # Not an Event: Ctrl-C inside its set() may leave it locked, and the next set() would hang.
     in_use = threading.Lock()
@@ -39,9 +37,8 @@ def prewarmed_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[
         with suppress(RuntimeError):  # it may be released already
             in_use.release()
 
-    threads = [_thread(lambda: _keep_awake(in_use))]
-    if cuda:
-        threads.append(_thread(_load_cuda))
+    work = [lambda: _keep_awake(in_use), *([_load_cuda] if cuda else [])]
+    threads = [threading.Thread(target=one, name="gpuaff-nvml", daemon=True) for one in work]
     try:
         for thread in threads if wanted else ():
             with suppress(RuntimeError):
@@ -53,10 +50,6 @@ def prewarmed_driver(*, wanted: bool, cuda: bool = False) -> Iterator[Callable[[
             # It was not started, or Ctrl-C came while it was. A driver that hangs can be left.
             with suppress(RuntimeError), interruptible():
                 thread.join()
-
-
-def _thread(work: Callable[[], None]) -> threading.Thread:
-    return threading.Thread(target=work, name="gpuaff-nvml", daemon=True)
 
 
 def _load_cuda() -> None:

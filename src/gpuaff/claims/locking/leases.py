@@ -1,9 +1,8 @@
 """Leases: a ``flock`` on each claimed GPU's own directory in sysfs.
 
-Every user can open ``/sys/bus/pci/devices/<address>``, no user can replace it, and the kernel drops
-the lock when the last process that has the descriptor is gone (case E6). A device without such a
-directory has a lock file in the lock directory; with GPUAFF_LOCK_DIR each has one as well (case
-E5). A MIG instance's lease is a lock file, and a shared lock on its GPU.
+Every user can open ``/sys/bus/pci/devices/<address>``, no user can replace it, and its lock ends
+with the last process that has it open (case E6). A device without such a directory has a lock file,
+with GPUAFF_LOCK_DIR each has (case E5), and a MIG instance, beside a shared lock on its GPU.
 """
 
 from __future__ import annotations

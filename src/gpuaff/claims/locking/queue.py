@@ -1,12 +1,8 @@
 """The queue: first come, first served, among those that want the same GPUs.
 
-A waiter may take the free GPUs that no earlier waiter could choose. So one that waits for four of
-all GPUs is not starved by many that want one, and one that waits for GPU 0 keeps no other. Keeping
-only as many GPUs as the earlier ones need would be wrong: which of them they choose is not known
-yet. A waiter that is stopped, or has not beaten for a while, is passed over.
-
-Waiters poll, the less often the further back they are: 200 of them cost 2 to 3 % of a core
-together, and a freed GPU is taken within 0.25 s.
+A waiter may take the free GPUs that no earlier waiter could choose: which of them they choose is
+not known yet. So many that want one do not starve one that waits for four of all, and one that
+waits for GPU 0 keeps no other. A waiter that is stopped, or has not beaten lately, is passed over.
 """
 
 from __future__ import annotations
@@ -22,9 +18,10 @@ from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import MOST, Entry, Slot, stopped
 from gpuaff.formatting import process_in_words
 
-# No thread asleep on a lock, nor inotify, of which a user has 128 instances: they would wake
-# sooner, but cannot be interrupted, or wake all at each beat. Nor a futex in a shared map of the
-# registry: any user can truncate that file, and the next access would be SIGBUS.
+# Waiters poll, the less often the further back they are: 200 of them cost 2 to 3 % of a core
+# together, and a freed GPU is taken within 0.25 s. A thread asleep on a lock, or inotify (a user
+# has 128 instances), would wake sooner, but cannot be interrupted, or wakes all at each beat.
+# Nor a futex in a shared map of the registry: any user can truncate that file, which is SIGBUS.
 
 NEAR = 8  # so many waiters, behind the first, poll fast: eight GPUs may be freed at once
 
