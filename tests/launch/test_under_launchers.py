@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -39,16 +41,18 @@ PIN = """
 def said(
     driver: FakeDriver, env: Mapping[str, str], prefix: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """What the ranks say that a command starts, by rank."""
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", textwrap.dedent(PIN)],
-        capture_output=True,
-        text=True,
-        env=environment({**driver.env(), **env}),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    """What the ranks say that a command starts, by rank: in files, as mpirun may mix lines."""
+    with TemporaryDirectory() as folder:
+        write = f"import os, sys; sys.stdout = open(f'{folder}/{{os.getpid()}}', 'w')\n"
+        done = subprocess.run(
+            [*prefix, sys.executable, "-c", write + textwrap.dedent(PIN)],
+            capture_output=True,
+            text=True,
+            env=environment({**driver.env(), **env}),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(file.read_text()) for file in Path(folder).iterdir()]
     return sorted(found, key=lambda rank: int(rank["rank"]))
 
 
