@@ -62,14 +62,14 @@ def suggestion(text: str, words: Iterable[str]) -> str:
     return f"; did you mean {by_key[near[0]]}?" if near else ""
 
 
-def word(name: str, value: object, words: type[_Word]) -> _Word:
-    """A member of an enum, or its string."""
+def word(name: str, value: object, words: type[_Word], *, more: str = "") -> _Word:
+    """A member of an enum, or its string; ``more`` names what else the option may be."""
     try:
         return words(value)
     except ValueError:
         known = [str(member.value) for member in words]
         hint = suggestion(value, known) if isinstance(value, str) else ""
-        expected = f"one of {', '.join(known)}{hint}"
+        expected = f"one of {', '.join(known)}{more}{hint}"
         raise InvalidOptionError(name, value, expected) from None
 
 

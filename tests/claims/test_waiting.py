@@ -203,6 +203,24 @@ class TestOrder:
         one.waits("b")
         one.nothing("waits", seconds=2.5)
 
+    def test_a_later_waiter_is_told_once_while_nothing_changes(self, one: Crowd) -> None:
+        """Though the driver is asked before it joins the queue, and not while others are first."""
+        one.holds("a")
+        one.waits("b")
+        one.waits("c")
+        one.nothing("waits", seconds=0.5)
+
+    def test_the_time_out_of_a_later_waiter_names_a_holder_that_has_ended(self, one: Crowd) -> None:
+        one.holds("a")
+        one.tell("a", "fork")
+        one.until("a", "forked")
+        one.waits("b")
+        one.kill("a")
+        one.start("c", wait=0.4)
+        text = str(one.until("c", "fails")["text"])
+        assert f"(pid {one.pids['a']})" in text
+        assert "which has ended; children hold it" in text
+
     @pytest.mark.slow
     def test_who_hangs_in_the_driver_holds_nobody_up(self, one: Crowd) -> None:
         """Not those behind it, for long, and not those who want something else at all."""

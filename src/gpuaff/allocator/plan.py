@@ -314,7 +314,7 @@ def _mask_narrow(job: Job) -> Iterator[Notice]:
     if cut := [placed for placed in local if placed.near.reported in narrow]:
         near = union(placed.near.reported for placed in cut)
         text = (
-            f"the CPU mask allows only {format_cpulist(near & granted)} of the CPUs near "
+            f"the CPU mask allows only CPUs {format_cpulist(near & granted)} of those near "
             f"{_gpus(cut)} ({format_cpulist(near)}), and the plan stays inside it; if an OpenMP "
             "runtime has narrowed the mask, call gpuaff before importing it"
         )

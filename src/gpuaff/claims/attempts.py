@@ -18,7 +18,7 @@ from gpuaff._system import kernel, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.candidates import Request, Supply, find_candidates
 from gpuaff.claims.devices.occupancy import EXITS, STEP, Settling
-from gpuaff.claims.devices.probe import Probe, describe
+from gpuaff.claims.devices.probe import Probe, describe, describe_lease
 from gpuaff.claims.devices.selection import choose, observe_connections
 from gpuaff.claims.locking import queue, registry, safe_gpu
 from gpuaff.claims.locking.directory import guarded
@@ -118,8 +118,9 @@ class _Snapshot(NamedTuple):
     def state(self) -> object:
         """What counts for ``on_wait``: it is called when this changes."""
         holders = {(one.slot, one.pid, one.gpus) for one in self.entries if not one.waits}
-        uses = [(one.device.uuid, one.busy, one.pids) for one in self.usages]
-        return len(self.ahead), holders, uses
+        # Behind others the driver is asked once only, before joining the queue.
+        usages = () if self.in_the_way else self.usages
+        return len(self.ahead), holders, [(one.device.uuid, one.busy, one.pids) for one in usages]
 
     def free(self, *, soon: bool = False) -> tuple[Device, ...]:
         """The devices that are free, or with ``soon`` about to be, and kept for no waiter."""
@@ -334,8 +335,7 @@ class Attempts:
             for entry in snapshot.entries:
                 keys = () if entry.waits else entry.gpus
                 for device in (one for one in self._devices if self._key(one) in keys):
-                    holder = describe(entry.pid, entry, with_age=True)
-                    reasons[device] = f"{device}: leased by {holder}"
+                    reasons[device] = f"{device}: leased by {describe_lease(entry.pid, entry)}"
         waiters = {entry.slot: describe(entry.pid, entry) for entry in snapshot.kept.values()}
         for device, entry in snapshot.kept.items():
             waits = f"who waits for {entry.wanted or 'some'} of them"

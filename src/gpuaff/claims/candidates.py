@@ -124,7 +124,7 @@ _READERS: Mapping[str, Callable[[str, object], object]] = {
     "min_free_memory": partial(options.count, least=0, most=2**63, expected="a number of bytes"),
     "max_utilization": partial(options.count, least=0, most=100, expected="percent, from 0 to 100"),
     "wait": _seconds,
-    "visible": partial(options.word, words=VisibleAs),
+    "visible": partial(options.word, words=VisibleAs, more=", or None"),
     "placeholder": lambda _, value: kind_of(value),
     "on_wait": _callback,
     **dict.fromkeys(_FLAGS, options.flag),

@@ -48,7 +48,7 @@ def plan_for_rank(
             return plan
     if not masks.unknown:
         return rank.for_all() if gpus is None else rank.by_own_gpu(gpus, all_gpus)
-    why = f"the CPUs that the other ranks may use are unknown ({masks.unknown}): nothing is divided"
+    why = f"the CPUs that the other ranks may use are unknown ({masks.unknown})"
     remedy = f"start the ranks unbound ({masks.unbound}), or give rank_allowed="
     return _uncut(rank.alone(), "masks-unknown", why, remedy)
 
@@ -237,5 +237,5 @@ def _warned(plan: Plan, notice: Notice) -> Plan:
 def _uncut(plan: Plan, code: str, why: str, remedy: str) -> Plan:
     """The plan with a warning: what it gives this rank, others may get too."""
     share = plan.shares[0]
-    kept = f"this rank keeps all of the CPUs {format_cpulist(share.cpus)} near GPU {share.gpu}"
-    return _warned(plan, Notice(code, f"{why}: {kept}; {remedy}", rank=share.rank))
+    kept = f"this rank keeps all that it may use near GPU {share.gpu}, {format_cpulist(share.cpus)}"
+    return _warned(plan, Notice(code, f"{why}, so {kept}; {remedy}", rank=share.rank))

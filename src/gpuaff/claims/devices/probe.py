@@ -135,7 +135,7 @@ class Probe:
         if named:
             written = {uuid: entry for entry in held for uuid in entry.gpus}
             for uuid, pid in leases.holders(self._devices).items():
-                found = _described_lease(pid, written.get(uuid))
+                found = describe_lease(pid, written.get(uuid))
                 holders[uuid] = found or holders.get(uuid, "")
             processes = processes._replace(names=names_of(listed(self.readings), processes))
         self._holders = holders
@@ -150,7 +150,7 @@ class Probe:
         return tuple(by_device[device] for device in self._devices)
 
 
-def _described_lease(pid: int | None, entry: Entry | None) -> str:
+def describe_lease(pid: int | None, entry: Entry | None) -> str:
     """The process that holds a lease, by the kernel; its age is known to the registry only."""
     if entry is None:
         return describe(pid) or ("" if pid is None else f"pid {pid}")
