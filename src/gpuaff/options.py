@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import Enum
 from typing import TypeVar
 
@@ -64,13 +65,12 @@ def suggestion(text: str, words: Iterable[str]) -> str:
 
 def word(name: str, value: object, words: type[_Word], *, more: str = "") -> _Word:
     """A member of an enum, or its string; ``more`` names what else the option may be."""
-    try:
-        return words(value)
-    except ValueError:
-        known = [str(member.value) for member in words]
-        hint = suggestion(value, known) if isinstance(value, str) else ""
-        expected = f"one of {', '.join(known)}{more}{hint}"
-        raise InvalidOptionError(name, value, expected) from None
+    if isinstance(value, str):  # an enum's own error calls repr(), which may fail for others
+        with suppress(ValueError):
+            return words(value)
+    known = [str(member.value) for member in words]
+    hint = suggestion(value, known) if isinstance(value, str) else ""
+    raise InvalidOptionError(name, value, f"one of {', '.join(known)}{more}{hint}")
 
 
 def flag(name: str, value: object, *, text: bool = False) -> bool:
