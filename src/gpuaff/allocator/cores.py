@@ -320,7 +320,7 @@ class _Flow:
             path = self._path(claimant)
             if not path:
                 return False
-            passed = [(giver, group) for (giver, _), (_, group) in zip(path[1:], path)]  # noqa: B905
+            passed = [(giver, group) for (_, group), (giver, _) in pairwise(path)]
             last = path[-1][1]
             step = min(
                 [amount, self._free[last], *(self.given[who][group] for who, group in passed)]

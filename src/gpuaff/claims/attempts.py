@@ -76,7 +76,7 @@ class InnerProbe(Probe):
         """Ask nothing."""
         return ()
 
-    def usages(self, entries: Sequence[Entry], *, named: bool = False) -> tuple[Usage, ...]:  # noqa: ARG002
+    def usages(self, entries: Sequence[Entry], *, named: bool = False) -> tuple[Usage, ...]:  # noqa: ARG002 - it has all names
         """How the devices are used, by the registry."""
         held = {entry.slot: entry for entry in entries if not entry.waits}
         if self._parent.slot not in held:
@@ -287,7 +287,7 @@ class Attempts:
         """The registry's name of a device."""
         return device.uuid if self._parent is None else f"{self._parent.slot}/{device.uuid}"
 
-    # What is said of devices that are not free.
+    # Messages about devices that are not free.
 
     def _refuse_if_hopeless(self, snapshot: _Snapshot) -> None:
         usable = sum(not usage.lasting for usage in snapshot.usages)

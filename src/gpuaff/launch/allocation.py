@@ -67,11 +67,11 @@ def granted(*, may_ask: bool = True) -> Granted:
 
     command = f"qstat -j {job}"
     try:
-        count, said = parse_qstat(output_of("qstat", "-j", job, seconds=SECONDS), job)
+        count, found_in = parse_qstat(output_of("qstat", "-j", job, seconds=SECONDS), job)
     except ProgramError as error:
         source = f"the number of GPUs that Grid Engine granted is unknown: {command} {error}"
         return replace(found, source=source)
-    return replace(found, count=count, source=f"{command}: {said}")
+    return replace(found, count=count, source=f"{command}: {found_in}")
 
 
 def classify_grant(
