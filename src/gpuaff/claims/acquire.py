@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpuaff._system import cuda, env
 from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims import candidates
-from gpuaff.claims.attempts import Attempts, Obtained
+from gpuaff.claims.attempts import Attempts
 from gpuaff.claims.candidates import Request, Supply, VisibleAs, parse_request
 from gpuaff.claims.claim import Claim, only_one_claim, state
 from gpuaff.claims.devices.conflicts import SecondLook, backing_off
@@ -53,13 +53,12 @@ def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) ->
             try:
                 attempts = _attempts(session, request)
                 _refuse_unknown_order(attempts)
-                undo.callback(attempts.release)
-                obtained = attempts.obtain()
+                devices = attempts.obtain(undo)
             except (GpusBusyError, NotEnoughGpusError):
                 if inherited.imports_script() and inherited.claim_in_environment()[0] is not None:
                     _warn(inherited.IMPORTED)
                 raise
-            state.claim = _complete(attempts, obtained, undo)
+            state.claim = _complete(attempts, devices, undo)
             return state.claim
 
 
@@ -153,18 +152,18 @@ def _refuse_unknown_order(attempts: Attempts) -> None:
 # From leased devices to the claim.
 
 
-def _complete(attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
+def _complete(attempts: Attempts, devices: Sequence[Device], undo: ExitStack) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
     request = attempts.request
-    second_look = SecondLook(attempts.probe, obtained.devices)
+    second_look = SecondLook(attempts.probe, devices)
     _, left_out = _devices(attempts.session)  # again: one may be lost by now
-    variables = _variables(attempts, obtained, by_uuid=bool(left_out))
+    variables = _variables(attempts, devices, by_uuid=bool(left_out))
     undo.callback(_restore, variables, {name: env.get(name) for name in variables})
     for name, value in variables.items():
         env.put(name, value)
     gpus = tuple(
         ClaimedGpu(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
-        for d, local in zip(obtained.devices, _ordinals(attempts, obtained.devices), strict=True)
+        for d, local in zip(devices, _ordinals(attempts, devices), strict=True)
     )
     grant = None
     if request.pin:  # first: CUDA allocates memory there
@@ -193,14 +192,15 @@ def _complete(attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
     )
     cpus = grant.cpus if grant is not None and grant.pinned else None
     attempts.until_occupied.close()
-    return Claim(gpus, placeholders, warnings, cpus, obtained, undo.pop_all())
+    held = attempts.lease, attempts.place.slot
+    return Claim(gpus, placeholders, warnings, cpus, held, undo.pop_all())
 
 
-def _variables(attempts: Attempts, obtained: Obtained, *, by_uuid: bool) -> dict[str, str]:
+def _variables(attempts: Attempts, devices: Sequence[Device], *, by_uuid: bool) -> dict[str, str]:
     """The variables that a claim sets, for this process and its children."""
-    me, devices, visible = registry.about_me(), obtained.devices, attempts.request.visible
+    me, visible = registry.about_me(), attempts.request.visible
     names = uuids = tuple(device.uuid for device in devices)
-    claim = ParentClaim(obtained.slot.number, me["pid"], me["start"] or 0, uuids)
+    claim = ParentClaim(attempts.place.slot.number, me["pid"], me["start"] or 0, uuids)
     variables = {CLAIM_VARIABLE: str(claim)}
     if visible is None:
         return variables
