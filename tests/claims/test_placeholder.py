@@ -53,7 +53,7 @@ class TestWhatMayBeAskedFor:
     def test_a_word_or_its_member_a_function_or_nothing(self, kind: object) -> None:
         assert kind_of(kind) is kind
         if isinstance(kind, Placeholder):
-            assert kind_of(str(kind)) is kind_of(kind.value) is kind
+            assert kind_of(kind.value) is kind
 
     @given(
         st.text().filter(lambda text: text not in list(Placeholder))
@@ -106,7 +106,6 @@ class TestFunctions:
         occupied = Occupied(maker, ("a", "b", "c"))
         assert maker.made == [0, 1, 2]
         assert list(occupied.held) == ["on 0", "on 1", "on 2"]
-        assert not occupied.made_context
         occupied.release()
         occupied.release()
         assert maker.released == ["on 2", "on 1", "on 0"]
@@ -124,17 +123,10 @@ class TestFunctions:
         maker = Maker()
         maker.release_fails = {"on 2": OSError("late"), "on 1": KeyError("later")}
         occupied = Occupied(maker, ("a", "b", "c"))
-        with pytest.raises(OSError, match="late"):
+        with pytest.raises(KeyError, match="later"):
             occupied.release()
         assert maker.released == ["on 2", "on 1", "on 0"]
         occupied.release()
-
-    def test_a_ctrl_c_in_a_release_goes_before_other_errors(self) -> None:
-        maker = Maker()
-        maker.release_fails = {"on 1": OSError(), "on 0": KeyboardInterrupt()}
-        occupied = Occupied(maker, ("a", "b"))
-        with pytest.raises(KeyboardInterrupt):
-            occupied.release()
 
 
 @pytest.mark.fake_driver
@@ -142,13 +134,13 @@ class TestContexts:
     def test_others_see_them_until_the_release(self, driver: FakeDriver) -> None:
         program = """
 occupied = Occupied(kind_of("context"), UUIDS)
-print(on_gpus(), occupied.made_context, len(occupied.held))
+print(on_gpus(), len(occupied.held))
 occupied.release()
 print(on_gpus())
 occupied.release()
 print([name for name in ("torch", "tensorflow", "pycuda", "cupy") if name in sys.modules])
 """
-        assert lines(driver, program) == ["[0, 1] True 2", "[]", "[]"]
+        assert lines(driver, program) == ["[0, 1] 2", "[]", "[]"]
 
     @pytest.mark.parametrize(
         ("code", "name", "advice"),
@@ -205,7 +197,7 @@ print(refused("context", UUIDS[:1], ordinals=(1,)))
         driver.fail("cuDeviceGetUuid_v2", 999)
         (said,) = lines(driver, 'print(refused("context", UUIDS))')
         assert said.startswith(
-            "placeholder='context': CUDA does not list its GPUs: cuDeviceGetUuid_v2 returned 999"
+            "placeholder='context': CUDA does not start: cuDeviceGetUuid_v2 returned 999"
         )
         driver.omit("cuDeviceGetUuid", "cuDeviceGetUuid_v2")
         (said,) = lines(driver, 'print(refused("context", UUIDS))')
@@ -330,13 +322,13 @@ class TestFrameworks:
         """Only pycuda lets its contexts go; and none of them is current when the process ends."""
         program = f"""
 occupied = Occupied(kind_of("{kind}"), UUIDS)
-print(on_gpus(), occupied.made_context, len(occupied.held))
+print(on_gpus(), len(occupied.held))
 print(occupied.held[0])
 occupied.release()
 print(on_gpus())
 """
         found = lines(driver, program, PYTHONPATH=STAND_INS)
-        assert found[0] == "[0, 1] True 2"
+        assert found[0] == "[0, 1] 2"
         assert found[1].startswith(first)
         assert found[2] == after
 

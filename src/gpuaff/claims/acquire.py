@@ -52,7 +52,6 @@ def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) ->
             end_prewarm()
             try:
                 attempts = _attempts(session, request)
-                _refuse_unknown_order(attempts)
                 devices = attempts.obtain(undo)
             except (GpusBusyError, NotEnoughGpusError):
                 if inherited.imports_script() and inherited.claim_in_environment()[0] is not None:
@@ -137,18 +136,6 @@ def _for_bound_cuda(request: Request, supply: Supply) -> Request:
     return replace(request, gpus=uuids, candidates=None, count=len(uuids))
 
 
-def _refuse_unknown_order(attempts: Attempts) -> None:
-    """Without our variables, only CUDA itself knows how it numbers GPUs that differ (D6)."""
-    request = attempts.request
-    is_set = request.visible is not None or state.cuda_bound_gpus is not None
-    if is_set or isinstance(request.placeholder, Placeholder):
-        return
-    for note in candidates.shown_by_cuda(attempts.supply)[1]:
-        if note.code in ("visible-lost", "visible-order"):
-            unknown = f"before CUDA is started, its numbers are not known: {note.message}"
-            raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
-
-
 # From leased devices to the claim.
 
 
@@ -172,11 +159,11 @@ def _complete(attempts: Attempts, devices: Sequence[Device], undo: ExitStack) ->
         grant = take_grant([gpu.index for gpu in gpus])
         undo.callback(grant.give_back)
     undo.callback(_remember_bound_gpus, gpus)
-    is_alone = request.visible is not None and state.cuda_bound_gpus is None
-    ordinals = None if is_alone else [gpu.local for gpu in gpus]
-    uuids = [gpu.uuid for gpu in gpus]
-    placeholders, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
-    if is_started and attempts.supply.parent is None:
+    claimed = {gpu.local: gpu.uuid for gpu in gpus}
+    are_alone = request.visible is not None and state.cuda_bound_gpus is None
+    placeholders = occupy(request.placeholder, claimed, undo, are_alone=are_alone)
+    is_occupied = request.placeholder is not None and cuda.is_initialized()
+    if is_occupied and attempts.supply.parent is None:
         second_look.refuse_others()
     lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
     message = (
@@ -226,8 +213,12 @@ def _ordinals(attempts: Attempts, devices: Sequence[Device]) -> Sequence[int]:
     if attempts.request.visible is not None:
         return range(len(devices))
     if isinstance(kind, Placeholder):
-        return numbers_of([device.uuid for device in devices], str(kind))
-    shown, _ = candidates.shown_by_cuda(attempts.supply)
+        return numbers_of([device.uuid for device in devices], kind.value)
+    shown, notes = candidates.shown_by_cuda(attempts.supply)
+    for note in notes:
+        if note.code in ("visible-lost", "visible-order"):  # only CUDA knows its order (case D6)
+            unknown = f"before CUDA is started, its numbers are not known: {note.message}"
+            raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
     hidden = [device.uuid for device in devices if device not in shown]
     if hidden:  # a MIG instance beside whole GPUs
         expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"
