@@ -263,15 +263,6 @@ def open_to_users() -> Iterator[Path]:
         yield Path(folder)
 
 
-@in_sysfs
-def test_a_private_tmp_does_not_matter_to_a_directory(shown: list[str], lock_folder: Path) -> None:
-    """Another mount namespace with another lock directory; the device is the same."""
-    with locker(hold(GPU), prefix=shown) as one:
-        one.heard()
-        prefix = [*shown, "env", f"GPUAFF_LOCK_DIR={lock_folder}2"]
-        assert said(f"print(leased({GPU}))", prefix=prefix) == "GPU 0"
-
-
 def test_who_holds_an_instance_is_no_holder_of_another_one(lock_folder: Path) -> None:
     one, other, whole = instance(1), instance(2), gpu(0)
     lease = Lease()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,21 @@ class TestCtrlC:
         say(gpuaff.claim_gpus())
         """
         assert lab.run(code) == ["KeyboardInterrupt ", "<Claim of GPU 0>"]
+
+    def test_in_a_placeholder_that_hangs(self, lab: Lab) -> None:
+        code = """
+        def occupant(number):
+            if number:
+                say("now")
+                hang()
+            return number
+        occupant.release = lambda held: say("back", held)
+        told(refused(2, placeholder=occupant))
+        """
+        program = lab.start(code)
+        assert program.heard() == "now"
+        program.kill(signal.SIGINT)
+        assert [program.heard(), program.heard()] == ["back 0", "KeyboardInterrupt"]
 
     @pytest.mark.parametrize("function", ["acquire", "occupy"])
     @pytest.mark.parametrize("placeholder", ["'context'", "occupant"])

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuaff._system import kernel
 from gpuaff.claims.locking import queue, registry
@@ -45,14 +43,6 @@ def test_a_holder_and_an_empty_record_are_not_before_us() -> None:
     assert ahead(Entry(slot=1, waits=True, is_written=False, beat=NOW)) == []
 
 
-def test_a_gpu_is_kept_for_the_first_waiter_that_may_choose_it() -> None:
-    one, two, any_of_them = waits(1, 1, "a"), waits(2, 2, "a", "b"), waits(3, 3)
-    assert queue.kept_for([one, two], "a") is one
-    assert queue.kept_for([one, two], "b") is two
-    assert queue.kept_for([one, two], "c") is None
-    assert queue.kept_for([one, two, any_of_them], "c") is any_of_them
-
-
 def in_the_way(*entries: Entry, wants: str, count: int = 1) -> list[int]:
     return [e.slot for e in queue.in_the_way(entries, wants=frozenset(wants), count=count)]
 
@@ -66,31 +56,6 @@ def test_in_the_way_are_those_that_must_leave_before_there_are_enough_to_choose_
     assert in_the_way(*line, wants="b") == [1, 2]
     assert in_the_way(waits(1, 1), waits(2, 2, "a"), wants="ab") == [1], "one waits for any"
     assert in_the_way(wants="a") == []
-
-
-GPUS = st.sets(st.sampled_from("abcd"))
-LINES = st.lists(st.tuples(GPUS, st.floats(0, 20)), min_size=1, max_size=8).flatmap(
-    lambda people: st.permutations(list(enumerate(people, 1)))
-)
-
-
-@given(LINES)
-def test_before_a_waiter_are_those_that_are_well_came_earlier_and_want_any_of_the_same(
-    waiters: list[tuple[int, tuple[set[str], float]]],
-) -> None:
-    """Such as want none in particular want any."""
-    for ticket, (gpus, _) in waiters:
-        wants = gpus or set("abcd")
-        earlier = [
-            waits(other, other, *sorted(wanted), beat=NOW - age)
-            for other, (wanted, age) in waiters
-            if other < ticket
-        ]
-        assert ahead(*earlier, wants="".join(wants)) == sorted(
-            other
-            for other, (wanted, age) in waiters
-            if other < ticket and age < TOO_LONG and (not wanted or wanted & wants)
-        )
 
 
 # ---- standing in it --------------------------------------------------------------------------
