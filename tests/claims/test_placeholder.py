@@ -66,14 +66,6 @@ class TestWhatMayBeAskedFor:
         with pytest.raises(InvalidOptionError, match=rf"; did you mean {meant}\?$"):
             kind_of(word)
 
-    def test_a_release_that_is_no_function(self) -> None:
-        def make(device_no: int) -> int:
-            return device_no
-
-        make.release = 3  # type: ignore[attr-defined]  # functions may have any
-        with pytest.raises(InvalidOptionError, match=r"placeholder\.release=3"):
-            kind_of(make)
-
 
 @pytest.mark.fake_driver
 class TestContexts:

@@ -363,7 +363,7 @@ import logging, signal
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 safe_gpu._LOG_AFTER = 0.1
 try:
-    with holding(limit=None):
+    with holding(limit=float("inf")):
         print("has it")
 except KeyboardInterrupt:
     print("interrupted")
