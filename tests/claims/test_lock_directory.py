@@ -23,7 +23,7 @@ from tests.processes import run
 USE = """
 def use():
     with directory.guarded(limit=0.2):
-        slot = registry.take()
+        slot = registry.Slot()
     slot.write({"pid": 1})
     return leased(gpu(0)).release()
 print(refused(use))
