@@ -61,16 +61,17 @@ def a_worker_bound_inside_the_share_stays_when_it_restores() -> None:
     holds(in_a_thread(work), now() == before)
 
 
-def a_forked_child_keeps_its_own_border() -> None:
+def a_forked_childs_border_is_what_its_parent_had_set() -> None:
+    """Until it undoes that."""
     affinity = gpuaff.set_affinity(0, 2)
 
     def work() -> bool:
-        thread = bound_to(None)
-        gpuaff.set_affinity(0, 1)
+        os.sched_setaffinity(0, {min(affinity)})  # as an import does
+        thread, own = bound_to(affinity), gpuaff.set_affinity(0, 1)
+        holds(own == affinity == thread(), own.restore() == affinity)
         holds(affinity.restore() == before == thread())
         own = gpuaff.set_affinity(0, 1)
-        holds(own <= affinity, thread() == own)  # the program has not bound it
-        return own.restore() == affinity == thread()
+        return own == before == thread() == own.restore()
 
     holds(child(work) == 0)
 

@@ -136,16 +136,8 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
                 threads.move(inside or cpus, tid, mask, process.earlier)
             bound[tid] = Bound(bound[tid].mask, kept=inside or None)
     grant = Grant(cpus, (*warnings, *notices), pinned=True)
-    process.state = State(
-        pid=before.pid,
-        original=cpus,
-        bound=bound,
-        first_bound=bound,
-        memory=before.memory,
-        variables=before.variables,
-        grant=grant,
-        outside=before,
-    )
+    start = State(before.pid, cpus, bound=bound, grant=grant, outside=before)
+    process.state = start._replace(start=start, memory=before.memory, variables=before.variables)
     return grant
 
 
