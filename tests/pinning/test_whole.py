@@ -144,19 +144,6 @@ print(raised(lambda: gpuaff.set_affinity({rank}, 2, strict=True)), masks() == th
     assert said(driver, script) == ["GPUAffinityError", "True"]
 
 
-def test_strict_refuses_before_threads_move(driver: FakeDriver) -> None:
-    script = """
-gpuaff.set_affinity(0, 2)
-helper.do(bound(before))
-seccomp.install(1, [mempolicy.numbers()[1]])
-then, moved = masks(), []
-pin.threads.move_all = lambda *arguments, **options: moved.append(1)
-print(raised(lambda: gpuaff.set_affinity(1, 2, memory="bind", strict=True)))
-print(masks() == then, moved)
-"""
-    assert said(driver, script) == ["GPUAffinityError", "True", "[]"]
-
-
 def test_an_inherited_policy_outlives_a_call_that_fails(driver: FakeDriver) -> None:
     script = """
 gpuaff.set_affinity(0, 2, memory="bind", openmp=True)

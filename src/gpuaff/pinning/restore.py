@@ -251,12 +251,11 @@ def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notic
     state = process.state
     # Threads that have the main thread's mask were started after it was narrowed.
     free = state.free_masks | {kernel.affinity_or_none(state.pid)}
-    _, notices = place(
-        process,
-        share,
-        lambda _, mask: mask in free,
-        lambda mask: not (mask <= share or mask <= reserved),
-    )
+
+    def is_free(_: int, mask: CpuSet) -> bool:
+        return mask in free or not (mask <= share or mask <= reserved)
+
+    _, notices = place(process, share, is_free)
     whole = state.whole if share == state.share else None
     process.update(reserved=reserved, whole=whole)
     return notices

@@ -227,13 +227,8 @@ def _move_back(process: Process, before: State) -> None:
         threads.move_all(before.mask, lambda _, mask: mask in masks, {}, spare=spare)
 
 
-def place(
-    process: Process,
-    cpus: CpuSet,
-    is_free: IsFree,
-    is_stray: Callable[[CpuSet], bool] = lambda _: False,
-) -> tuple[CpuSet, list[Notice]]:
-    """Move the calling thread and all that are free or stray; what is granted, and warnings."""
+def place(process: Process, cpus: CpuSet, is_free: IsFree) -> tuple[CpuSet, list[Notice]]:
+    """Move the calling thread and all that are free; what is granted, and warnings."""
     state, own = process.state, threading.get_native_id()
     found, caller = threads.masks(), kernel.get_affinity()
     got, notices = threads.move_caller(cpus, caller, process.earlier)
@@ -243,14 +238,10 @@ def place(
         if known is not None and (known.kept is None or (known.kept == mask and tid != own)):
             bound[tid] = known
         elif not is_free(tid, mask):
-            bound[tid] = Bound(mask, kept=None if tid == own or is_stray(mask) else mask)
+            bound[tid] = Bound(mask, kept=None if tid == own else mask)
     process.update(share=got, bound=bound, whole=None)
-    passes = threads.move_all(
-        got,
-        lambda tid, mask: is_free(tid, mask) or is_stray(mask),
-        process.earlier,
-        spare={tid for tid, one in bound.items() if one.kept is not None},
-    )
+    staying = {tid for tid, one in bound.items() if one.kept is not None}
+    passes = threads.move_all(got, is_free, process.earlier, spare=staying)
     return got, notices + passes.notices()
 
 

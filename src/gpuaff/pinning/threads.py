@@ -97,8 +97,8 @@ def move_caller(
         return got, []
     kernel.set_affinity(got)  # all threads request the same, and get it back when a cpuset grows
     text = (
-        f"requested CPUs {format_cpulist(cpus)}; the kernel granted "
-        f"{format_cpulist(kernel.get_affinity())}: a cpuset denies the others"
+        f"requested CPUs {format_cpulist(cpus)}; the kernel granted {format_cpulist(got)}: "
+        "a cpuset denies the others"
     )
     return got, [Notice("mask-cut", text)]
 
