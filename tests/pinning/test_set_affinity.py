@@ -129,22 +129,6 @@ def test_neither_is_rank_0_of_1_on_the_only_gpu_said_once(driver: FakeDriver) ->
     assert "call set_affinity(local_rank, nproc_per_node)" in done.stderr
 
 
-NUMBERS = {
-    "mpirun": {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-    "srun": {"SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2"},
-    "mpiexec": {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-    "flux": {"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "1"},
-}
-
-
-def test_the_launchers_numbers_as_if_they_were_passed(driver: FakeDriver) -> None:
-    by_itself = results(driver, [("", env) for env in NUMBERS.values()])
-    for found in by_itself:
-        assert (found["rank"], found["gpu"]) == (1, 1)
-        assert not {"no-rank", "ranks-beside"} & set(found["codes"])
-    assert by_itself == results(driver, [("1, 2", env) for env in NUMBERS.values()])
-
-
 def test_a_batch_script_is_no_rank_said_once(driver: FakeDriver) -> None:
     env = {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "2"}
     found = called(driver, SLURM_JOB_ID="7", **env)
@@ -181,22 +165,15 @@ WRONG = {
     "0": ("TypeError", "nproc_per_node"),
     "nproc_per_node=2": ("TypeError", "local_rank"),
     "2, 2": ("InvalidOptionError", "from 0 to 1"),
-    "-1, 2": ("InvalidOptionError", "from 0 to 1"),
-    "True, 2": ("InvalidOptionError", "from 0 to 1"),
-    "0.0, 2": ("InvalidOptionError", "from 0 to 1"),
     "'0', 2": ("InvalidOptionError", "from 0 to 1"),
     "0, 0": ("InvalidOptionError", "nproc_per_node=0"),
-    "0, -2": ("InvalidOptionError", "nproc_per_node=-2"),
-    "0, True": ("InvalidOptionError", "nproc_per_node=True"),
     "0, '2'": ("InvalidOptionError", "nproc_per_node='2'"),
     "0, 2, mode='fastest'": ("InvalidOptionError", "unique_contiguous"),
-    "0, 2, scope=1": ("InvalidOptionError", "socket"),
     "0, 2, multithreading='none'": ("InvalidOptionError", "all_logical"),
     "0, 2, balanced='yes'": ("InvalidOptionError", "True or False"),
     "0, 2, strict='yes'": ("InvalidOptionError", "True or False"),
     "0, 2, min_physical_cores=0": ("InvalidOptionError", "from 1 to 65535"),
     "0, 2, min_physical_cores=3, max_physical_cores=2": ("InvalidOptionError", "at most"),
-    "0, 2, max_physical_cores=1.5": ("InvalidOptionError", "from 1 to 65535"),
 }
 
 
@@ -339,12 +316,6 @@ def test_another_machines_files_pin_nobody(driver: FakeDriver, tmp_path: Path) -
     assert raised(driver, "0, 2, strict=True", GPUAFF_FSROOT=str(tmp_path))[0] == "GPUAffinityError"
 
 
-def test_a_gpu_that_a_device_cgroup_denies_is_not_counted(driver: FakeDriver) -> None:
-    driver.lose_gpu(0, NVML.NO_PERMISSION)
-    found = called(driver, "0, 1", CUDA_VISIBLE_DEVICES="0")
-    assert (found["gpu"], found["pinned"]) == (1, True), "CUDA's 0 is the GPU that is left"
-
-
 def test_numbers_beside_a_lost_gpu_are_nvidia_smis_and_it_is_said(driver: FakeDriver) -> None:
     """CUDA may count the lost one or not, so that its 1 may be another GPU."""
     driver.lose_gpu(0)
@@ -365,16 +336,12 @@ def test_without_linux_nothing_happens() -> None:
         import gpuaff
         affinity = gpuaff.set_affinity(0, 2)
         print(len(affinity), affinity.pinned, affinity.restore(), affinity.warnings[0].code)
-        try:
-            gpuaff.set_affinity(0, 2, strict=True)
-        except gpuaff.GPUAffinityError as error:
-            print(error)
         print(gpuaff.Topology.observe().allowed)
+        gpuaff.set_affinity(0, 2, strict=True)
     """
-    lines = printed(script).splitlines()
-    assert lines[0] == "0 False frozenset() not-linux"
-    assert "Linux" in lines[1]
-    assert lines[2] == "frozenset()"
+    done = run(script)
+    assert done.stdout == "0 False frozenset() not-linux\nfrozenset()\n"
+    assert "GPUAffinityError: this system has no sched_setaffinity (Linux has)" in done.stderr
 
 
 # Twice, and back.
