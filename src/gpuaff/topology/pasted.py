@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, takewhile
 from typing import NamedTuple, TypeVar
@@ -18,14 +18,14 @@ from typing import NamedTuple, TypeVar
 from gpuaff._system.nvml_records import Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import TopologyError
-from gpuaff.formatting import counted
+from gpuaff.formatting import counted, one_line
 from gpuaff.notices import Notice
 from gpuaff.options import natural
 from gpuaff.topology.lscpu import read_cpulist, read_machine
 from gpuaff.topology.model import Gpu, MigInstance, Source, Topology
 
 MAX_CHARS = 4 << 20
-_MAX_MESSAGE = 400
+_LONGEST = 400
 
 _COLOURS = re.compile(r"\x1b?\[[0-9;]{0,20}m", re.ASCII)
 """nvidia-smi underlines its header; some pastes have lost the escape character."""
@@ -50,6 +50,8 @@ _MIG = re.compile(
     rf"MIG\s.{{0,60}}?\(UUID:\s?(MIG-(?:{_HEX}|GPU-{_HEX}/(\d{{1,3}})/(\d{{1,3}})))\)", re.ASCII
 )
 """A MIG instance. Since driver 470 its UUID does not contain its ids."""
+
+_WHOLE_TABLE = "`nvidia-smi topo -m`, whole"
 
 _PRINTED = 6
 """nvidia-smi ends a list of CPUs after so many entries (case A25)."""
@@ -90,10 +92,10 @@ class Paste:
         self.is_cut = not plain.endswith("\n")  # then its last line may be
         self.notes: dict[Notice, None] = {}
 
-    def note(self, code: str, message: str) -> None:
-        """Add a note, once."""
-        cut = f"{message[:_MAX_MESSAGE]}…" if len(message) > _MAX_MESSAGE else message
-        self.notes.setdefault(Notice(code, cut))
+    def note(self, code: str, message: str, *, add: str = "") -> None:
+        """Add a note, once; ``add`` is the command whose output has what is missing."""
+        message += f": add the output of {add}" if add else ""
+        self.notes[Notice(code, one_line(message, _LONGEST))] = None
 
     def error(self, problem: str) -> TopologyError:
         """The error that says why this text is refused."""
@@ -111,62 +113,51 @@ def parse(text: str, *, name: str = "pasted text") -> Topology:
     if _ROCM.search(paste.text):
         message = "the output of rocm-smi or amd-smi is ignored: only NVIDIA's tools are read"
         paste.note("rocm-ignored", message)
-    (named, rows), listed = _read_table(paste), _read_list(paste)
-    near = frozenset(filter(None, (read_cpulist(row.cpu) for row in rows.values())))
+    (named, whole), listed = _read_table(paste), _read_list(paste)
+    near = frozenset(filter(None, (read_cpulist(row.cpu) for row in whole.values())))
     machine, is_complete = read_machine(paste, near)
-    indices = sorted({*named, *listed})
-    if not (machine.cpus or indices):
+    rows = {index: whole.get(index, _Row()) for index in sorted({*named, *listed})}
+    if not (machine.cpus or rows):
         why = "".join(f"{note.message}; " for note in paste.notes if "unknown" not in note.code)
         lines = counted(text.count("\n") + (not text.endswith("\n")), "line")
         add = "paste the output of `nvidia-smi topo -m` and of `LC_ALL=C lscpu`, whole"
         raise paste.error(f"no CPU and no NVIDIA GPU in it ({lines}); {why}{add}")
-    placer = _Placer(rows, machine, near, is_complete)
-    placer.doubts["rows-missing"].update(named - rows.keys())
-    gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index))) for index in indices)
+    placer = _Placer(rows, machine, is_complete)
+    placer.doubts["rows-missing"].update(named - whole.keys())
+    gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index)), rows[index]) for index in rows)
     for code, doubtful in placer.doubts.items():
         if doubtful:
             paste.note(code, _NOTES[code].format(f"GPU {format_cpulist(doubtful)}"))
     if not gpus:
-        paste.note("no-gpus", "there is no NVIDIA GPU in it: add `nvidia-smi topo -m`")
+        paste.note("no-gpus", "there is no NVIDIA GPU in it", add="`nvidia-smi topo -m`")
     elif any(gpu.uuid is None for gpu in gpus):
-        paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown: add `nvidia-smi -L`")
-    links = _links([rows.get(index, _Row()) for index in indices], indices)
+        paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown", add="`nvidia-smi -L`")
+    links = _links(rows)
     if gpus and not links:
-        message = "the connections of some GPUs are unknown: add `nvidia-smi topo -m`, whole"
-        paste.note("links-unknown", message)
-    visible = tuple(indices)
-    return replace(machine, gpus=gpus, links=links, visible=visible, notes=tuple(paste.notes))
+        paste.note("links-unknown", "the connections of some GPUs are unknown", add=_WHOLE_TABLE)
+    return replace(machine, gpus=gpus, links=links, visible=tuple(rows), notes=tuple(paste.notes))
 
 
-def _links(rows: list[_Row], indices: list[int]) -> Matrix | None:
+def _links(rows: Mapping[int, _Row]) -> Matrix | None:
     """The matrix of links between these GPUs; None unless every row is whole."""
-    names = [f"GPU{index}" for index in indices]
-    pairs = zip(names, rows, strict=True)
-    if all(row.links.get(own) == "X" and row.links.keys() >= set(names) for own, row in pairs):
-        return tuple(tuple(row.links[name] for name in names) for row in rows) or None
+    by_name = {f"GPU{index}": row.links for index, row in rows.items()}
+    if all(row.keys() >= by_name.keys() and row[own] == "X" for own, row in by_name.items()):
+        return tuple(tuple(row[name] for name in by_name) for row in by_name.values()) or None
     return None
 
 
 class _Placer:
     """Finds where each GPU sits; ``doubts`` has the GPUs for each code of :data:`_NOTES`."""
 
-    def __init__(
-        self,
-        rows: Mapping[int, _Row],
-        machine: Topology,
-        near: Collection[CpuSet],
-        is_complete: bool,
-    ) -> None:
-        self._rows, self._cpus, self._is_complete = rows, machine.cpus, is_complete
-        self._are_all_named = is_complete and frozenset().union(*near) == machine.cpus
+    def __init__(self, rows: Mapping[int, _Row], machine: Topology, is_complete: bool) -> None:
+        self._cpus, self._is_complete = machine.cpus, is_complete
         self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
         self._memory_nodes = {natural(row.gpu_numa) for row in rows.values()}
         self.doubts: dict[str, set[int]] = defaultdict(set)
 
-    def gpu(self, listed: Gpu) -> Gpu:
+    def gpu(self, listed: Gpu, row: _Row) -> Gpu:
         """A GPU as it is listed, with its place."""
         index = listed.index
-        row = self._rows.get(index, _Row())
         named = self._ids(index, row.cpu)
         numa_node = self._node(index, self._ids(index, row.numa), named)
         near = self._near(index, row.cpu, named) if named else None
@@ -210,7 +201,7 @@ class _Placer:
 
     def _near(self, index: int, cell: str, named: CpuSet) -> CpuSet | None:
         """The CPUs near it that the machine has; of a list that looks cut, its node's."""
-        if _looks_cut(cell) and not self._are_all_named:
+        if _looks_cut(cell):
             holders = [node for node in self._nodes.values() if named <= node]
             if not holders:
                 self.doubts["affinity-cut"].add(index)
@@ -257,28 +248,22 @@ class _Table(NamedTuple):
 
 
 def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
-    """The table of ``nvidia-smi topo -m``: the GPUs that it names, and the rows by GPU.
-
-    Of several tables the one with most rows counts, and of rows for one GPU the first.
-    """
+    """The table of ``nvidia-smi topo -m``: the GPUs that it names, and the rows by GPU."""
     tables: list[_Table] = []
     for line in paste.lines:
         if header := _HEADER.fullmatch(line):
             columns = 1 + sum(name in header[2] for name in ("NUMA Aff", "GPU NUMA"))
             tables.append(_Table(header[1].split(), columns, {}))
-        elif row := _ROW.fullmatch(line):
-            if tables:
-                tables[-1].lines.setdefault(int(row[1]), line)
-            else:
-                message = "there are rows of a table without its header, which are not used"
-                paste.note("header-missing", f"{message}: add `nvidia-smi topo -m`, whole")
+        elif (row := _ROW.fullmatch(line)) and tables:
+            tables[-1].lines.setdefault(int(row[1]), line)
+        elif row:
+            message = "there are rows of a table without its header, which are not used"
+            paste.note("header-missing", message, add=_WHOLE_TABLE)
     if not tables:
         return set(), {}
-    table = max(tables, key=lambda one: len(one.lines))
-    known = table.lines.items()
-    if any(not other.lines.items() <= known for other in tables):
-        message = "there are tables of `nvidia-smi topo -m` that differ"
-        paste.note("contradiction", f"{message}; the one with most rows counts")
+    table = tables[0]
+    if any(other != table for other in tables):
+        raise paste.error("tables of `nvidia-smi topo -m` differ: paste one, of one machine, whole")
     named = {int(name[3:]) for name in table.devices if re.fullmatch(r"GPU\d{1,3}", name)}
     return named | table.lines.keys(), _rows(paste, table)
 
@@ -294,8 +279,8 @@ def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
         expected = count + table.columns if is_last else longest
         # A row that ends with N/A is whole: its empty cells left no trace.
         if len(links) < count or (filled < expected and not row[-1].endswith("N/A")):
-            message = f"the row of GPU {gpu} is too short and not used: add `nvidia-smi topo -m`"
-            paste.note("row-cut", f"{message}, whole")
+            message = f"the row of GPU {gpu} is too short and not used"
+            paste.note("row-cut", message, add=_WHOLE_TABLE)
             rows[gpu] = _Row()
             continue
         affinity = _affinity(tail, table.columns, has_tabs="\t" in table.lines[gpu])
