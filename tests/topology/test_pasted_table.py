@@ -99,12 +99,9 @@ def test_wrapped_legend_and_foreign_lines_are_passed_over() -> None:
         ("0-15\t0\t\t4", ("0-15", 0, 4)),
         ("0-15\t0\t4", ("0-15", 0, 4)),
         ("0-15\t\t0\t\t4", ("0-15", 0, 4)),
-        ("0-15\t\t\t4", ("0-15", None, 4)),
         ("\t0\t\tN/A", (None, 0, None)),
         ("N/A\t0\t\t4", (None, 0, 4)),
         ("7\t0\t\tN/A", ("7", 0, None)),
-        # A number in the second cell: a shifted node, or a memory node in its place?
-        ("0-15\t\t4", ("0-15", None, None)),
     ],
 )
 def test_cells_shifted_by_tabs(

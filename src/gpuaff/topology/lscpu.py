@@ -21,31 +21,23 @@ if TYPE_CHECKING:
     from gpuaff.topology.pasted import Paste
 
 _LIST = re.compile(
-    r"^(?:On-?line CPU\(s\) list|NUMA node(\d{1,4}) CPU\(s\)):[ \t]*"
-    r"(.*(?:(?:(?<=,)\n|\n(?=,))[\d,-]+)*)$",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(?:On-?line CPU\(s\) list|NUMA node(\d{1,4}) CPU\(s\)):[ \t]*"
+    r"(.*(?:(?:(?<=,)\n|\n(?=,))[\d,-]+)*)$"
 )
 """A list of CPUs, of all that are online or of a node; a window may have wrapped it."""
 
-_NODE = re.compile(
-    r"^node (\d{1,4}) cpus:([\d\s]*)\nnode \1 size:[ \t]*(\d{1,12}) [kMG]B$",
-    re.ASCII | re.MULTILINE,
-)
+_NODE = re.compile(r"(?am)^node (\d{1,4}) cpus:([\d\s]*)\nnode \1 size:[ \t]*(\d{1,12}) [kMG]B$")
 """A node's CPUs and memory in ``numactl -H``."""
 
-_DISTANCES = re.compile(
-    r"^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$", re.ASCII | re.MULTILINE
-)
+_DISTANCES = re.compile(r"(?am)^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$")
 _NUMBER = re.compile(
-    r"^(CPU\(s\)|Thread\(s\) per core|Core\(s\) per socket|Socket\(s\)|NUMA node\(s\)):"
-    r"[ \t]*(\d{1,6})$",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(CPU\(s\)|Thread\(s\) per core|Core\(s\) per socket|Socket\(s\)|NUMA node\(s\)):"
+    r"[ \t]*(\d{1,6})$"
 )
 _POWER = re.compile(r"(?im)^(?:Architecture:[ \t]*ppc|Model name:[ \t]*power)")
 _TRANSLATED = re.compile(
-    r"^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
-    r"[^:\n]{1,60}[:\uff1a][ \t]*\d[\d,-]*$",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
+    r"[^:\n]{1,60}[:\uff1a][ \t]*\d[\d,-]*$"
 )
 """A number or a list of CPUs under a key that lscpu does not have in English."""
 
@@ -53,10 +45,6 @@ _HEADER = re.compile(r"CPU(?:(?:,[\w:%]*)+|(?:[ \t]+[A-Z][\w:%]*)+)", re.ASCII)
 """``CPU,Core,Socket,…`` or ``CPU NODE SOCKET …``."""
 
 _CELL = re.compile(r"(\d{1,9})(?:\.\d{1,9})?", re.ASCII)
-_PLACES = {"core", "socket", "node"}
-
-_SIZES = (1, 2, 4, 8)
-"""How many threads a core can have."""
 
 _ONLINE = -1
 """In the place of a node: all CPUs that are online."""
@@ -73,14 +61,14 @@ def read_cpulist(text: str) -> CpuSet | None:
         return None
 
 
-def read_machine(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool]:
-    """The CPU side, and whether its CPUs are all online ones, and not only some near a GPU.
+def read_machine(paste: Paste, near: Collection[CpuSet]) -> Topology:
+    """The CPU side.
 
     ``near`` are the lists of CPUs in the table of GPUs, which count where there is nothing better.
     """
     machine = _Machine(paste, near)
     machine.note_missing()
-    topology = Topology(
+    return Topology(
         cpus=machine.cpus,
         allowed=machine.cpus,
         cores=machine.cores(),
@@ -89,7 +77,6 @@ def read_machine(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool
         l3=machine.l3(),
         numa_nodes=machine.nodes or None,
     )
-    return topology, machine.is_complete
 
 
 class _Machine:
@@ -106,7 +93,7 @@ class _Machine:
         is_partial = not (lists and lists.keys() >= self._distances.keys())
         listed = frozenset().union(*lists.values(), *(near if is_partial else ()))
         self.cpus = online or frozenset(self._rows) or listed
-        self.is_complete = bool(online or self._rows or lists)
+        self._is_complete = bool(online or self._rows or lists)
         self.nodes = self._numa_nodes(lists)
         self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
         self._lists = self._node_cpus or near
@@ -123,7 +110,7 @@ class _Machine:
         is_known = len(distances) == 1 and not self._is_power
         self._distance = (distances.pop() or 0) if is_known else 0
         self._all = max(numbers.get("CPU(s)", 2 * self._distance), len(self.cpus))  # with offline
-        self._online = len(self.cpus) if self.is_complete else self._all
+        self._online = len(self.cpus) if self._is_complete else self._all
         # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
         sockets = numbers.get("Socket(s)", 0)
         keys = [key for key, _ in _NUMBER.findall(text)]  # a block for each kind of core
@@ -177,7 +164,7 @@ class _Machine:
         hint = f" (lscpu counts {count})" if count else ""
         if not found:
             self._note("cpus-unknown", f"the CPUs are unknown{hint}", add="`lscpu`")
-        elif not self.is_complete:
+        elif not self._is_complete:
             self._note(
                 "cpus-partial", f"only {found} CPUs near a GPU are known{hint}", add="`lscpu`"
             )
@@ -241,7 +228,7 @@ class _Machine:
         return cores
 
     def _note_cores(self, cores: Sequence[CpuSet] | None) -> None:
-        if self._is_doubtful and self.is_complete:
+        if self._is_doubtful and self._is_complete:
             message = (
                 f"lscpu says {counted(self._threads, 'thread')} per core, but {self._online} CPUs "
                 f"online on {min(self._expected)} cores; its threads per core are not used"
@@ -267,7 +254,7 @@ class _Machine:
         size = self._threads or (2 if self._distance else 0)
         if 0 < least < self._online and (size == 1 or self._is_doubtful):
             size = self._all // least
-        if size not in _SIZES or self._all % size:
+        if size not in (1, 2, 4, 8) or self._all % size:
             return None
         number, cores = self._all // size, None
         if size > 1 and not self._is_power:
@@ -279,7 +266,7 @@ class _Machine:
         cores = cores or self._within_nodes(lambda cpu: cpu // size)
         if not cores or max(map(len, cores)) < size:
             return None
-        found = len(cores) if self.is_complete else number
+        found = len(cores) if self._is_complete else number
         return cores if found in (self._expected or (number if size == 1 else found,)) else None
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
@@ -332,7 +319,7 @@ def _rows(paste: Paste) -> Rows:
         if _HEADER.fullmatch(line):
             separator = "," if "," in line else None
             columns = [word.lower() for word in line.split(separator)]
-            columns = columns if _PLACES.intersection(columns) else ()
+            columns = columns if {"core", "socket", "node"}.intersection(columns) else ()
         elif columns and line[:1].isdigit():
             if row := _row(columns, line.split(separator)):
                 paste.keep(rows, row["cpu"], row, "lscpu's rows for one CPU")

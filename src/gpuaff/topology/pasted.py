@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from gpuaff._system.nvml_records import Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import TopologyError
-from gpuaff.formatting import counted, one_line
+from gpuaff.formatting import one_line
 from gpuaff.notices import Notice
 from gpuaff.options import natural
 from gpuaff.topology.lscpu import read_cpulist, read_machine
@@ -53,12 +53,8 @@ _MIG = re.compile(
 
 _WHOLE_TABLE = "`nvidia-smi topo -m`, whole"
 
-_PRINTED = 6
-"""nvidia-smi ends a list of CPUs after so many entries (case A25)."""
-
 _ROCM = re.compile(
-    r"^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)"
 )
 
 _NOTES = {
@@ -81,15 +77,13 @@ _Value = TypeVar("_Value")
 class Paste:
     """One text, without escape codes, marks and empty lines, and the notes about it."""
 
-    def __init__(self, text: str, name: str) -> None:
-        self._name = name
+    def __init__(self, text: str) -> None:
         if len(text) > MAX_CHARS:
             raise self.error(f"{len(text)} characters are more than {MAX_CHARS}; cut out the part")
-        valid = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
+        valid = text.encode("utf-8", "replace").decode("utf-8")
         plain = _COLOURS.sub("", valid).translate(_PLAIN)
         self.lines = [*filter(None, (line.strip(_MARKS) for line in plain.split("\n")))]
         self.text = "\n".join(self.lines)
-        self.is_cut = not plain.endswith("\n")  # then its last line may be
         self.notes: dict[Notice, None] = {}
 
     def note(self, code: str, message: str, *, add: str = "") -> None:
@@ -99,7 +93,7 @@ class Paste:
 
     def error(self, problem: str) -> TopologyError:
         """The error that says why this text is refused."""
-        return TopologyError(self._name, problem)
+        return TopologyError("pasted text", problem)
 
     def keep(self, found: dict[_Key, _Value], key: _Key, value: _Value, what: str) -> None:
         """Keep the first value that the text has for a key; another one is a contradiction."""
@@ -107,22 +101,21 @@ class Paste:
             self.note("contradiction", f"{what} are there twice, and differ; the first counts")
 
 
-def parse(text: str, *, name: str = "pasted text") -> Topology:
-    """Parse pasted text, which errors call by its ``name``, as :meth:`gpuaff.Topology.parse`."""
-    paste = Paste(text, name)
+def parse(text: str) -> Topology:
+    """Parse pasted text, as :meth:`gpuaff.Topology.parse` does."""
+    paste = Paste(text)
     if _ROCM.search(paste.text):
         message = "the output of rocm-smi or amd-smi is ignored: only NVIDIA's tools are read"
         paste.note("rocm-ignored", message)
     (named, whole), listed = _read_table(paste), _read_list(paste)
     near = frozenset(filter(None, (read_cpulist(row.cpu) for row in whole.values())))
-    machine, is_complete = read_machine(paste, near)
+    machine = read_machine(paste, near)
     rows = {index: whole.get(index, _Row()) for index in sorted({*named, *listed})}
     if not (machine.cpus or rows):
         why = "".join(f"{note.message}; " for note in paste.notes if "unknown" not in note.code)
-        lines = counted(text.count("\n") + (not text.endswith("\n")), "line")
         add = "paste the output of `nvidia-smi topo -m` and of `LC_ALL=C lscpu`, whole"
-        raise paste.error(f"no CPU and no NVIDIA GPU in it ({lines}); {why}{add}")
-    placer = _Placer(rows, machine, is_complete)
+        raise paste.error(f"no CPU and no NVIDIA GPU in it; {why}{add}")
+    placer = _Placer(rows, machine)
     placer.doubts["rows-missing"].update(named - whole.keys())
     gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index)), rows[index]) for index in rows)
     for code, doubtful in placer.doubts.items():
@@ -149,8 +142,8 @@ def _links(rows: Mapping[int, _Row]) -> Matrix | None:
 class _Placer:
     """Finds where each GPU sits; ``doubts`` has the GPUs for each code of :data:`_NOTES`."""
 
-    def __init__(self, rows: Mapping[int, _Row], machine: Topology, is_complete: bool) -> None:
-        self._cpus, self._is_complete = machine.cpus, is_complete
+    def __init__(self, rows: Mapping[int, _Row], machine: Topology) -> None:
+        self._cpus = machine.cpus
         self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
         self._memory_nodes = {natural(row.gpu_numa) for row in rows.values()}
         self.doubts: dict[str, set[int]] = defaultdict(set)
@@ -206,20 +199,20 @@ class _Placer:
             if not holders:
                 self.doubts["affinity-cut"].add(index)
             return holders[0] if holders else None
-        if self._is_complete and not named <= self._cpus:
+        if not named <= self._cpus:
             self.doubts["ids-dropped"].add(index)
         return named & self._cpus or None
 
 
 def _looks_cut(cell: str) -> bool:
-    """Whether a list may have been cut: six entries of one length at one distance."""
+    """Whether nvidia-smi may have cut a list: six entries of one length at one distance (A25)."""
     # Whole lists of that form are rare: a socket of six cores with a thread each, by turns.
     if ":" in cell:
         return False
     entries = [[int(id_) for id_ in entry.split("-")] for entry in cell.split(",")]
     lengths = {entry[-1] - entry[0] for entry in entries}
     gaps = {after[0] - before[0] for before, after in pairwise(entries)}
-    return len(entries) == _PRINTED and len(lengths) == 1 and len(gaps) == 1 and min(gaps) > 1
+    return len(entries) == 6 and len(lengths) == 1 and len(gaps) == 1 and min(gaps) > 1
 
 
 # ---- ``nvidia-smi topo -m`` and ``nvidia-smi -L`` ----------------------------------------------
@@ -271,19 +264,16 @@ def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
 def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
     count, rows = len(table.devices), {}
     cells = {gpu: _cells(line) for gpu, line in table.lines.items()}
-    longest = max((sum(map(bool, row)) for row in cells.values()), default=0)
     for gpu, row in cells.items():
         links = [*takewhile(_LINK.fullmatch, row[:count])]
-        tail, filled = row[count:], sum(map(bool, row))
-        is_last = paste.is_cut and paste.lines[-1] == table.lines[gpu]
-        expected = count + table.columns if is_last else longest
+        is_filled = sum(map(bool, row)) >= count + table.columns
         # A row that ends with N/A is whole: its empty cells left no trace.
-        if len(links) < count or (filled < expected and not row[-1].endswith("N/A")):
+        if len(links) < count or not (is_filled or row[-1].endswith("N/A")):
             message = f"the row of GPU {gpu} is too short and not used"
             paste.note("row-cut", message, add=_WHOLE_TABLE)
             rows[gpu] = _Row()
             continue
-        affinity = _affinity(tail, table.columns, has_tabs="\t" in table.lines[gpu])
+        affinity = _affinity(row[count:], table.columns, has_tabs="\t" in table.lines[gpu])
         rows[gpu] = _Row(dict(zip(table.devices, links, strict=True)), *affinity)
     return rows
 
@@ -301,13 +291,7 @@ def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[
         cpu, rest = "".join(tail[:1]), tail[1:]
     else:
         cpu, rest = "", tail
-    words = [cell for cell in rest if cell]
-    if len(words) > 1 or columns < 3:
-        numa, gpu_numa = (*words, "", "")[:2]
-    elif not words or rest[1:2] == words:
-        numa = gpu_numa = ""  # the second may be a shifted NUMA Affinity, or GPU NUMA ID in place
-    else:
-        numa, gpu_numa = (words[0], "") if rest[0] else ("", words[0])
+    numa, gpu_numa, *_ = [*filter(None, rest), "", ""]
     return ["" if cell == "N/A" else cell for cell in (cpu, numa, gpu_numa)]
 
 

@@ -109,10 +109,13 @@ class _Reader:
 
     def _items(self, kind: Any, values: list[Any], path: str) -> tuple[Any, ...]:
         found = [self.read(kind, value, f"{path}[{i}]") for i, value in enumerate(values)]
-        name = fields(kind)[0].name if path in _ORDERED else ""
-        for i, (before, own) in enumerate(pairwise(found), 1):
-            if name and _key(own, name) <= _key(before, name):
-                self.fail(f"{path}[{i}].{name}", "must ascend from item to item, each once")
+        if path in _ORDERED:
+            name = fields(kind)[0].name
+            keys = [getattr(record, name) for record in found]
+            keys = [address_key(key) if isinstance(key, str) else key for key in keys]
+            for i, (before, own) in enumerate(pairwise(keys), 1):
+                if own <= before:
+                    self.fail(f"{path}[{i}].{name}", "must ascend from item to item, each once")
         return tuple(sorted(found, key=min) if kind == CpuSet else found)
 
     def _cpu_set(self, text: str, path: str, family: str) -> CpuSet | None:
@@ -171,11 +174,6 @@ class _Reader:
     def _expect_length(self, path: str, values: Sized | None, count: int, noun: str) -> None:
         if values is not None and len(values) != count:
             self.fail(path, f"expected {count} items, one for each {noun}, found {len(values)}")
-
-
-def _key(record: Any, name: str) -> Any:
-    key = getattr(record, name)
-    return address_key(key) if isinstance(key, str) else key
 
 
 @cache
@@ -264,16 +262,8 @@ def loads(data: bytes | str, source: str = "the topology") -> Topology:
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data.removeprefix("\ufeff")
         parsed = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise TopologyError(source, f"not UTF-8 text (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        problem = f"not JSON: {error.msg} at {where}; was it cut?" if text.strip() else "empty"
-        raise TopologyError(source, problem) from None
-    except RecursionError:
-        raise TopologyError(source, "not a topology: nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise TopologyError(source, str(error)) from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deeply
+        raise TopologyError(source, f"not JSON: {error}") from None
     return from_dict(parsed, source)
 
 
