@@ -285,13 +285,10 @@ def _cells(line: str) -> list[str]:
 
 def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[str]:
     """CPU Affinity, NUMA Affinity and GPU NUMA ID, from the cells behind the links."""
-    # A lone number may be a node as well as a CPU.
-    is_cpus = tail[:1] == ["N/A"] or any(mark in "".join(tail[:1]) for mark in "-,")
-    if has_tabs or is_cpus or len(tail) >= columns:
-        cpu, rest = "".join(tail[:1]), tail[1:]
-    else:
-        cpu, rest = "", tail
-    numa, gpu_numa, *_ = [*filter(None, rest), "", ""]
+    is_cpus = tail[0] == "N/A" or "-" in tail[0] or "," in tail[0]
+    if not (has_tabs or is_cpus or len(tail) >= columns):  # a lone number may be a node as well
+        tail = ["", *tail]
+    cpu, numa, gpu_numa, *_ = [tail[0], *filter(None, tail[1:]), "", ""]
     return ["" if cell == "N/A" else cell for cell in (cpu, numa, gpu_numa)]
 
 

@@ -283,12 +283,9 @@ def _vendor(tree: Tree, address: str) -> str:
 
 def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
     """The CPUs of a process's cpuset; None when unknown."""
-    for folders in _folders(tree, process, "cpuset"):
-        # A version 2 group without the controller has its nearest ancestor's CPUs.
-        for folder in reversed(folders):
-            if cpus := cpu_list(tree, *(f"{folder}/{file}" for file in _CPUSET)):
-                return cpus
-    return None
+    # A version 2 group without the controller has its nearest ancestor's CPUs.
+    folders = chain.from_iterable(map(reversed, _folders(tree, process, "cpuset")))
+    return cpu_list(tree, *(f"{folder}/{file}" for folder in folders for file in _CPUSET)) or None
 
 
 def quotas(tree: Tree, process: int | str = "self") -> dict[str, float]:
