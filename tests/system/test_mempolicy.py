@@ -112,19 +112,6 @@ def test_the_last_bit_of_a_mask_counts() -> None:
     assert printed(script) == "True"
 
 
-def test_the_numbers_are_those_in_the_tables_of_strace() -> None:
-    assert mempolicy.NUMBERS == {
-        "x86_64": (239, 238),
-        "aarch64": (236, 237),
-        "aarch64_be": (236, 237),
-        "riscv64": (236, 237),
-        "loongarch64": (236, 237),
-        "ppc64": (260, 261),
-        "ppc64le": (260, 261),
-        "s390x": (269, 270),
-    }
-
-
 @pytest.mark.needs("compiler")
 def test_the_numbers_of_this_machine_are_those_of_its_headers() -> None:
     text = "#include <sys/syscall.h>\nGET= __NR_get_mempolicy SET= __NR_set_mempolicy\n"
