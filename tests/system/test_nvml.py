@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff._system.nvml_records import pci_address
-from gpuaff.topology.model import Topology
 from tests.fakedriver.driver import MakeDriver
 from tests.fakedriver.state import NVML
 from tests.nvml_reading import (
@@ -22,15 +21,6 @@ from tests.nvml_reading import (
 
 @pytest.mark.fake_driver
 class TestGoodReading:
-    def test_eight_gpus_on_256_cpus(self, fake_driver: MakeDriver) -> None:
-        machine = Topology.named("dgx-a100")
-        found = read(fake_driver(machine)).gpus
-        facts = ("index", "name", "pci_bus_id", "node_cpus", "socket_cpus")
-        for gpu, played in zip(found, machine.gpus, strict=True):
-            assert [getattr(gpu, name) for name in facts] == [getattr(played, n) for n in facts]
-            assert list(gpu.memory_nodes or ()) == [played.numa_node]
-            assert gpu.problems == ()
-
     def test_all_fields(self, fake_driver: MakeDriver) -> None:
         reading = read(fake_driver(FULL), links=True)
         assert reading.gpus == (full(0), full(1), full(2))
