@@ -62,9 +62,8 @@ class Entry(NamedTuple):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The UUIDs of these GPUs; drivers before R470 have slashes in some, too."""
-        parts = ((key, *key.partition("/")) for key in self.gpus)
-        return tuple(rest if slot.isdecimal() else key for key, slot, _, rest in parts)
+        """The UUIDs of these GPUs."""
+        return tuple(key.rpartition("/")[2] for key in self.gpus)
 
     @property
     def inside(self) -> int | None:
