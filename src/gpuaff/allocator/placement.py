@@ -130,6 +130,10 @@ class Job(NamedTuple):
     granted: CpuSet  # what any rank may use by its mask, also where ``cpus`` leaves it out
     domain_rule: int | None  # the version, where each rank stays inside the domain of its GPU
 
+    def own_cores(self, assigned: Assignment) -> int:
+        """How many cores a rank has that no other rank has."""
+        return self.cores.count(assigned.cores) if assigned.own else 0
+
 
 class Assignment(NamedTuple):
     """The places of the cores that one rank gets; trimming cuts the tail off."""

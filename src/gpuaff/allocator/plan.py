@@ -125,8 +125,7 @@ def _check_least(job: Job, assignments: Mapping[int, Assignment]) -> None:
     """An explicit minimum is kept or refused, for all ranks alike."""
     options, cores, least = job.options, job.cores, job.options.min_physical_cores or 0
     for placed in job.placements:
-        assigned = assignments[placed.rank]
-        found = cores.count(assigned.cores) if assigned.own else 0
+        found = job.own_cores(assignments[placed.rank])
         if found < least:
             wider = ', or try scope="socket"' if options.scope is Scope.NODE else ""
             besides = f" besides the {options.reserve} to reserve" if options.reserve else ""
