@@ -225,10 +225,10 @@ class _Fair:
         wanted = keep_whole([*map(frozenset, self._near.values())], cores)
         fast = frozenset(range(cutter.slow_from))
         # Fast and slow cores apart if every rank can have a fast one (case G5).
-        self._shares = fair_shares([near & fast for near in wanted], cutter.fill)
-        slow = fair_shares([near - fast for near in wanted], cutter.fill)
-        if all(self._shares):
-            self._shares = [own + more for own, more in zip(self._shares, slow, strict=True)]
+        shares = fair_shares([near & fast for near in wanted], cutter.fill)
+        if all(shares):
+            slow = fair_shares([near - fast for near in wanted], cutter.fill)
+            self._shares = [own + more for own, more in zip(shares, slow, strict=True)]
         else:
             self._shares = fair_shares(wanted, cutter.fill)
         self.sizes = [cores.count(share) for share in self._shares]
