@@ -27,7 +27,6 @@ On-line CPU(s) list:     0-3
 NUMA node(s):            1
 NUMA node0 CPU(s):       0-3
 """
-EXPECTED = "expected a saved JSON or pasted text\n"
 
 
 def topo(*words: str) -> dict[str, Any]:
@@ -107,10 +106,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("data", "problem"),
         [
-            (b"\x7fELF\x00\x01", f"binary; {EXPECTED}"),
-            (b"", f"empty; {EXPECTED}"),
-            (b" \n\n", f"empty; {EXPECTED}"),
-            (b"Dear all,\nwhere are my GPUs?\n", ""),
+            *((text, "no CPU and no NVIDIA") for text in (b"\x7fELF\x00\x01", b"", b"Dear all\n")),
             *((text, "") for text in (b"[", b"[]", b"{}", b'["a"]', b"{]")),
             (b'{"schema_version": 1, "cpus": "0", "cpus": "1"}', "'cpus' stands twice"),
             (b'{"a":' * 200_000, "n"),
@@ -125,7 +121,7 @@ class TestRefused:
 
     def test_closed_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", None)
-        assert refused("topo", "--from", "-") == f"gpuaff: standard input: empty; {EXPECTED}"
+        assert refused("topo", "--from", "-").startswith("gpuaff: standard input: no CPU")
 
     @settings(max_examples=30, deadline=None)
     @given(st.data())
