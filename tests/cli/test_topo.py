@@ -84,7 +84,7 @@ class TestUse:
     def test_version(self) -> None:
         assert called("--version") == (0, f"gpuaff {__version__}\n", "")
 
-    @pytest.mark.parametrize("args", [["--help"], ["topo", "-h"], ["plan", "--help"]])
+    @pytest.mark.parametrize("args", [["--help"], ["topo", "-h"], ["run", "--help"]])
     def test_help(self, args: list[str]) -> None:
         said = called(*args)
         assert (said.code, said.err) == (0, "")
