@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from gpuaff import formatting
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
 from gpuaff.cli import output, views
 from gpuaff.notices import Notice
-from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Source, Topology
+from gpuaff.topology.model import NumaNode, Source, Topology
 
 VIEWS = Path(__file__).parents[1] / "data/views"
+TREES: dict[str, dict[str, Any]] = json.loads((VIEWS / "trees.json").read_text("utf-8"))
+"""Machines, and what is shown of them, line by line."""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -94,53 +97,11 @@ class TestTree:
         alone = replace(box, gpus=box.gpus[:1], links=(("X",),))
         assert "X" not in "".join(tree(alone)), "one GPU has no links"
 
-    def test_says_what_is_unknown(self) -> None:
-        unknown = "unknown: cores, sockets, L3 caches, NUMA nodes"
-        bare = Topology(cpus=FOUR, allowed=FOUR)
-        assert tree(bare) == ["box: 4 CPUs, no GPU", unknown, "CPUs  0-3"]
-        assert tree(Topology()) == ["box: no CPU known, no GPU", unknown]
-
     @pytest.mark.case("A9", "A10")
-    def test_nodes_without_cpus_take_one_line(self) -> None:
-        nodes = (
-            NumaNode(id=0, cpus=FOUR, has_memory=True),
-            *(NumaNode(id=n, cpus=frozenset(), has_memory=True) for n in range(1, 9)),
-        )
-        gpu = Gpu(index=0, node_cpus=FOUR, numa_node=0, memory_node=1)
-        lines = tree(Topology(cpus=FOUR, allowed=FOUR, numa_nodes=nodes, gpus=(gpu,), visible=(0,)))
-        assert lines[0] == "box: 4 CPUs, 9 NUMA nodes (1 with CPUs), 1 GPU"
-        assert lines[-2:] == ["  GPU 0    cuda:0, its memory is node 1", "nodes 1-8  no CPUs"]
-
-    def test_a_node_over_two_packages_stands_for_itself(self, box: Topology) -> None:
-        one = NumaNode(id=0, cpus=box.cpus, has_memory=True)
-        gpus = tuple(replace(gpu, numa_node=0) for gpu in box.gpus)
-        lines = tree(replace(box, numa_nodes=(one,), gpus=gpus))
-        assert [line.split("  ")[0] for line in lines[2:5]] == ["socket 0", "socket 1", "node 0"]
-        assert lines[5].strip().startswith("GPU 0")
-        assert "near 4-7,12-15" in lines[5]
-
-    def test_a_gpu_may_sit_at_a_package(self, box: Topology) -> None:
-        near = {frozenset({4, 5, 6, 7, 12, 13, 14, 15}): "", frozenset({4, 5}): ", near 4-5"}
-        for cpus, remark in near.items():
-            gpus = (Gpu(index=0, node_cpus=cpus),)
-            lines = tree(replace(box, numa_nodes=None, gpus=gpus, links=None))
-            assert lines[-1] == f"  GPU 0   cuda:1{remark}"
-
-    def test_tells_slow_cores_and_mig(self) -> None:
-        cpus = frozenset(range(6))
-        mig = (MigInstance(uuid="MIG-1", gpu_instance=1, compute_instance=0),)
-        seen = Topology(
-            cpus=cpus,
-            allowed=cpus,
-            cores=(frozenset({0, 1}), *(frozenset({c}) for c in range(2, 6))),
-            efficiency_cpus=frozenset(range(2, 6)),
-            gpus=(Gpu(index=0, numa_node=3, mig=mig),),
-            visible=(0,),
-        )
-        lines = "\n".join(tree(seen))
-        assert "5 cores, 6 CPUs (1-2 threads per core)" in lines
-        assert "efficiency cores: 2-5" in lines
-        assert "GPU 0  cuda:0, near CPUs unknown, node 3, MIG: 1 instance" in lines
+    @pytest.mark.parametrize("name", TREES)
+    def test_what_is_known_is_shown(self, name: str) -> None:
+        data = {"schema_version": 1, **TREES[name]["machine"]}
+        assert tree(Topology.from_dict(data)) == TREES[name]["shown"]
 
     @pytest.mark.case("A25")
     def test_long_lists_are_broken_only_for_a_terminal(self, on_width: OnWidth) -> None:
