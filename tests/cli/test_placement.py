@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from gpuaff._system import kernel
 from gpuaff._system.kernel import Tree
 from gpuaff.cli.check import with_gpus
 from gpuaff.cpuset import CpuSet
