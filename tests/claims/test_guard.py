@@ -51,7 +51,7 @@ def test_one_that_was_removed_is_no_guard_any_more(lock_folder: Path) -> None:
     with locker(HOLD) as one, locker('print("there")\nhear()' + HOLD) as late:
         assert [one.heard(), late.heard()] == ["has it", "there"]
         late.go_on()
-        until(lambda: str(lock_folder / "guard") in open_files(late.pid))
+        until(lambda: str(lock_folder / "guard") in open_files(late.pid).values())
         (lock_folder / "guard").unlink()
         with locker(HOLD) as other:
             assert other.heard() == "has it"

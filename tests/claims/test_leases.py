@@ -97,14 +97,6 @@ def test_instances_share_their_gpu_and_exclude_a_lease_of_the_whole(
     lease.release()
 
 
-def test_old_names_of_instances_are_no_paths(lock_folder: Path) -> None:
-    """Drivers before R470 say ``MIG-GPU-…/<gpu instance>/<compute instance>``."""
-    lease = leased(Device(index=0, uuid="MIG-GPU-0/7/0", parent="GPU-0"))
-    assert isinstance(lease, Lease)
-    assert (lock_folder / "gpu-MIG-GPU-0_7_0").is_file()
-    lease.release()
-
-
 def test_a_file_that_was_removed_before_it_was_locked_is_not_the_lock(
     lock_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,7 +111,7 @@ class TestWhatIsRaised:
         """
         said = lab.one(code)
         assert said.startswith("PlaceholderError claimed was GPU-")
-        assert "but CUDA shows this process GPU-00000000-0000-4000-8000-000000000003" in said
+        assert "but CUDA shows this process 00000000-0000-4000-8000-000000000003" in said
 
     def test_without_libcuda(self, driver: FakeDriver, tmp_path: Path) -> None:
         """NVML alone is there, as in a container without the capability "compute"."""

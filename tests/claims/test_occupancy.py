@@ -235,6 +235,7 @@ READINGS = st.tuples(
             compute_mode=st.sampled_from([None, *ComputeMode]),
             display=st.sampled_from([None, False, True]),
             lost=st.sampled_from([False] * 5 + [True]),
+            problems=st.just(()),
         )
         for device in DEVICES
     )
@@ -243,6 +244,8 @@ PEOPLE = st.builds(
     ListedProcesses,
     own=st.frozensets(PIDS),
     ended=st.frozensets(PIDS),
+    exiting=st.just(frozenset()),
+    names=st.just({}),
     me=st.none() | PIDS,
     first_namespace=st.booleans(),
 )

@@ -102,7 +102,7 @@ print(refused("context", UUIDS[:1], ordinals=(1,)))
             strict=True,
         ):
             assert said.startswith(f"claimed was {claimed}")
-            shown = f"{first} as device 0, {second} as device 1"
+            shown = f"{first[4:]} as device 0, {second[4:]} as device 1"
             assert f"but CUDA shows this process {shown}: " in said
         assert driver.calls("cuDevicePrimaryCtxRetain") == 0
 

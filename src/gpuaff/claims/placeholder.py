@@ -120,13 +120,12 @@ def _visible(kind: str | None) -> tuple[str, ...]:
 
 def _check_visible(claimed: Mapping[int, str], are_alone: bool, kind: str | None = None) -> None:
     """Check that CUDA shows the claimed GPUs under their numbers."""
-    visible = dict(enumerate(_visible(kind)))
-    shown = {ordinal: _digits(uuid) for ordinal, uuid in visible.items()}
-    wanted = {ordinal: _digits(uuid) for ordinal, uuid in claimed.items()}
+    shown = dict(enumerate(_visible(kind)))
+    wanted = {ordinal: _without_kind(uuid) for ordinal, uuid in claimed.items()}
     if shown != wanted if are_alone else not wanted.items() <= shown.items():
         raise PlaceholderError(
             f"claimed was {_numbered(claimed)}, but CUDA shows this process "
-            f"{_numbered(visible) or 'no GPU'}: CUDA was initialised before the claim, "
+            f"{_numbered(shown) or 'no GPU'}: CUDA was initialised before the claim, "
             f"{_CLAIM_FIRST}",
             kind,
             tuple(claimed.values()),
@@ -139,17 +138,15 @@ def _numbered(uuids: Mapping[int, str]) -> str:
 
 def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
     """CUDA's own numbers of GPUs in this process, where our variables do not set them."""
-    shown = [_digits(uuid) for uuid in _visible(kind)]
-    if not {_digits(uuid) for uuid in claimed} <= {*shown}:
+    shown, wanted = _visible(kind), [*map(_without_kind, claimed)]
+    if not {*wanted} <= {*shown}:
         problem = f"CUDA does not show {', '.join(claimed)} to this process: {_CLAIM_FIRST}"
         raise PlaceholderError(problem, kind, tuple(claimed))
-    return tuple(shown.index(_digits(uuid)) for uuid in claimed)
+    return tuple(map(shown.index, wanted))
 
 
-def _digits(uuid: str) -> str:
-    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
-    # CUDA does not report the kind, and older drivers report the GPU in place of its MIG instance
-    return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()
+def _without_kind(uuid: str) -> str:
+    return uuid.partition("-")[2].lower()
 
 
 _VISIBLE = "see CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and which devices the container has"

@@ -47,7 +47,7 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
 
 
 def _computes(pid: int) -> bool:
-    return _CUDA_OPENS in kernel.open_files(pid)
+    return _CUDA_OPENS in kernel.open_files(pid).values()
 
 
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:

@@ -30,8 +30,7 @@ def _paths(uuid: str, address: str | None) -> list[str]:
     if address is not None and locks.identity(f"{_SYSFS}{address}") is not None:
         found.append(f"{_SYSFS}{address}")
     if not found or env.option("lock_dir") is not None:
-        name = uuid.replace("/", "_")  # drivers before R470: MIG-GPU-…/7/0
-        found.append(f"{directory.path()}/gpu-{name}")
+        found.append(f"{directory.path()}/gpu-{uuid}")
     return found
 
 
