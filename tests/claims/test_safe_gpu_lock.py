@@ -20,6 +20,7 @@ from gpuaff._system import descriptors
 from gpuaff.claims.locking import safe_gpu
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
+from gpuaff.pinning import state
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import printed, stopped
 from tests.safe_gpu_users import OURS, THEIRS, begin, end, get, our_user, their_user
@@ -32,7 +33,8 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the lock file will be: there is nothing yet."""
     path = tmp_path / "safe_gpu" / "the-lock"
     monkeypatch.setenv("GPUAFF_SAFE_GPU", str(path))
-    monkeypatch.setattr(safe_gpu, "_logged", set())
+    monkeypatch.setattr(state, "_logged", set())
+    safe_gpu._log_wait.cache_clear()
     yield path
     assert not descriptors.private
 

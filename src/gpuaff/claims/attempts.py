@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from gpuaff.launch.inherited import ParentClaim
     from gpuaff.notices import Notice
 
-# A process without a lease that comes in this time is found by the look after occupying.
+# So old may a look be, in seconds, when the guard is locked. A process without a lease that comes
+# in this time is found by the look after occupying.
 _FRESH = 0.3
-"""How old a look may be, in seconds, when the guard is locked: else the driver is asked again."""
 
 _REMEDY = "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
 

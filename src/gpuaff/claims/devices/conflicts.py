@@ -12,15 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.devices.occupancy import (
-    EXCLUSIVE,
-    STEP,
-    UNEXPLAINED,
-    ListedProcesses,
-    Settling,
-    memory_of_listed,
-    same_memory,
-)
+from gpuaff.claims.devices import occupancy
+from gpuaff.claims.devices.occupancy import ListedProcesses, Settling
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.model import Device, DeviceReading, Usage
 from gpuaff.errors import ClaimLostError
@@ -40,11 +33,11 @@ def unlisted(
 ) -> Mapping[Device, int]:
     """The bytes on each of some devices that no listed process has, as far as that counts."""
     return {
-        one.device: one.used - memory_of_listed(readings, one.device)[0]
+        one.device: one.used - occupancy.memory_of_listed(readings, one.device)[0]
         for one in readings
         if one.device in devices and one.used is not None
-        if not (one.display or one.compute_mode in EXCLUSIVE)
-        if sum(same_memory(other.device, one.device) for other in readings) == 1
+        if not (one.display or one.compute_mode in occupancy.EXCLUSIVE)
+        if sum(occupancy.same_memory(other.device, one.device) for other in readings) == 1
     }
 
 
@@ -81,7 +74,7 @@ class SecondLook:
                     pids=tuple(sorted({pid for one in found for pid in one.pids})),
                 )
             with interruptible():
-                time.sleep(STEP)
+                time.sleep(occupancy.STEP)
 
     def _others(self, readings: Sequence[DeviceReading]) -> Iterator[Usage]:
         """The use of the devices by processes that were not there before."""
@@ -102,7 +95,7 @@ class SecondLook:
                     leaving=others <= processes.leaving,
                     exiting=not others.isdisjoint(processes.exiting),
                 )
-            elif more > UNEXPLAINED and shows_our_memory(reading, new, processes):
+            elif more > occupancy.UNEXPLAINED and shows_our_memory(reading, new, processes):
                 message = f"{size(more)} more are in use, by no process that is listed here"
                 yield Usage(device=device, message=message)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from threading import Event, Thread
 
 from gpuaff._system import descriptors, env, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking.directory import holder_in_words
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
-from gpuaff.formatting import printable
 from gpuaff.notices import Notice
 
 # It is built into safe_gpu.
@@ -31,8 +31,6 @@ LIMIT = 60.0
 STAND_BACK = 20.0
 _STEP = 0.005  # between two looks at the waiters
 _LOG_AFTER = 1.0  # so long a wait is logged, with the process that the claim waits for
-
-_logged: set[str] = set()
 
 
 def path() -> str | None:
@@ -172,18 +170,14 @@ def _unlocked(where: str, error: OSError) -> Notice:
         "safe_gpu and chooses at the same moment may take the same GPU. Remove what is there, or "
         "ask its owner to; GPUAFF_SAFE_GPU names another file, or is off if safe_gpu is not used",
     )
-    _log("warning", f"gpuaff: {notice.message} [{notice.code}]")
+    from gpuaff.pinning.state import say
+
+    say([notice])
     return notice
 
 
+@cache  # so once in a process
 def _log_wait(where: str, process: str) -> None:
-    _log("info", f"gpuaff: waiting for {process} to choose GPUs with safe_gpu ({where})")
+    from gpuaff.pinning.state import log
 
-
-def _log(level: str, message: str) -> None:
-    """Log it, once in a process."""
-    if message not in _logged:
-        import logging  # only a claim that waits, or warns, pays for it
-
-        _logged.add(message)
-        getattr(logging.getLogger("gpuaff"), level)(printable(message))
+    log("info", f"waiting for {process} to choose GPUs with safe_gpu ({where})")
