@@ -65,10 +65,6 @@ class Machine:
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
-    def all_hold(self, script: str, *, env: dict[str, str] | None = None) -> None:
-        """Run a script all of whose facts must hold."""
-        assert self.says(f"{script}\nprint('the end')\n", env=env)[-2:] == ["the", "end"]
-
 
 @pytest.fixture(scope="module")
 def two_in_sysfs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
