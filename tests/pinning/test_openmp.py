@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import processes
-from tests.cpu_quotas import quota
+from tests.cpusets import quota
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
 from tests.processes import CPUS, THREADS, printed, run
