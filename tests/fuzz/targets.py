@@ -17,27 +17,18 @@ from gpuaff.topology import serialize
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
 from tests.fuzz import machines
-from tests.fuzz.guided import mangled
-from tests.fuzz.mutate import NUMBERS, ODD, mutated
+from tests.fuzz.mutate import NUMBERS, ODD, mangled, mutated
 from tests.fuzz.seeds import Printer, nested, pastes, topologies
 from tests.sound import sound
 
 
 @dataclass(frozen=True)
 class Target:
-    """One thing that is fuzzed.
+    """One thing that is fuzzed."""
 
-    Attributes:
-        weight: how many of a hundred inputs are its own, when all targets run.
-        make: an input; the same for the same state of the random numbers.
-        check: what came of it, in words that are the same in every process. Raises
-            ``Refused`` where the input is refused as it should be, and anything else where
-            something does not hold.
-    """
-
-    weight: int
-    make: Callable[[Random], Any]
-    check: Callable[[Any], str]
+    weight: int  # how many of a hundred inputs are its own, when all targets run
+    make: Callable[[Random], Any]  # an input, the same for the same random numbers
+    check: Callable[[Any], str]  # what came of it, the same in every process, or ``Refused``
 
 
 class Refused(Exception):  # noqa: N818 - it is how things should be
