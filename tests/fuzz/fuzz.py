@@ -89,12 +89,10 @@ class Tally:
             self.failures.setdefault(what, []).extend(shown)
 
     def fail(self, what: str, number: int, told: str) -> None:
-        """Note that something does not hold."""
         self.failures.setdefault(what, []).append((number, told))
 
 
 def random_of(target: str, seed: int, number: int) -> Random:
-    """The random numbers that make an input."""
     return Random(f"{target} {seed} {number}")
 
 
@@ -224,12 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", type=int, metavar="N", help="input N of the target and seed")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=2.0,
-        help="processor time for an input, and more for each MiB of text",
-    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="for an input, or a MiB of it")
     parser.add_argument("--megabytes", type=int, default=1024, help="memory for all of an input")
     parser.add_argument("--failures", default="fuzz-failures", help="folder for what failed")
     return parser
