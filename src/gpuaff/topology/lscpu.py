@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped, parse_cpulist
-from gpuaff.formatting import counted
 from gpuaff.topology.model import NumaNode, Package, Topology
 from gpuaff.topology.sysfs import slow_cores
 
@@ -68,6 +67,8 @@ def read_machine(paste: Paste, near: Collection[CpuSet]) -> Topology:
     """
     machine = _Machine(paste, near)
     machine.note_missing()
+    if not machine.cpus:
+        return Topology()
     return Topology(
         cpus=machine.cpus,
         allowed=machine.cpus,
@@ -158,7 +159,6 @@ class _Machine:
         )
 
     def note_missing(self) -> None:
-        """Note which CPUs and nodes are not known."""
         count, found, nodes = self._numbers.get("CPU(s)"), len(self.cpus), len(self.nodes)
         all_nodes = max(self._numbers.get("NUMA node(s)", 0), len(self._distances))
         hint = f" (lscpu counts {count})" if count else ""
@@ -181,8 +181,6 @@ class _Machine:
         sockets, nodes = self._numbers.get("Socket(s)", 0), self._node_cpus
         each = max(1, len(nodes) // max(1, sockets))
         equal = [frozenset().union(*nodes[at : at + each]) for at in range(0, len(nodes), each)]
-        if not self.cpus:
-            return None
         if self._rows and all("socket" in row for row in self._rows.values()):
             parts = self._rows_by("socket", self.cpus)
         elif sockets == 1:
@@ -203,8 +201,7 @@ class _Machine:
         """The CPUs of each L3 domain, from the rows alone."""
         if any("l3" in row for row in self._rows.values()):
             return tuple(self._rows_by("l3", self.cpus).values())
-        if self.cpus:
-            self._note("l3-unknown", "which CPUs share an L3 cache is unknown", add="`lscpu -p`")
+        self._note("l3-unknown", "which CPUs share an L3 cache is unknown", add="`lscpu -p`")
         return None
 
     def efficiency_cpus(self) -> CpuSet:
@@ -221,18 +218,14 @@ class _Machine:
         if rows and all("core" in row for row in rows.values()):
             # The ids of `lscpu -y` repeat in each socket.
             return grouped(self.cpus, lambda cpu: (rows[cpu].get("socket"), rows[cpu]["core"]))
-        if not self.cpus:
-            return None
         cores = self._numbered_cores()
         self._note_cores(cores)
         return cores
 
     def _note_cores(self, cores: Sequence[CpuSet] | None) -> None:
         if self._is_doubtful and self._is_complete:
-            message = (
-                f"lscpu says {counted(self._threads, 'thread')} per core, but {self._online} CPUs "
-                f"online on {min(self._expected)} cores; its threads per core are not used"
-            )
+            found = f"{self._online} CPUs are online on {min(self._expected)} cores"
+            message = f"lscpu's threads per core ({self._threads}) are not used, as {found}"
             self._note("contradiction", message)
         if cores is None:
             message = "which CPUs share a core is unknown, and the numbering does not show it"

@@ -263,8 +263,9 @@ def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
 
 def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
     count, rows = len(table.devices), {}
-    cells = {gpu: _cells(line) for gpu, line in table.lines.items()}
-    for gpu, row in cells.items():
+    for gpu, line in table.lines.items():
+        # Cells are separated by tabs, where an empty one counts, and blanks.
+        row = [word for cell in line.split("\t") for word in (cell.split() or [""])][1:]
         links = [*takewhile(_LINK.fullmatch, row[:count])]
         is_filled = sum(map(bool, row)) >= count + table.columns
         # A row that ends with N/A is whole: its empty cells left no trace.
@@ -273,14 +274,9 @@ def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
             paste.note("row-cut", message, add=_WHOLE_TABLE)
             rows[gpu] = _Row()
             continue
-        affinity = _affinity(row[count:], table.columns, has_tabs="\t" in table.lines[gpu])
+        affinity = _affinity(row[count:], table.columns, has_tabs="\t" in line)
         rows[gpu] = _Row(dict(zip(table.devices, links, strict=True)), *affinity)
     return rows
-
-
-def _cells(line: str) -> list[str]:
-    """A row's cells behind its name: separated by tabs, where an empty one counts, and blanks."""
-    return [word for cell in line.split("\t") for word in (cell.split() or [""])][1:]
 
 
 def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[str]:
