@@ -61,11 +61,8 @@ def _observe_here(tree: Tree, machine: Topology, links: bool, mask: CpuSet) -> T
     topology = replace(
         machine, allowed=mask & machine.cpus, gpus=gpus, links=matrix, notes=tuple(notes)
     )
-    return topology.with_visible_devices(
-        env.get("CUDA_VISIBLE_DEVICES"),
-        device_order=env.get("CUDA_DEVICE_ORDER"),
-        lost=lost,
-    )
+    text, order = env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
+    return topology.with_visible_devices(text, device_order=order, lost=lost)
 
 
 def with_accelerators(topology: Topology, tree: Tree, machine: Topology) -> Topology:
@@ -78,11 +75,8 @@ def with_accelerators(topology: Topology, tree: Tree, machine: Topology) -> Topo
 
 def _no_sysfs(tree: Tree) -> Notice:
     where = f"{tree.root.rstrip('/')}/sys/devices/system/cpu"
-    return Notice(
-        "no-sysfs",
-        f"{where} cannot be read, or names none of this process's CPUs: cores and NUMA nodes are "
-        "unknown",
-    )
+    problem = "cannot be read, or names none of this process's CPUs"
+    return Notice("no-sysfs", f"{where} {problem}: cores and NUMA nodes are unknown")
 
 
 def _gpus(

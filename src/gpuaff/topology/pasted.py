@@ -105,8 +105,7 @@ def parse(text: str) -> Topology:
     """Parse pasted text, as :meth:`gpuaff.Topology.parse` does."""
     paste = Paste(text)
     if _ROCM.search(paste.text):
-        message = "the output of rocm-smi or amd-smi is ignored: only NVIDIA's tools are read"
-        paste.note("rocm-ignored", message)
+        paste.note("rocm-ignored", "the output of rocm-smi or amd-smi is ignored: not NVIDIA's")
     (named, whole), listed = _read_table(paste), _read_list(paste)
     near = frozenset(filter(None, (read_cpulist(row.cpu) for row in whole.values())))
     machine = read_machine(paste, near)
@@ -250,8 +249,7 @@ def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
         elif (row := _ROW.fullmatch(line)) and tables:
             tables[-1].lines.setdefault(int(row[1]), line)
         elif row:
-            message = "there are rows of a table without its header, which are not used"
-            paste.note("header-missing", message, add=_WHOLE_TABLE)
+            paste.note("header-missing", "rows without a header are not used", add=_WHOLE_TABLE)
     if not tables:
         return set(), {}
     table = tables[0]
@@ -270,8 +268,7 @@ def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
         is_filled = sum(map(bool, row)) >= count + table.columns
         # A row that ends with N/A is whole: its empty cells left no trace.
         if len(links) < count or not (is_filled or row[-1].endswith("N/A")):
-            message = f"the row of GPU {gpu} is too short and not used"
-            paste.note("row-cut", message, add=_WHOLE_TABLE)
+            paste.note("row-cut", f"the row of GPU {gpu} is too short: not used", add=_WHOLE_TABLE)
             rows[gpu] = _Row()
             continue
         affinity = _affinity(row[count:], table.columns, has_tabs="\t" in line)
