@@ -1,9 +1,8 @@
 """Topologies from text that was pasted into bug reports.
 
 Recognized are ``nvidia-smi topo -m``, ``nvidia-smi -L``, ``lscpu``, ``lscpu -p``, ``lscpu -e`` and
-``numactl -H``, in English, in any mix and order; other lines are ignored. A paste is often cut, and
-a command often missing: what the text does not contain stays None, and a note names the command
-whose output would; what may be wrong is not used.
+``numactl -H``, in English, in any mix and order; other lines are ignored. What the text does not
+contain stays None, and a note names the command whose output would; what may be wrong is not used.
 """
 
 from __future__ import annotations

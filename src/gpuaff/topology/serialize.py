@@ -1,9 +1,8 @@
 """Topologies as JSON: saved, loaded and shipped; ``docs/topology-json.md`` has the schema.
 
-A file may be written by hand or by a later release, so every member is checked; unknown members
-are ignored. The records of :mod:`gpuaff.topology.model` say by their types which members there
-are: one without a default is required. ``machines/`` has files of machines, to plan for one that
-is not at hand; ``docs/machines.md`` says where their figures are from.
+A file may be written by hand or by a later release, so every member is checked by the types of the
+records in :mod:`gpuaff.topology.model`; one without a default is required, unknown ones are
+ignored. ``docs/machines.md`` says where the figures of the machines that ship are from.
 """
 
 from __future__ import annotations
