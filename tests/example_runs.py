@@ -24,20 +24,11 @@ def run_example(
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, which must be a good one (unless it ``fails``).
 
-    Args:
-        script: its path below ``examples/``.
-        arguments: what it is given.
-        env: further variables.
-        torchrun: start it by torchrun with these arguments.
-        cwd: the folder that it is run in.
-        timeout: how long it may take, in seconds.
-        fails: it must fail instead.
+    ``script`` is below ``examples/``; with ``torchrun``, its arguments, that starts it.
     """
-    by = [sys.executable]
-    if torchrun:
-        by += ["-m", "torch.distributed.run", *torchrun]
+    by = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
     done = subprocess.run(
-        [*by, str(EXAMPLES / script), *arguments],
+        [sys.executable, *by, str(EXAMPLES / script), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
