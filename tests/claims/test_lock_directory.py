@@ -22,7 +22,7 @@ from tests.claims.lockers import A_USER, ANOTHER, said, two_users
 USE = """
 def use():
     with directory.guarded(limit=0.2):
-        slot = registry.take()
+        slot = registry.Slot()
     slot.write({"pid": 1})
     return leased(gpu(0)).release()
 print(refused(use))

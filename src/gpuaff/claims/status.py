@@ -219,7 +219,7 @@ def _open_files(
 
 def status_of(snapshot: Snapshot) -> Status:
     """Evaluate a snapshot. Pure."""
-    waiters = (entry for entry in snapshot.entries if entry.waits)
+    waiters = (entry for entry in snapshot.entries if entry.waits and entry.is_written)
     waiting = sorted(waiters, key=lambda entry: (entry.ticket, entry.slot))
     pairs = zip(snapshot.readings, snapshot.usages, strict=True)
     return Status(
