@@ -39,31 +39,22 @@ class Rank(NamedTuple):
     pid: int
     told: Mapping[str, Any]
     cpus: frozenset[int]
+    environ: Mapping[str, str]  # the variables that it was started with
+    before: frozenset[int]  # its CPUs when it began
 
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The variables that it was started with."""
-        found: Mapping[str, str] = self.told["environ"]
-        return found
+    def _told(self, what: str) -> Any:
+        assert "error" not in self.told, self.told["error"]
+        return self.told[what]
 
     @property
     def claim(self) -> list[int]:
         """The GPUs that it has claimed."""
-        assert "error" not in self.told, self.told["error"]
-        found: list[int] = self.told["claim"]
-        return found
+        return list(self._told("claim"))
 
     @property
-    def gpu(self) -> int | None:
-        """The GPU that it was pinned next to."""
-        assert "error" not in self.told, self.told["error"]
-        found: int | None = self.told["gpu"]
-        return found
-
-    @property
-    def before(self) -> frozenset[int]:
-        """Its CPUs when it began."""
-        return frozenset(self.told["before"])
+    def gpu(self) -> Any:
+        """The GPU that it was pinned next to, or None."""
+        return self._told("gpu")
 
 
 class Stage:
@@ -120,7 +111,7 @@ def _look(path: Path) -> Rank:
     pid, told = int(path.stem), json.loads(path.read_text())
     seen = set(masks(pid).values())
     assert len(seen) == 1, f"{told}: the threads are on {seen}"
-    return Rank(pid, told, seen.pop())
+    return Rank(pid, told, seen.pop(), told["environ"], frozenset(told["before"]))
 
 
 def by(ranks: Sequence[Rank], *names: str) -> list[Rank]:
