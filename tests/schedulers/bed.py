@@ -118,9 +118,7 @@ def running(name: str, folder: Path) -> Iterator[dict[str, str]]:
         try:
             line = process.stdout.readline()
             if not line:
-                paths = sorted(
-                    path for path in folder.rglob("*") if path.suffix in (".out", ".log")
-                )
+                paths = sorted({*folder.rglob("*.out"), *folder.rglob("*.log*")})
                 logs = [path.read_text("utf-8", "replace")[-2000:] for path in paths]
                 raise AssertionError("\n".join([f"{name} did not start", *logs]))
             found: dict[str, str] = json.loads(line)

@@ -64,7 +64,6 @@ class Stage:
         self.folder, self.variables = folder, dict(variables)
 
     def rank(self, *words: str) -> tuple[str, ...]:
-        """The command of a rank."""
         return (*RANK, str(self.folder), *words)
 
     @contextmanager
@@ -73,14 +72,13 @@ class Stage:
     ) -> Iterator[list[Rank]]:
         """Start so many ranks by a command; they end with the block, and it with them."""
         out = self.folder / "out"
-        variables = environment({**self.variables, **(env or {})})
         with out.open("wb") as to:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=to,
                 stderr=to,
-                env=variables,
+                env=environment({**self.variables, **(env or {})}),
                 cwd=self.folder,
                 preexec_fn=ends_with_us,
             )
