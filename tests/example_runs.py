@@ -8,9 +8,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.processes import environment
+from tests.processes import as_text, environment, nursery
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+
+_FORK = """
+import runpy, sys, torch
+torch.set_num_threads(1)  # as for a process that was pinned before: tests have two cores
+sys.argv[:] = sys.argv[1:]
+sys.path[0] = sys.argv[0].rpartition("/")[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def run_example(
@@ -21,6 +29,7 @@ def run_example(
     cwd: Path | None = None,
     timeout: float = 100,
     fails: bool = False,
+    modules: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, which must be a good one (unless it ``fails``).
 
@@ -32,19 +41,24 @@ def run_example(
         cwd: the folder that it is run in.
         timeout: how long it may take, in seconds.
         fails: it must fail instead.
+        modules: run it in a fork of a process that has imported these, which takes seconds.
     """
-    by = [sys.executable]
-    if torchrun:
-        by += ["-m", "torch.distributed.run", *torchrun]
-    done = subprocess.run(
-        [*by, str(EXAMPLES / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=cwd,
-        env=environment(env),
-        check=False,
-    )
+    path, variables = str(EXAMPLES / script), environment(env)
+    by = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
+    if modules:
+        forks = nursery(variables.get("LD_LIBRARY_PATH", ""), (), modules)
+        words = [path, *arguments]
+        done = as_text(forks.run(_FORK, *words, env=variables, folder=cwd, timeout=timeout))
+    else:
+        done = subprocess.run(
+            [sys.executable, *by, path, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+            env=variables,
+            check=False,
+        )
     assert (done.returncode != 0) == fails, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done
 

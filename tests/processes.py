@@ -204,11 +204,13 @@ class Program:
 class Nursery:
     """The process of which programs are forked: see programs/nursery.py."""
 
-    def __init__(self, libraries: str, prefix: Sequence[str] = ()) -> None:
-        """Start it, with this LD_LIBRARY_PATH, and these words before the command."""
+    def __init__(
+        self, libraries: str, prefix: Sequence[str] = (), modules: Sequence[str] = ()
+    ) -> None:
+        """Start it, with this LD_LIBRARY_PATH, these words before the command, and more modules."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, str(_NURSERY), str(theirs.fileno())],
+            [*prefix, sys.executable, str(_NURSERY), str(theirs.fileno()), *modules],
             env=environment({"LD_LIBRARY_PATH": libraries}),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -259,9 +261,9 @@ class Nursery:
 
 
 @cache
-def nursery(libraries: str, inside: tuple[str, ...] = ()) -> Nursery:
+def nursery(libraries: str, inside: tuple[str, ...] = (), modules: tuple[str, ...] = ()) -> Nursery:
     """This process's nursery for programs with this LD_LIBRARY_PATH, inside of a namespace."""
-    return Nursery(libraries, inside)
+    return Nursery(libraries, inside, modules)
 
 
 def is_forkable(env: Mapping[str, str]) -> bool:

@@ -111,11 +111,19 @@ def cpulist(cpus: CpuSet, style: str = "cpus") -> Line:
     return listed(format_cpulist(cpus).split(","), ",", style)
 
 
+Row: TypeAlias = "Sequence[Line | Span | str]"
+
+
 class Table(NamedTuple):
     """Rows of cells, each with as many; ``right``: the columns that are aligned to the right."""
 
-    rows: Sequence[Sequence[Line | Span | str]]
+    rows: Sequence[Row]
     right: Collection[int] = ()
+
+
+def titled(titles: str, rows: Iterable[Row], right: Collection[int]) -> Table:
+    """A table whose columns have titles, each a word."""
+    return Table([[Span(title, "head") for title in titles.split()], *rows], right)
 
 
 def laid_out(block: Line | Table, width: int | None = None) -> Iterator[Line]:

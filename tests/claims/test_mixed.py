@@ -223,9 +223,9 @@ while True:
     "arguments",
     [
         "--theirs 4 --ours 4 --rounds 3",
-        pytest.param("--theirs 4 --drop-in 4 --ours 0 --rounds 10", marks=pytest.mark.slow),
-        pytest.param("--theirs 20 --ours 20 --rounds 10 --seed 1", marks=pytest.mark.slow),
-        pytest.param("--theirs 6 --ours 6 --rounds 40 --hurt 4", marks=pytest.mark.slow),
+        pytest.param("--theirs 4 --drop-in 4 --ours 0 --rounds 6", marks=pytest.mark.slow),
+        pytest.param("--theirs 20 --ours 20 --rounds 4 --seed 1", marks=pytest.mark.slow),
+        pytest.param("--theirs 6 --ours 6 --rounds 12 --hurt 4", marks=pytest.mark.slow),
     ],
 )
 def test_many_at_the_same_moment(machine: Machine, arguments: str) -> None:

@@ -69,7 +69,7 @@ def test_some_claimers_some_rounds(shared_driver: MakeDriver) -> None:
 @pytest.mark.needs("two-users")
 def test_many_claimers_of_two_users(shared_driver: MakeDriver) -> None:
     driver = shared_driver(Topology.named("dgx-a100"))
-    told = race(driver, "--wait", ours=64, hurt=32, gpus=8, rounds=12, seed=2)
+    told = race(driver, "--wait", ours=64, hurt=32, gpus=8, rounds=6, seed=2)
     assert told["killed"] > 100
     assert told["stopped"] > 50
 

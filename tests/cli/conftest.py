@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
+from tests import trees
 from tests.processes import as_text, command_line, is_forkable
 
 COMMAND = (sys.executable, "-m", "gpuaff")
@@ -130,25 +131,8 @@ def box() -> Topology:
 def tree(tmp_path: Path) -> Path:
     """A copy of a machine's /sys without GPUs: four CPUs, two cores, one node."""
     root = tmp_path / "tree"
-    system = root / "sys/devices/system"
-    for name in ("online", "possible", "present"):
-        _write(system / "cpu" / name, "0-3")
-    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
-        where = system / f"cpu/cpu{cpu}/topology"
-        _write(where / "thread_siblings_list", siblings)
-        _write(where / "core_cpus_list", siblings)
-        _write(where / "physical_package_id", "0")
-        _write(where / "package_cpus_list", "0-3")
-        _write(where / "core_id", siblings[0])
-    _write(system / "node/online", "0")
-    _write(system / "node/has_memory", "0")
-    _write(system / "node/has_cpu", "0")
-    _write(system / "node/node0/cpulist", "0-3")
-    _write(system / "node/node0/distance", "10")
+    trees.write_cpus(root, cpus=4, siblings=lambda cpu: f"{cpu % 2},{cpu % 2 + 2}")
+    trees.write_nodes(root, "0-3")
+    trees.write(root, "sys/devices/system/cpu/possible", "0-3\n")
     (root / "proc").mkdir()
     return root
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")

@@ -28,7 +28,7 @@ DELAYS = [0.0005, 0.002, 0.005, 0.01, 0.02, 0.05]
 """Seconds from the start of the program to Ctrl-C."""
 
 COMMANDS = [
-    "topo --from dgx-a100",
+    "topo --from -",  # it waits for a paste
     "plan --from dgx-a100",
     "check",
     "status",
@@ -43,6 +43,7 @@ def interrupted(words: list[str], delay: float, folder: Path) -> tuple[int, str]
     env = environment({"GPUAFF_LOCK_DIR": str(folder / "locks"), "GPUAFF_SAFE_GPU": "off"})
     with subprocess.Popen(
         [sys.executable, "-c", START, *words],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,25 +6,16 @@ from itertools import combinations
 
 import pytest
 
-from gpuaff.cli.dispatch import build_parser
+from gpuaff.cli.dispatch import command_parser
 from gpuaff.cli.run import Job, settle
 from gpuaff.errors import InvalidOptionError
 from gpuaff.launch.ranks import Ranks
 
 RANK, ONLY_RANK = Ranks(local_rank=2, local_size=8), Ranks(local_rank=0, local_size=1)
-DEFAULTS = {
-    "n": 1,
-    "gpus": None,
-    "candidates": None,
-    "wait": 0,
-    "min_free_memory": None,
-    "max_utilization": None,
-    "pin": True,
-}
 
 
 def asked(words: str, here: Ranks | None = None) -> Job:
-    return settle(build_parser("run").parse_args(["run", *words.split()]), here)
+    return settle(command_parser("run").parse_args(words.split()), here)
 
 
 CLAIMS: dict[str, dict[str, object]] = {
@@ -39,7 +30,7 @@ CLAIMS: dict[str, dict[str, object]] = {
     },
     "--gpus 3,GPU-1": {"gpus": (3, "GPU-1")},
     "--wait": {"wait": None},
-    "--wait 0": {},
+    "--wait 0": {"wait": 0},
     "--wait=90": {"wait": 90},
     "-n auto": {"n": "auto"},
     "--per-rank -n 1": {},  # a script that claims in each rank can be tried without a launcher
@@ -48,7 +39,7 @@ CLAIMS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("words", CLAIMS)
 def test_outside_of_a_launcher_it_claims(words: str) -> None:
-    assert asked(words) == Job(claim={**DEFAULTS, **CLAIMS[words]}, pin=False)
+    assert asked(words) == Job(claim={"n": 1, "pin": True, **CLAIMS[words]}, pin=False)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +49,6 @@ def test_outside_of_a_launcher_it_claims(words: str) -> None:
         ("--no-claim --no-pin", None, False),
         ("", RANK, True),
         ("--no-claim", RANK, True),
-        ("--wait 0", RANK, True),
         ("--no-pin", RANK, False),
     ],
 )
@@ -67,8 +57,8 @@ def test_it_claims_nothing(words: str, here: Ranks | None, pin: bool) -> None:
 
 
 def test_each_rank_claims_on_request() -> None:
-    assert asked("--per-rank -n 2", RANK) == Job(claim={**DEFAULTS, "n": 2}, pin=False)
-    assert asked("--per-rank --gpus 0", ONLY_RANK).claim == {**DEFAULTS, "gpus": (0,)}
+    assert asked("--per-rank -n 2", RANK) == Job(claim={"n": 2, "pin": True}, pin=False)
+    assert asked("--per-rank --gpus 0", ONLY_RANK).claim == {"n": 1, "gpus": (0,), "pin": True}
     with pytest.raises(InvalidOptionError, match="--candidates instead"):
         asked("--per-rank --gpus 0", RANK)
 
@@ -76,7 +66,7 @@ def test_each_rank_claims_on_request() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        *("-n 4", "--gpus 0,2", "--candidates 0-3", "--wait", "--wait 5.0"),
+        *("-n 4", "--gpus 0,2", "--candidates 0-3", "--wait", "--wait 0.0", "--wait 5.0"),
         *("--max-utilization 0", "--min-free-memory 1"),
     ],
 )

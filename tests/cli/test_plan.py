@@ -12,18 +12,6 @@ import pytest
 from gpuaff.cpuset import parse_cpulist
 from tests.cli.calls import as_json, called, on_one_cpu, refused
 
-A100_NODE = [
-    "48-55,176-183",
-    "56-63,184-191",
-    "16-23,144-151",
-    "24-31,152-159",
-    "112-119,240-247",
-    "120-127,248-255",
-    "80-87,208-215",
-    "88-95,216-223",
-]
-"""What gpu_affinity gives the ranks of a DGX A100: half a node of 16 cores each."""
-
 
 def plan(words: str) -> dict[str, Any]:
     return as_json("plan", *words.split())
@@ -37,11 +25,14 @@ TABLES = json.loads((Path(__file__).parents[1] / "data/plan_options.json").read_
 """Options and facts of the plan, rank by rank; values that are refused, and what is expected."""
 
 
+PLANS = [(machine, words) for machine in ("dgx-a100", "dgx-h100") for words in TABLES[machine]]
+
+
 @pytest.mark.case("gpu-affinity-rule-4", "A20", "B7", "B17", "D8")
-@pytest.mark.parametrize("words", TABLES["dgx-a100"])
-def test_plans_of_dgx_a100(words: str) -> None:
-    found = plan(f"--from dgx-a100 {words}")
-    for name, values in TABLES["dgx-a100"][words].items():
+@pytest.mark.parametrize(("machine", "words"), PLANS)
+def test_plans_of_shipped_machines(machine: str, words: str) -> None:
+    found = plan(f"--from {machine} {words}")
+    for name, values in TABLES[machine][words].items():
         assert [share[name] for share in found["ranks"]] == values, name
 
 
@@ -105,70 +96,30 @@ class TestLive:
         assert line.startswith(f"gpuaff: GPUAFF_{name}={value!r}: expected {expected}")
 
 
-class TestExact:
-    """Masks of each rank's own, and cores for helpers, on a DGX H100.
-
-    GPU 0 is next to 0-55,112-167, GPU 4 to 56-111,168-223.
-    """
-
-    @pytest.mark.parametrize(
-        ("words", "expected"),
-        [
-            ("--visible-devices 0,4 --rank-allowed 0-27 56-83,168-195", ["0-27", "56-83,168-195"]),
-            ("--rank-allowed 8-11 4-7 0-3", ["8-11", "4-7", "0-3"]),
-            ("--rank-allowed 8-11 --rank-allowed 4-7 0-3", ["8-11", "4-7", "0-3"]),
-            ("--nproc 2 --rank-allowed 8-11 4-7", ["8-11", "4-7"]),
-        ],
-    )
-    def test_each_rank_inside_its_own_cpus(self, words: str, expected: list[str]) -> None:
-        assert cpus(plan(f"--from dgx-h100 {words}")) == expected
-
-    def test_cores_for_helpers(self) -> None:
-        """A rank's part is 14 cores, 0-13 with siblings 112-125; two of them are kept."""
-        found = plan("--from dgx-h100 --reserve 2")["ranks"][0]
-        assert found["cores"] == 12
-        used, kept = (parse_cpulist(found[key]) for key in ("cpus", "reserved"))
-        assert len(kept) == 4
-        assert used.isdisjoint(kept)
-        assert used | kept == parse_cpulist("0-13,112-125")
-        none = plan("--from dgx-h100 --reserve 0")
-        assert {share["reserved"] for share in none["ranks"]} == {""}
-
-    def test_unlike_numbers(self) -> None:
-        words = "plan --from dgx-h100 --nproc 3 --rank-allowed 0-27 56-83"
-        message = "expected as many as the 2 lists of --rank-allowed, one for each rank"
-        assert refused(*words.split(), code=2) == f"gpuaff: --nproc=3: {message}\n"
-        both = "plan --allowed 0 --rank-allowed 0"
-        assert "not allowed with argument" in refused(*both.split(), code=2)
-
-    @pytest.mark.case("A18")
-    def test_absent_cpus(self) -> None:
-        words = ("plan", "--from", "dgx-h100", "--rank-allowed")
-        note = "gpuaff: note: --rank-allowed: dgx-h100 has no CPU 900 online [allowed-absent]\n"
-        assert note in called(*words, "0-3", "4-7,900").err
-        line = refused(*words, "900", "901", code=2)
-        assert "gpuaff: --rank-allowed='900-901': expected some of" in line
-
-    def test_a_mask_given_by_rank_answers_the_saved_one(self, tmp_path: Path) -> None:
-        data = {"schema_version": 1, "cpus": "0-7", "allowed": "0-3", "gpus": [{"index": 0}]}
-        (tmp_path / "one.json").write_text(json.dumps(data))
-        words = ("plan", "--from", str(tmp_path / "one.json"))
-        assert "saved-allowed" in called(*words).err
-        assert "saved-allowed" not in called(*words, "--rank-allowed", "0-3").err
+def test_lists_of_each_ranks_cpus() -> None:
+    words = "plan --from dgx-h100 --nproc 3 --rank-allowed 0-27 56-83"
+    message = "expected as many as the 2 lists of --rank-allowed, one for each rank"
+    assert refused(*words.split(), code=2) == f"gpuaff: --nproc=3: {message}\n"
+    both = "plan --allowed 0 --rank-allowed 0"
+    assert "not allowed with argument" in refused(*both.split(), code=2)
 
 
-def test_a_table_and_a_picture() -> None:
-    said = called("plan", "--from", "dgx-a100", "--nproc", "8")
-    lines = said.out.splitlines()
-    assert lines[0] == "dgx-a100: 8 ranks, unique_contiguous, by node"
-    assert [line.split() for line in lines[3:11]] == [
-        [str(rank), str(rank), node, "8", "given", A100_NODE[rank]]
-        for rank, node in enumerate("33117755")
-    ]
-    (pictured,) = (line.split() for line in lines if line.startswith("node 3"))
-    assert ("".join(pictured[4:-1]), pictured[-1]) == ("0000000011111111", "48-63,176-191")
-    assert "scope=" not in said.out
-    assert said.err.startswith("gpuaff: note: ")
+@pytest.mark.case("A18")
+@pytest.mark.parametrize("option", ["--allowed", "--rank-allowed"])
+def test_absent_cpus_are_told(option: str) -> None:
+    words = ("plan", "--from", "dgx-h100", option)
+    note = f"gpuaff: note: {option}: dgx-h100 has no CPU 900 online [allowed-absent]\n"
+    assert note in called(*words, "4-7,900").err
+    line = refused(*words, "900-901", code=2)
+    assert line == f"gpuaff: {option}='900-901': expected some of the CPUs of dgx-h100, 0-223\n"
+
+
+def test_a_mask_given_by_rank_answers_the_saved_one(tmp_path: Path) -> None:
+    data = {"schema_version": 1, "cpus": "0-7", "allowed": "0-3", "gpus": [{"index": 0}]}
+    (tmp_path / "one.json").write_text(json.dumps(data))
+    words = ("plan", "--from", str(tmp_path / "one.json"))
+    assert "saved-allowed" in called(*words).err
+    assert "saved-allowed" not in called(*words, "--rank-allowed", "0-3").err
 
 
 def test_a_plan_repeats_what_its_topology_is_unsure_of(gpuaff: Callable[..., Any]) -> None:

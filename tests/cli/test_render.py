@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from gpuaff import formatting
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
 from gpuaff.cli import output, views
 from gpuaff.notices import Notice
-from gpuaff.topology.model import Gpu, MigInstance, NumaNode, Source, Topology
+from gpuaff.topology.model import NumaNode, Source, Topology
 
 VIEWS = Path(__file__).parents[1] / "data/views"
+TREES: dict[str, dict[str, Any]] = json.loads((VIEWS / "trees.json").read_text("utf-8"))
+"""Machines, and what is shown of them, line by line."""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -94,53 +97,11 @@ class TestTree:
         alone = replace(box, gpus=box.gpus[:1], links=(("X",),))
         assert "X" not in "".join(tree(alone)), "one GPU has no links"
 
-    def test_says_what_is_unknown(self) -> None:
-        unknown = "unknown: cores, sockets, L3 caches, NUMA nodes"
-        bare = Topology(cpus=FOUR, allowed=FOUR)
-        assert tree(bare) == ["box: 4 CPUs, no GPU", unknown, "CPUs  0-3"]
-        assert tree(Topology()) == ["box: no CPU known, no GPU", unknown]
-
     @pytest.mark.case("A9", "A10")
-    def test_nodes_without_cpus_take_one_line(self) -> None:
-        nodes = (
-            NumaNode(id=0, cpus=FOUR, has_memory=True),
-            *(NumaNode(id=n, cpus=frozenset(), has_memory=True) for n in range(1, 9)),
-        )
-        gpu = Gpu(index=0, node_cpus=FOUR, numa_node=0, memory_node=1)
-        lines = tree(Topology(cpus=FOUR, allowed=FOUR, numa_nodes=nodes, gpus=(gpu,), visible=(0,)))
-        assert lines[0] == "box: 4 CPUs, 9 NUMA nodes (1 with CPUs), 1 GPU"
-        assert lines[-2:] == ["  GPU 0    cuda:0, its memory is node 1", "nodes 1-8  no CPUs"]
-
-    def test_a_node_over_two_packages_stands_for_itself(self, box: Topology) -> None:
-        one = NumaNode(id=0, cpus=box.cpus, has_memory=True)
-        gpus = tuple(replace(gpu, numa_node=0) for gpu in box.gpus)
-        lines = tree(replace(box, numa_nodes=(one,), gpus=gpus))
-        assert [line.split("  ")[0] for line in lines[2:5]] == ["socket 0", "socket 1", "node 0"]
-        assert lines[5].strip().startswith("GPU 0")
-        assert "near 4-7,12-15" in lines[5]
-
-    def test_a_gpu_may_sit_at_a_package(self, box: Topology) -> None:
-        near = {frozenset({4, 5, 6, 7, 12, 13, 14, 15}): "", frozenset({4, 5}): ", near 4-5"}
-        for cpus, remark in near.items():
-            gpus = (Gpu(index=0, node_cpus=cpus),)
-            lines = tree(replace(box, numa_nodes=None, gpus=gpus, links=None))
-            assert lines[-1] == f"  GPU 0   cuda:1{remark}"
-
-    def test_tells_slow_cores_and_mig(self) -> None:
-        cpus = frozenset(range(6))
-        mig = (MigInstance(uuid="MIG-1", gpu_instance=1, compute_instance=0),)
-        seen = Topology(
-            cpus=cpus,
-            allowed=cpus,
-            cores=(frozenset({0, 1}), *(frozenset({c}) for c in range(2, 6))),
-            efficiency_cpus=frozenset(range(2, 6)),
-            gpus=(Gpu(index=0, numa_node=3, mig=mig),),
-            visible=(0,),
-        )
-        lines = "\n".join(tree(seen))
-        assert "5 cores, 6 CPUs (1-2 threads per core)" in lines
-        assert "efficiency cores: 2-5" in lines
-        assert "GPU 0  cuda:0, near CPUs unknown, node 3, MIG: 1 instance" in lines
+    @pytest.mark.parametrize("name", TREES)
+    def test_what_is_known_is_shown(self, name: str) -> None:
+        data = {"schema_version": 1, **TREES[name]["machine"]}
+        assert tree(Topology.from_dict(data)) == TREES[name]["shown"]
 
     @pytest.mark.case("A25")
     def test_long_lists_are_broken_only_for_a_terminal(self, on_width: OnWidth) -> None:
@@ -218,13 +179,7 @@ class TestPicture:
 
     @pytest.mark.parametrize(
         ("rank", "sign", "legend"),
-        [
-            (9, "9", ""),
-            (10, "a", ""),
-            (36, "A", ""),
-            (61, "Z", ""),
-            (62, "#", ", # a rank above 61"),
-        ],
+        [(9, "9", ""), (10, "a", ""), (61, "Z", ""), (62, "#", ", # a rank above 61")],
     )
     def test_each_rank_has_a_letter(self, rank: int, sign: str, legend: str) -> None:
         one = frozenset({0})
@@ -251,30 +206,6 @@ class TestPicture:
         assert sorted(drawn) == sorted("0*2.11.-")
 
 
-class TestSeats:
-    @pytest.mark.case("A9", "A10")
-    def test_where_a_gpu_is(self, box: Topology) -> None:
-        assert box.packages is not None
-        nodes = (*(box.numa_nodes or ()), NumaNode(id=2, cpus=frozenset()))
-        more = replace(box, numa_nodes=nodes)
-        assert views.place_of(box, Gpu(index=0, node_cpus=frozenset({3, 4}))) is None, "two nodes"
-        assert views.place_of(more, Gpu(index=0, numa_node=2)) is None, "a node without CPUs"
-        found = views.place_of(box, Gpu(index=0, socket_cpus=frozenset({4, 5})))
-        assert found == box.packages[1]
-        assert views.place_of(Topology(), Gpu(index=0, node_cpus=frozenset({0}))) is None
-
-    def test_each_gpu_has_one_seat(self, box: Topology) -> None:
-        places = [*(box.numa_nodes or ()), *(box.packages or ()), None]
-        seated = [views.gpus_at(box, place) for place in places]
-        assert sorted(gpu.index for gpus in seated for gpu in gpus) == [0, 1, 2]
-
-    def test_regions_cover_every_cpu(self, box: Topology) -> None:
-        for seen in (box, replace(box, numa_nodes=None), replace(box, packages=None)):
-            parts = [cpus for _, cpus, _ in views.regions_of(seen)]
-            assert frozenset().union(*parts) == box.cpus
-            assert sum(map(len, parts)) == len(box.cpus)
-
-
 WORDS = st.text("abc 01", max_size=8)
 CELLS = st.lists(WORDS, max_size=6).map(
     lambda words: formatting.line(*(formatting.Span(w) for w in words))
@@ -284,35 +215,24 @@ ROWS = st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=5)
 
 class TestTable:
     @given(ROWS, st.integers(1, 60))
-    def test_loses_nothing(self, rows: list[tuple[formatting.Line, ...]], width: int) -> None:
-        expected = "".join(formatting.plain(cell) for row in rows for cell in row)
+    def test_loses_nothing_and_stays_inside_where_it_can(
+        self, rows: list[tuple[formatting.Line, ...]], width: int
+    ) -> None:
+        cells = [cell for row in rows for cell in row]
+        expected = "".join(map(formatting.plain, cells))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", str(width))
             broken = output.rendered([formatting.Table(rows)], io.StringIO())
         for made in (formatting.plain(formatting.Table(rows)), broken):
             assert sorted("".join(made.split())) == sorted("".join(expected.split()))
-
-    def test_columns_stand_below_each_other(self, on_width: OnWidth) -> None:
-        cell = formatting.line(*map(formatting.Span, ("00 ", "11 ", "22")))
-        table = formatting.Table([(cell, "end")])
-        assert on_width([table], 7) == "00  end\n11\n22\n"
-        assert on_width([table], 10) == "00 11  end\n22\n"
-        assert formatting.plain(table) == "00 11 22  end"
-
-    @given(ROWS, st.integers(1, 60))
-    def test_stays_inside_where_it_can(
-        self, rows: list[tuple[formatting.Line, ...]], width: int
-    ) -> None:
-        longest = max((len(s.text) for row in rows for cell in row for s in cell), default=0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("COLUMNS", str(width))
-            made = output.rendered([formatting.Table(rows)], io.StringIO())
-        widest = max(map(len, made.splitlines()), default=0)
+        longest = max((len(span.text) for cell in cells for span in cell), default=0)
+        widest = max(map(len, broken.splitlines()), default=0)
         assert widest <= max(width, 3 * max(longest, 8) + 2 * formatting.GAP)
 
     def test_breaks_between_pieces_only(self, on_width: OnWidth) -> None:
-        table = formatting.Table([("a", formatting.listed(["10-11", "20-21", "30"], ","))])
-        assert on_width([table], 10) == "a  10-11,\n   20-21,\n   30\n"
+        table = formatting.Table([(formatting.listed(["10-11", "20-21", "30"], ","), "end")])
+        assert on_width([table], 11) == "10-11,  end\n20-21,\n30\n"
+        assert on_width([table], 17) == "10-11,20-21,  end\n30\n"
 
     def test_an_empty_column_takes_no_room(self, on_width: OnWidth) -> None:
         table = formatting.Table([("a", "", "b"), ("cc", (), "d")])
@@ -380,11 +300,7 @@ class TestOutput:
         out, err = capsys.readouterr()
         assert (out, err) == ("", "gpuaff: note: one\\ntwo [a]\ngpuaff: note: three [b]\n")
 
-    def test_text_that_is_none_is_valid_json(self, capsys: pytest.CaptureFixture[str]) -> None:
-        output.show_json({"a\udcff": ["\ud83d\ude00", "\udcff"]})
-        shown = '{\n  "a\\ufffd": [\n    "\\ud83d\\ude00",\n    "\\ufffd"\n  ]\n}\n'
-        assert capsys.readouterr().out == shown
-
-    def test_json_is_indented_ascii_in_order(self, capsys: pytest.CaptureFixture[str]) -> None:
-        output.show_json({"b": "é", "a": 1})
-        assert capsys.readouterr().out == '{\n  "b": "\\u00e9",\n  "a": 1\n}\n'
+    def test_json_is_ascii_in_order_and_valid(self, capsys: pytest.CaptureFixture[str]) -> None:
+        output.show_json({"b": "é", "a\udcff": ["\ud83d\ude00", "\udcff"]})
+        lines = ['"b": "\\u00e9",', '"a\\ufffd": [', '  "\\ud83d\\ude00",', '  "\\ufffd"', "]"]
+        assert capsys.readouterr().out == "\n  ".join(["{", *lines]) + "\n}\n"

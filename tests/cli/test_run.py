@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from gpuaff._system import execute
 from tests import environments
+from tests.cli.calls import refused
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import CPUS, command_line, environment, unmeasured
+from tests.processes import CPUS, SRC, command_line, environment, unmeasured
 
 RUN = (sys.executable, "-m", "gpuaff", "run")
 ONLY = (*RUN, "--no-claim", "--no-pin", "--")
 """Neither claims nor pins: what is left is to become the command."""
 
+ENV = str(shutil.which("env"))
 RT_SIGACTION = {"x86_64": 13, "aarch64": 134}.get(platform.machine(), -1)
 """The number of the call, from the kernel's tables."""
 
@@ -171,17 +172,12 @@ class TestSignals:
         def ignore() -> None:
             for number in ignored:
                 ignore_signal(number)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 
         status = as_directly(self.LISTING, before=ignore, env=unmeasured(environment()))
         # What runs the tests may ignore others: nohup SIGHUP, a container's first process 32, 33.
         before = ignored_signals(Path("/proc/self/status").read_bytes()) - PYTHONS
         assert ignored_signals(status) == before | set(ignored)
-
-    def test_blocked_ones_stay_blocked(self) -> None:
-        def block() -> None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-
-        as_directly(self.LISTING, before=block)
 
     def test_a_reader_that_goes_ends_it(self) -> None:
         """Python ignores SIGPIPE; ``yes`` would write an error and exit with 1."""
@@ -196,16 +192,12 @@ class TestSignals:
             assert child.stderr.read() == b""
 
 
-class TestEnvironment:
-    @pytest.mark.parametrize(
-        "extra",
-        [{}, {"LC_ALL": "C"}, {"LC_CTYPE": "C.UTF-8"}, {"LC_CTYPE": "C"}, {"ODD": "\udcff"}],
-    )
-    def test_is_as_it_was(self, extra: dict[str, str]) -> None:
-        """Python sets LC_CTYPE where the locale is C; the command is not to see that."""
-        path = str(Path(execute.__file__).parents[2])
-        plain = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **extra}
-        as_directly(["env", "-0"], env=plain)
+@pytest.mark.parametrize(
+    "extra", [{}, {"LC_ALL": "C"}, {"LC_CTYPE": "C.UTF-8"}, {"LC_CTYPE": "C"}, {"ODD": "\udcff"}]
+)
+def test_the_environment_is_as_it_was(extra: dict[str, str]) -> None:
+    """Python sets LC_CTYPE where the locale is C; the command is not to see that."""
+    as_directly(["env", "-0"], env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SRC), **extra})
 
 
 @pytest.fixture
@@ -233,6 +225,12 @@ def folder(tmp_path: Path) -> Path:
 class TestFinding:
     """The oracle is ``env``: the same exit code, and the same output."""
 
+    def compare(self, *words: str, **how: Any) -> None:
+        ours, theirs = started([*ONLY, *words], **how), started([ENV, "--", *words], **how)
+        assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
+        if ours.returncode in (126, 127):
+            told(ours)
+
     @pytest.mark.parametrize(
         "command",
         [
@@ -244,24 +242,15 @@ class TestFinding:
     )
     def test_as_env(self, command: str, folder: Path) -> None:
         path = f"{folder}/first:{folder}/second:{os.environ['PATH']}"
-        env = environment({"PATH": path})
-        ours = started([*ONLY, command, "word"], env=env, cwd=folder)
-        theirs = started(["env", "--", command, "word"], env=env, cwd=folder)
-        assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
-        if ours.returncode in (126, 127):
-            told(ours)
+        self.compare(command, "word", env=environment({"PATH": path}), cwd=folder)
 
     @pytest.mark.parametrize("path", ["", ":/nowhere", "/nowhere:", None])
-    def test_empty_and_missing_paths(self, path: str | None, folder: Path) -> None:
+    @pytest.mark.parametrize("command", ["plain", "sh"])
+    def test_empty_and_missing_paths(self, path: str | None, command: str, folder: Path) -> None:
         """An empty element is the current folder; without PATH there is a default."""
-        env = environment()
-        env.pop("PATH")
+        env = {name: text for name, text in environment().items() if name != "PATH"}
         env |= {} if path is None else {"PATH": path}
-        for command in ("plain", "sh"):
-            words = [command, "-c", "echo shell"]
-            ours = started([*ONLY, *words], env=env, cwd=folder / "second")
-            theirs = started([str(shutil.which("env")), *words], env=env, cwd=folder / "second")
-            assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout), command
+        self.compare(command, "-c", "echo shell", env=env, cwd=folder / "second")
 
     @pytest.mark.needs("two-users")
     def test_a_folder_that_may_not_be_searched(self, folder: Path) -> None:
@@ -269,19 +258,11 @@ class TestFinding:
         (folder / "first").chmod(0o700)
         for parent in (folder, *folder.parents[:-1]):
             parent.chmod(parent.stat().st_mode | 0o005)
-        script = f"""
-import os
-from gpuaff.errors import CommandError
-from gpuaff._system import execute
-os.setuid(65534)
-try:
-    execute.find("{folder}/first/script")
-except CommandError as error:
-    print(error.found, error)
-"""
+        find = f"os.setuid(65534); execute.find('{folder}/first/script')"
+        script = f"import os; from gpuaff._system import execute; {find}"
         done = started([sys.executable, "-c", script])
-        assert done.stdout.decode().startswith("True "), done.stderr
-        assert b"may not be searched" in done.stdout
+        assert b"CommandError: " in done.stderr
+        assert b"may not be searched" in done.stderr
 
     def test_what_is_said(self, folder: Path) -> None:
         env = environment({"PATH": f"{folder}/first"})
@@ -300,73 +281,52 @@ except CommandError as error:
         assert started([*RUN, "-n", "2", "--", "nosuch"]).returncode == 127
 
 
-class TestWrongUse:
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            ("", "a command after --"),
-            ("-n 2", "a command after --"),
-            ("true", "-- before it"),
-            ("-n 2 true x", "-- before it"),
-            ("-n 0 -- true", "argument -n: '0': expected a number of GPUs"),
-            ("-n -- true", "argument -n: expected one argument"),
-            ("--gpus x -- true", "argument --gpus: 'x': expected GPUs by index"),
-            ("--gpus=0 -n1 -- true", "not allowed with argument"),
-            ("--wait true", "-- stands before the command"),
-            ("--wait 5x -- true", "10m or 1h30m"),
-            ("--dry -- true", "unrecognized arguments: --dry; see gpuaff run --help"),
-            ("--no-claim -n 3 -- true", "no --no-claim beside it"),
-        ],
-    )
-    def test_is_told_in_one_line(self, words: str, said: str) -> None:
-        done = started([*RUN, *words.split()])
-        assert done.returncode == 2
-        assert said in told(done)
-
-    def test_in_one_line_whatever_was_typed(self) -> None:
-        done = started([*RUN, "--two\nlines\x1b[31m", "--", "true"])
-        assert done.returncode == 2
-        assert r"unrecognized arguments: --two\nlines\x1b[31m" in told(done)
-
-    @pytest.mark.parametrize("words", [["--", "no-such-command"], ["-n", "0", "--", "true"]])
-    def test_the_code_is_the_same_where_nobody_hears(self, words: list[str]) -> None:
-        command = [*RUN, *words]
-        code = started(command).returncode
-        assert code in (127, 2)
-        with Path("/dev/full").open("w") as full:
-            assert subprocess.run(command, stderr=full, env=environment()).returncode == code
-        reader, writer = os.pipe()
-        os.close(reader)
-        assert subprocess.run(command, stderr=writer, env=environment()).returncode == code
-        os.close(writer)
-
-    def test_help(self) -> None:
-        done = started([*RUN, "--help"])
-        assert (done.returncode, done.stderr) == (0, b"")
-        assert b"[--dry-run] -- COMMAND" in done.stdout
-        assert b"stray" not in done.stdout
+WRONG_USE = {
+    "": "a command after --",
+    "-n 2": "a command after --",
+    "true": "-- before it",
+    "-n 2 true x": "-- before it",
+    "-n 0 -- true": "argument -n: '0': expected a number of GPUs",
+    "-n -- true": "argument -n: expected one argument",
+    "--gpus x -- true": "argument --gpus: 'x': expected GPUs by index",
+    "--gpus=0 -n1 -- true": "not allowed with argument",
+    "--wait true": "-- stands before the command",
+    "--wait 5x -- true": "10m or 1h30m",
+    "--dry -- true": "unrecognized arguments: --dry; see gpuaff run --help",
+    "--two\\nlines\x1b[31m -- true": r"unrecognized arguments: --two\nlines\x1b[31m",
+    "--no-claim -n 3 -- true": "no --no-claim beside it",
+}
 
 
-class TestCosts:
-    def test_little_is_imported(self) -> None:
-        """What it imports, a user waits for."""
-        command = [sys.executable, "-X", "importtime", *ONLY[1:], "true"]
-        done = started(command, env=unmeasured(environment()))
-        assert done.returncode == 0
-        modules = set(re.findall(rb"\| +([\w.]+)$", done.stderr, re.MULTILINE))
-        assert b"gpuaff.launch.ranks" in modules
-        others = {b"gpuaff.cli." + name for name in (b"topo", b"plan", b"check", b"source")}
-        heavy = {b"json", b"rich", b"psutil", b"pynvml", b"logging"}
-        assert modules & (others | heavy | {b"gpuaff.pinning", b"gpuaff.cli.views"}) == set()
+@pytest.mark.parametrize("words", WRONG_USE)
+def test_wrong_use_is_told_in_one_line(words: str) -> None:
+    told = refused("run", *(word.replace("\\n", "\n") for word in words.split()), code=2)
+    assert WRONG_USE[words] in told
 
-    def test_needs_no_rich(self, tmp_path: Path) -> None:
-        for name in ("rich", "rich_argparse"):
-            (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n")
-        env = environment()
-        env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-        assert started([*ONLY, "echo", "it"], env=env).stdout == b"it\n"
-        assert b"Become" not in started([*RUN, "--help"], env=env, fresh=True).stderr
-        assert told(started([*ONLY, "nosuch"], env=env))
+
+@pytest.mark.parametrize("words", [["--", "no-such-command"], ["-n", "0", "--", "true"]])
+def test_the_code_is_the_same_where_nobody_hears(words: list[str]) -> None:
+    command = [*RUN, *words]
+    code = started(command).returncode
+    assert code in (127, 2)
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(command, stderr=full, env=environment()).returncode == code
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run(command, stderr=writer, env=environment()).returncode == code
+    os.close(writer)
+
+
+def test_little_is_imported() -> None:
+    """What it imports, a user waits for."""
+    command = [sys.executable, "-X", "importtime", *ONLY[1:], "true"]
+    done = started(command, env=unmeasured(environment()))
+    assert done.returncode == 0
+    modules = set(re.findall(rb"\| +([\w.]+)$", done.stderr, re.MULTILINE))
+    assert b"gpuaff.launch.ranks" in modules
+    others = {b"gpuaff.cli." + name for name in (b"topo", b"plan", b"check", b"views")}
+    heavy = {b"json", b"rich", b"psutil", b"pynvml", b"logging", b"gpuaff.pinning"}
+    assert modules & (others | heavy) == set()
 
 
 MASK = (sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))")
@@ -391,29 +351,15 @@ class TestInsideOfALauncher:
             found.append(set(map(int, done.stdout.split())))
         return found
 
-    @pytest.mark.parametrize(
-        ("launcher", "name"), [("torchrun", "torchrun"), ("openmpi", "unbound")]
-    )
-    def test_pins_the_rank(self, launcher: str, name: str, driver: FakeDriver) -> None:
-        first, second = self.masks(driver, ranks_of(launcher, name)[:2])
+    @pytest.mark.parametrize("launcher", [("torchrun", "torchrun"), ("openmpi", "unbound")])
+    def test_pins_the_rank(self, launcher: tuple[str, str], driver: FakeDriver) -> None:
+        ranks = ranks_of(*launcher)[:2]
+        first, second = self.masks(driver, ranks)
         assert first & second == set()
         assert first | second <= set(CPUS)
-
-    def test_pins_nothing_where_that_is_off(self, driver: FakeDriver) -> None:
-        ranks = ranks_of("torchrun", "torchrun")
         assert self.masks(driver, ranks, "--no-pin") == [set(CPUS)] * 2
         off = [{**rank, "GPUAFF": "off"} for rank in ranks]
         assert self.masks(driver, off) == [set(CPUS)] * 2
-
-    def test_no_rank_claims_by_mistake(self, driver: FakeDriver) -> None:
-        env = environment({**driver.env(), **ranks_of("torchrun", "torchrun")[1]})
-        done = started([*RUN, "-n", "2", "--", "true"], env=env)
-        assert done.returncode == 2
-        assert told(done) == (
-            "gpuaff: -n=2: expected --per-rank beside it: this is rank 1 of 2 of a launcher, and "
-            "each of them would claim. To claim once for all of them, put it before the launcher: "
-            "gpuaff run -n 2 -- torchrun ..."
-        )
 
     @pytest.mark.parametrize(
         ("variables", "said"),
@@ -441,9 +387,8 @@ class TestInsideOfALauncher:
         done = started([*RUN, "--", "echo", "goes on"], env=env)
         assert (done.returncode, done.stdout) == (0, b"goes on\n")
         assert done.stderr.startswith(b"gpuaff: rank 0: the kernel module of the NVIDIA driver")
-        done = started([*RUN, "--", "echo", "it"], env={**env, "GPUAFF_STRICT": "1"})
-        assert done.returncode == 3
-        told(done)
+        strict = {**env, "GPUAFF_STRICT": "1"}
+        assert started([*RUN, "--", "echo", "it"], env=strict).returncode == 3
 
     def test_a_script_that_pins_as_well_has_nothing_to_wonder_at(self, driver: FakeDriver) -> None:
         """Its mask is the share that it was pinned to, also below a shell, and no unknown border.

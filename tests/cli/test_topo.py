@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ from gpuaff import __version__
 from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Topology
 from tests.cli.calls import as_json, called, on_one_cpu, refused
+from tests.processes import environment, unmeasured
 
-HEAVY = {"rich", "rich_argparse", "pynvml", "psutil", "filelock", "torch"}
+HEAVY = {b"rich", b"rich_argparse", b"pynvml", b"psutil", b"filelock"}
 
 
 def into(handle: int, *args: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -84,7 +86,7 @@ class TestUse:
     def test_version(self) -> None:
         assert called("--version") == (0, f"gpuaff {__version__}\n", "")
 
-    @pytest.mark.parametrize("args", [["--help"], ["topo", "-h"], ["plan", "--help"]])
+    @pytest.mark.parametrize("args", [["--help"], ["topo", "-h"], ["run", "--help"]])
     def test_help(self, args: list[str]) -> None:
         said = called(*args)
         assert (said.code, said.err) == (0, "")
@@ -99,18 +101,16 @@ class TestUse:
         assert line.startswith("gpuaff: error: ")
         assert line.endswith(" --help\n")
 
-    @pytest.mark.parametrize("args", [["topo", "--json"], ["plan", "--json", "--nproc", "4"]])
-    def test_json_needs_none_of_the_heavy(self, args: list[str]) -> None:
-        code = (
-            "import sys; from gpuaff.cli import main; "
-            f"code = main({[*args, '--from', 'dgx-a100']}); "
-            f"sys.exit(code or repr({HEAVY} & set(sys.modules)))"
-        )
+    @pytest.mark.parametrize("words", ["topo --json", "plan --json --nproc 4"])
+    def test_json_needs_none_of_the_heavy(self, words: str) -> None:
+        command = [sys.executable, "-X", "importtime", "-m", "gpuaff", *words.split()]
         done = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, check=False,
-        )  # fmt: skip
-        assert done.stderr == "set()\n"
+            [*command, "--from", "dgx-a100"],
+            capture_output=True,
+            check=True,
+            env=unmeasured(environment()),
+        )
+        assert not set(re.findall(rb"\| +(\w+)", done.stderr)) & HEAVY
 
     @pytest.mark.parametrize("args", ["topo --from dgx-a100", "plan --from dgx-a100", "--help"])
     @pytest.mark.parametrize("env", [{}, {"PYTHONUNBUFFERED": "1"}])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,10 @@ pytestmark = [
     pytest.mark.fake_driver,
     pytest.mark.needs("torch", "two-cpus"),
     pytest.mark.timeout(120),
+    pytest.mark.xdist_group("forks with torch"),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.needs("torchrun")
 def test_two_ranks_find_their_gpus_and_cpus(fake_driver: MakeDriver) -> None:
     """On a machine with one GPU more, which is no fault."""
@@ -51,50 +50,34 @@ TASK = {
 }
 """What srun tells the first of two tasks on a node with two GPUs for the job."""
 
+GPUS_PER_TASK = {**TASK, "CUDA_VISIBLE_DEVICES": "0"}
+FOUR_TASKS = {**TASK, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}
+HIDDEN = {**TASK, "CUDA_VISIBLE_DEVICES": ""}
+OF_OTHER_JOBS = {**TASK, "SLURM_GPUS_ON_NODE": "1"}
+
 REFUSED = [
-    # As with --gpus-per-task=1.
-    (
-        {**TASK, "CUDA_VISIBLE_DEVICES": "0"},
-        ["has 2 GPUs for this job", "sees 1 (CUDA_VISIBLE_DEVICES=0): ask for GPUs per node"],
-    ),
-    ({**TASK, "CUDA_VISIBLE_DEVICES": ""}, ["has 2 GPUs for this job", "sees 0 (CUDA"]),
-    # GPUs of other jobs.
-    (
-        {**TASK, "SLURM_GPUS_ON_NODE": "1"},
-        ["has 1 GPUs for this job", "sees 2 (CUDA_VISIBLE_DEVICES=(unset))"],
-    ),
-    (
-        {**TASK, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"},
-        ["has 4 processes, and this one sees 2 GPUs", "as many processes on a node as it has GPUs"],
-    ),
+    (GPUS_PER_TASK, ["has 2 GPUs for this job", "sees 1 (CUDA_VISIBLE_DEVICES=0): ask for GPUs"]),
+    (HIDDEN, ["has 2 GPUs for this job", "sees 0 (CUDA"]),
+    (OF_OTHER_JOBS, ["has 1 GPUs for this job", "sees 2 (CUDA_VISIBLE_DEVICES=(unset))"]),
+    (FOUR_TASKS, ["has 4 processes, and this one sees 2 GPUs", "as many processes on a node as"]),
     ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ["is not known: RANK and WORLD_SIZE are not"]),
     ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ["is not known: LOCAL_RANK=2 is not below"]),
 ]
 """Variables of a rank, and what it is told."""
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_is_told(driver: FakeDriver) -> None:
-    def told(variables: dict[str, str]) -> str:
+    for variables, parts in REFUSED:
         env = {**driver.env(), **variables}
-        return run_example(SCRIPT, "--no-cuda", env=env, fails=True).stderr
-
-    with ThreadPoolExecutor(len(CPUS)) as runs:
-        found = list(runs.map(told, [variables for variables, _ in REFUSED]))
-    for said, (_, parts) in zip(found, REFUSED, strict=True):
-        last = said.splitlines()[-1]
-        assert all(part in last for part in parts), said
-
-
-@pytest.mark.slow
-def test_gpus_that_torch_cannot_use_are_told(driver: FakeDriver) -> None:
-    """GPUs of the fake driver are visible, and no CUDA starts there."""
-    done = run_example(SCRIPT, env={**driver.env(), **TASK}, fails=True)
+        done = run_example(SCRIPT, "--no-cuda", env=env, fails=True, modules=("torch",))
+        last = done.stderr.splitlines()[-1]
+        assert all(part in last for part in parts), done.stderr
+    # GPUs of the fake driver are visible, and no CUDA starts there.
+    done = run_example(SCRIPT, env={**driver.env(), **TASK}, fails=True, modules=("torch",))
     assert "cannot use the 2 GPUs that are visible: install a build of it for CUDA" in done.stderr
     assert "--no-cuda" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.needs("torchrun")
 def test_ranks_that_differ_fail(driver: FakeDriver, tmp_path: Path) -> None:
     """Where DDP does not hand the weights of rank 0 round, as it is told here."""
@@ -118,7 +101,7 @@ def test_ranks_that_differ_fail(driver: FakeDriver, tmp_path: Path) -> None:
 
 
 def test_one_process_meets_itself_in_a_file(driver: FakeDriver) -> None:
-    done = run_example("ddp_minimal/one_process.py", env=driver.env())
+    done = run_example("ddp_minimal/one_process.py", env=driver.env(), modules=("torch",))
     assert re.match(r"rank 0 of 1  cpu  GPU 0  CPUs [\d,-]+\n", done.stdout)
     found = re.search(r"loss (\S+), after one step (\S+)", done.stdout)
     assert found is not None

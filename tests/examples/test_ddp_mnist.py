@@ -20,13 +20,20 @@ from tests.fakedriver.driver import FakeDriver
 from tests.processes import CPUS, environment
 
 SCRIPT = "ddp_mnist/ddp_mnist.py"
+MODULES = ("torch", "sklearn.datasets")
 
 pytestmark = [
     pytest.mark.fake_driver,
     pytest.mark.needs("torch", "sklearn", "two-cpus"),
     pytest.mark.slow,
     pytest.mark.timeout(240),
+    pytest.mark.xdist_group("forks with torch"),
 ]
+
+
+def forked(*options: str, driver: FakeDriver, cwd: Path | None = None) -> str:
+    """What the script prints in a fork that has torch."""
+    return run_example(SCRIPT, *options, env=driver.env(), cwd=cwd, modules=MODULES).stdout
 
 
 def accuracies(printed: str) -> list[float]:
@@ -70,13 +77,10 @@ def test_two_ranks_learn(driver: FakeDriver, tmp_path: Path) -> None:
 
 
 def test_one_process_needs_no_launcher(driver: FakeDriver, tmp_path: Path) -> None:
-    def start(*options: str) -> str:
-        command = [SCRIPT, "--dry-run", "--no-cuda", *options]
-        return run_example(*command, env=driver.env(), cwd=tmp_path).stdout
-
-    with ThreadPoolExecutor() as runs:
-        options = ["--seed=7"], ["--seed=7", "--lr=0"], ["--seed=8", "--lr=0"]
-        printed = list(runs.map(lambda those: start(*those), options))
+    options = ["--seed=7"], ["--seed=7", "--lr=0"], ["--seed=8", "--lr=0"]
+    printed = [
+        forked("--dry-run", "--no-cuda", *one, driver=driver, cwd=tmp_path) for one in options
+    ]
     for one in printed:
         assert one.count("Train Epoch: ") == one.count("Test set: ") == 1
     assert [path for path in tmp_path.iterdir() if path.suffix == ".pt"] == []
@@ -92,10 +96,10 @@ def test_one_process_needs_no_launcher(driver: FakeDriver, tmp_path: Path) -> No
 def test_the_rate_of_learning(driver: FakeDriver) -> None:
     """``--gamma`` 0 ends it with the first epoch, so the second test finds what the first found."""
     options = ["--no-cuda", "--gamma=0", "--epochs=2", "--batch-size=16"]
-    done = run_example(SCRIPT, *options, env=driver.env())
-    first, second = re.findall(r"^Test set: .*$", done.stdout, re.MULTILINE)
+    printed = forked(*options, driver=driver)
+    first, second = re.findall(r"^Test set: .*$", printed, re.MULTILINE)
     assert first == second
-    assert accuracies(done.stdout)[0] > 0.6, "chance is 0.1"
+    assert accuracies(printed)[0] > 0.6, "chance is 0.1"
 
 
 def test_claimed_gpus_are_the_ranks_gpus(driver: FakeDriver, lock_folder: Path) -> None:
@@ -159,15 +163,10 @@ REFUSED = [
 
 
 def test_what_would_train_elsewhere_than_meant_is_refused(driver: FakeDriver) -> None:
-    def told(case: tuple[dict[str, str], list[str], str]) -> str:
-        variables, options, _ = case
+    for variables, options, part in REFUSED:
         env = {**driver.env(), **variables}
-        return run_example(SCRIPT, "--dry-run", *options, env=env, fails=True).stderr
-
-    with ThreadPoolExecutor(len(CPUS)) as runs:
-        found = list(runs.map(told, REFUSED))
-    for said, (_, _, part) in zip(found, REFUSED, strict=True):
-        assert part in said.splitlines()[-1], said
+        done = run_example(SCRIPT, "--dry-run", *options, env=env, fails=True, modules=MODULES)
+        assert part in done.stderr.splitlines()[-1], done.stderr
 
 
 def write_idx(path: Path, sizes: tuple[int, ...], content: bytes, *, packed: bool) -> None:
@@ -182,7 +181,7 @@ def write_idx(path: Path, sizes: tuple[int, ...], content: bytes, *, packed: boo
 def test_mnist_from_a_folder(driver: FakeDriver, tmp_path: Path) -> None:
     """Images of 28 x 28 whose rows tell the label: two of them are white."""
     source = random.Random(0)
-    for part, count in ("train", 640), ("t10k", 100):
+    for part, count in ("train", 320), ("t10k", 100):
         labels = bytes(source.randrange(10) for _ in range(count))
         images = b"".join(
             bytes(
@@ -195,13 +194,11 @@ def test_mnist_from_a_folder(driver: FakeDriver, tmp_path: Path) -> None:
         packed = part == "train"
         write_idx(tmp_path / f"{part}-images-idx3-ubyte", (count, 28, 28), images, packed=packed)
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte", (count,), labels, packed=packed)
-    done = run_example(
-        SCRIPT, f"--data={tmp_path}", "--no-cuda", "--epochs=2", "--batch-size=32",
-        "--test-batch-size=33", env=driver.env(),
-    )  # fmt: skip
-    assert "/640 (" in done.stdout
-    assert accuracies(done.stdout)[-1] > 0.5, "chance is 0.1"
-    assert "/100 (" in done.stdout
+    options = [f"--data={tmp_path}", "--no-cuda", "--batch-size=16", "--test-batch-size=33"]
+    printed = forked("--epochs=1", *options, driver=driver)
+    assert "/320 (" in printed
+    assert accuracies(printed)[-1] > 0.5, "chance is 0.1"
+    assert "/100 (" in printed
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"<html>")
-    done = run_example(SCRIPT, "--no-cuda", f"--data={tmp_path}", env=driver.env(), fails=True)
+    done = run_example(SCRIPT, *options, env=driver.env(), fails=True, modules=MODULES)
     assert "t10k-labels-idx1-ubyte does not begin as an idx file of bytes does" in done.stderr

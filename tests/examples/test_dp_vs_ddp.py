@@ -13,7 +13,7 @@ from tests.fakedriver.driver import FakeDriver
 from tests.processes import CPUS
 
 SCRIPT = "dp_vs_ddp/compare.py"
-TINY = ["--no-cuda", "--", "--samples=4096", "--width=64", "--batch-size=64"]
+TINY = ["--no-cuda", "--", "--samples=2048", "--width=64", "--batch-size=64", "--epochs=2"]
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -28,9 +28,12 @@ def losses(row: dict[str, str]) -> list[float]:
 
 
 def test_one_and_two_gpus(driver: FakeDriver, lock_folder: Path, tmp_path: Path) -> None:
+    """What was measured is shown, and kept, also where the next claim fails."""
     env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)}
     files = [f"--json={tmp_path}/found.json", f"--csv={tmp_path}/found.csv"]
-    done = run_example(SCRIPT, *files, *TINY, env=env, timeout=250)
+    counts = ["--gpus", "1", "2", "3"]
+    done = run_example(SCRIPT, *counts, *files, *TINY, env=env, timeout=250, fails=True)
+    assert "NotEnoughGpusError" in done.stderr
     rows = table(done.stdout, "method")
     kinds = [(row["method"], row["visible GPUs"], row["processes"]) for row in rows]
     assert kinds == [
@@ -41,8 +44,7 @@ def test_one_and_two_gpus(driver: FakeDriver, lock_folder: Path, tmp_path: Path)
     ]
     for row in rows:
         assert losses(row)[-1] < losses(row)[0]
-        assert row["epochs"] == "4"
-        assert len(losses(row)) == 4
+        assert (row["epochs"], len(losses(row))) == ("2", 2)
         assert float(row["samples/s"]) > 0
     # The same steps with the same samples, but in another order.
     for dp, ddp in (rows[:2], rows[2:]):
@@ -63,12 +65,3 @@ def test_without_a_gpu_it_trains_on_the_cpu() -> None:
     rows = table(done.stdout, "method")
     found = [(row["visible GPUs"], row["processes"], row["MiB by GPU"]) for row in rows]
     assert found == [("-", "1", "-")] * 2
-
-
-def test_what_was_measured_is_shown_where_the_next_claim_fails(
-    driver: FakeDriver, lock_folder: Path
-) -> None:
-    env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)}
-    done = run_example(SCRIPT, "--gpus", "1", "3", *TINY, "--epochs=1", env=env, fails=True)
-    assert "NotEnoughGpusError" in done.stderr
-    assert [row["visible GPUs"] for row in table(done.stdout, "method")] == ["0", "0"]

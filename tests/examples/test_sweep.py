@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-from tests.example_runs import run_example
+from tests.example_runs import EXAMPLES, run_example
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import CPUS
+
+SCRIPT = "sweep/sweep.py"
 
 pytestmark = [
     pytest.mark.fake_driver,
@@ -20,30 +23,31 @@ pytestmark = [
 ]
 
 
+def labels(picture: Path) -> list[str]:
+    """The runs' names: matplotlib writes what it draws as a comment, too."""
+    return re.findall(r"<!-- (.* each.*) -->", picture.read_text())
+
+
 def test_two_numbers_of_gpus(driver: FakeDriver, lock_folder: Path, tmp_path: Path) -> None:
     env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)}
-    done = run_example(
-        "sweep/sweep.py", "--cores", "1", "2", "--plot=sweep.svg",
-        "--", "--no-cuda", "--epochs=3", "--batch-size=32",
-        env=env, cwd=tmp_path, timeout=250,
-    )  # fmt: skip
+    options = ["--cores=1", "--plot=sweep.svg", "--", "--no-cuda", "--epochs=2", "--batch-size=16"]
+    done = run_example(SCRIPT, *options, env=env, cwd=tmp_path, timeout=250)
     with (tmp_path / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    runs = [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
-    assert [(row["gpus"], row["cores_asked"], row["epoch"]) for row in rows] == [
-        (*run, str(epoch)) for run in runs for epoch in (1, 2, 3)
-    ]
-    last = [row for row in rows if row["epoch"] == "3"]
-    assert min(float(row["accuracy"]) for row in last) > 0.5, "chance is 0.1"
-    first = [row for row in rows if row["epoch"] == "1"]
-    for before, after in zip(first, last, strict=True):
-        assert float(after["test_loss"]) < float(before["test_loss"])
-    # The first run's share was cut to one core, the second's was not.
-    assert "rank 0 of 1: cpu, GPU 0, CPUs 0, 0 workers" in done.stdout
-    assert done.stdout.count("rank 1 of 2: cpu, GPU 1, ") == 2
-    # matplotlib writes what it draws as a comment, too. Two GPUs on two cores have one each.
-    drawn = re.findall(r"<!-- (.* each.*) -->", (tmp_path / "sweep.svg").read_text())
-    assert drawn[:2] == ["1 GPU, 1 core each", "1 GPU, 2 cores each"]
-    if len(CPUS) == 2:
-        assert [row["cores"] for row in last] == ["1", "2", "1", "1"]
-        assert drawn[2:] == ["2 GPUs, 1 core each", "2 GPUs, 1 core each (2 asked for)"]
+    found = [(row["gpus"], row["cores_asked"], row["cores"], row["epoch"]) for row in rows]
+    assert found == [(gpus, "1", "1", epoch) for gpus in "12" for epoch in "12"]
+    for first, last in (rows[:2], rows[2:]):
+        assert float(last["accuracy"]) > 0.5, "chance is 0.1"
+        assert float(last["test_loss"]) < float(first["test_loss"])
+    assert f"rank 0 of 1: cpu, GPU 0, CPUs {CPUS[0]}, 0 workers" in done.stdout, "cut to one core"
+    assert done.stdout.count("rank 1 of 2: cpu, GPU 1, ") == 1
+    assert labels(tmp_path / "sweep.svg") == ["1 GPU, 1 core each", "2 GPUs, 1 core each"]
+
+
+def test_fewer_cores_than_were_asked_for_are_named(tmp_path: Path) -> None:
+    drawn = {"epoch": 1, "test_loss": 0.5, "accuracy": 0.9, "seconds": 2.0}
+    runs = [(1, 2, 2), (2, 2, 1)]
+    rows = [{"gpus": gpus, "cores_asked": asked, "cores": c, **drawn} for gpus, asked, c in runs]
+    runpy.run_path(str(EXAMPLES / SCRIPT))["draw"](rows, tmp_path / "it.svg")
+    expected = ["1 GPU, 2 cores each", "2 GPUs, 1 core each (2 asked for)"]
+    assert labels(tmp_path / "it.svg") == expected

@@ -1,6 +1,6 @@
 """Forks programs that find everything imported, so one costs milliseconds: see processes.py.
 
-    python nursery.py SOCKET
+    python nursery.py SOCKET [MODULE …]
 
 Each message on the socket is a program in JSON, with four descriptors: its standard streams, and
 a pipe for its exit status; the answer is its process id, with a pidfd. Its fork was never near NVML
@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -73,6 +74,8 @@ def wait_for_program(server: socket.socket) -> dict[str, Any] | None:
 
 def main() -> None:
     """Serve; and in a fork, run the program as the main module."""
+    for name in sys.argv[2:]:
+        import_module(name)
     gc.collect()
     gc.freeze()
     program = wait_for_program(socket.socket(fileno=int(sys.argv[1])))

@@ -9,17 +9,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
-from gpuaff import __version__
+from gpuaff import __version__, errors
 from gpuaff.cli.output import print_stderr
-from gpuaff.errors import (
-    ClaimTimeoutError,
-    CommandError,
-    GpuaffError,
-    GpusBusyError,
-    InvalidOptionError,
-    NoDriverError,
-    NotEnoughGpusError,
-)
 from gpuaff.formatting import one_line
 
 _COMMANDS = {
@@ -31,17 +22,21 @@ _COMMANDS = {
 }
 """Each command, a module of this package, and what it does in a line."""
 
+_DESCRIPTION = (
+    "Claim GPUs on a shared machine, and pin each training process to its own share of the CPU "
+    "cores next to its GPU."
+)
 _EPILOG = """\
 WHAT of --from is a file (saved by "gpuaff topo --save", or pasted output of nvidia-smi topo -m,
 lscpu, lscpu -p, numactl -H), "-" for standard input, or a machine that ships with gpuaff.
 """
 
 _CODES = {
-    InvalidOptionError: 2,
-    NoDriverError: 3,
-    NotEnoughGpusError: 4,
-    GpusBusyError: 75,  # EX_TEMPFAIL of sysexits.h: trying again later may help
-    ClaimTimeoutError: 75,
+    errors.InvalidOptionError: 2,
+    errors.NoDriverError: 3,
+    errors.NotEnoughGpusError: 4,
+    errors.GpusBusyError: 75,  # EX_TEMPFAIL of sysexits.h: trying again later may help
+    errors.ClaimTimeoutError: 75,
 }
 _FAILED, _NOT_EXECUTABLE, _NOT_FOUND = 1, 126, 127  # the latter two as ``env`` and shells have them
 _READER_GONE = 141  # as a shell reports a process that SIGPIPE ended (``gpuaff topo | head``)
@@ -50,12 +45,9 @@ _READER_GONE = 141  # as a shell reports a process that SIGPIPE ended (``gpuaff 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose help is coloured where the ``cli`` extra is installed."""
 
-    help_of = "gpuaff"
-    """The command whose help its errors name."""
-
     def error(self, message: str) -> NoReturn:
         """Print what is wrong in one line, and exit."""
-        print_stderr(f"error: {message}; see {self.help_of} --help")
+        print_stderr(f"error: {message}; see {self.prog} --help")
         raise SystemExit(2)
 
     def format_help(self) -> str:
@@ -81,35 +73,31 @@ def add_option(
     def convert(text: str) -> object:
         try:
             return read("", text)  # argparse itself names the argument
-        except InvalidOptionError as error:
+        except errors.InvalidOptionError as error:
             problem = f"{one_line(text, 60)!r}: expected {error.expected}"
             raise argparse.ArgumentTypeError(problem) from None
 
     parser.add_argument(name, metavar=metavar, type=convert, help=meaning, **how)
 
 
-def build_parser(wanted: str | None) -> Parser:
-    """The parser; what it returns has ``run``, which takes it and returns the exit code."""
-    # If ``wanted``, the first argument, is a command, only its module is imported
-    parser = Parser(
-        prog="gpuaff",
-        description="Claim GPUs on a shared machine, and pin each training process to its own "
-        "share of the CPU cores next to its GPU.",
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"gpuaff {__version__}")
-    commands = parser.add_subparsers(
-        title="commands", metavar="COMMAND", dest="command", required=True, prog="gpuaff"
-    )
-    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:  # all, for the help and errors
-        made = commands.add_parser(name, help=_COMMANDS[name], allow_abbrev=False)
-        if name == wanted:
-            module = import_module(f"gpuaff.cli.{name}")
-            module.register(made)
-            made.set_defaults(run=module.run)
-            parser.help_of = made.help_of = made.prog
+def command_parser(command: str) -> Parser:
+    """A command's parser; what it returns has ``run``, which takes it and returns the exit code."""
+    module = import_module(f"gpuaff.cli.{command}")
+    parser = Parser(prog=f"gpuaff {command}", allow_abbrev=False)
+    module.register(parser)
+    parser.set_defaults(run=module.run)
     return parser
+
+
+def _refuse(argv: Sequence[str]) -> NoReturn:
+    """Print the help or the version, or that the first argument is no command, and exit."""
+    parser = Parser(prog="gpuaff", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"gpuaff {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, meaning in _COMMANDS.items():
+        commands.add_parser(name, help=meaning)
+    parser.parse_args(argv)
+    parser.error("the command comes first")
 
 
 def dispatch(argv: Sequence[str] | None) -> int:
@@ -118,9 +106,9 @@ def dispatch(argv: Sequence[str] | None) -> int:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
         return _READER_GONE
-    except GpuaffError as error:
+    except errors.GpuaffError as error:
         print_stderr(str(error))
-        if isinstance(error, CommandError):
+        if isinstance(error, errors.CommandError):
             return _NOT_EXECUTABLE if error.found else _NOT_FOUND
         return next((code for kind, code in _CODES.items() if isinstance(error, kind)), _FAILED)
     except OSError as error:
@@ -139,7 +127,9 @@ def _run(argv: list[str]) -> int:
         place = argv.index("--")
         argv, words = argv[:place], argv[place + 1 :]
     try:
-        args = build_parser(argv[0] if argv else None).parse_args(argv)
+        if not argv or argv[0] not in _COMMANDS:
+            _refuse(argv)
+        args = command_parser(argv[0]).parse_args(argv[1:])
         args.words = words
         code: int = args.run(args)
     except SystemExit as stop:  # argparse has printed why

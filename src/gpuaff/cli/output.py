@@ -13,10 +13,8 @@ from gpuaff.notices import Notice
 _STYLES = {"head": "bold", "dim": "dim", "gpu": "bold green", "bad": "bold red", "cpus": "cyan"}
 
 # One colour a rank, so that neighbours differ; they repeat after the twelfth.
-_RANKS = (
-    *("bright_cyan", "bright_yellow", "bright_magenta", "bright_green", "bright_blue"),
-    *("bright_red", "cyan", "yellow", "magenta", "green", "blue", "red"),
-)
+_HUES = ("cyan", "yellow", "magenta", "green", "blue", "red")
+_RANKS = (*(f"bright_{hue}" for hue in _HUES), *_HUES)
 
 
 def show_json(data: dict[str, Any]) -> None:

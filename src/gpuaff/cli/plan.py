@@ -50,13 +50,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     for name, (sign, words, meaning) in _OPTIONS.items():
         text = f"{', '.join(words)} (default: {meaning})" if words else meaning
         add_option(parser, f"--{name.replace('_', '-')}", sign, TEXT_READERS[name], text)
-    parser.add_argument(
-        "--unbalanced",
-        dest="balanced",
-        action="store_const",
-        const=False,
-        help="let the ranks' numbers of cores differ, so that fewer stay free",
-    )
+    meaning = "let the ranks' numbers of cores differ, so that fewer stay free"
+    how: dict[str, Any] = {"action": "store_const", "const": False}
+    parser.add_argument("--unbalanced", dest="balanced", help=meaning, **how)
     which = parser.add_mutually_exclusive_group()
     meaning = "plan as if the ranks may use only these CPUs, e.g. 0-3,8"
     add_option(which, "--allowed", "CPULIST", cpus, meaning)

@@ -46,28 +46,25 @@ def register(parser: Parser) -> None:
         "claimed until it and its children have ended. Inside a launcher (a rank of torchrun, "
         "srun, mpirun) nothing is claimed, and the rank is pinned."
     )
+    parser.argument_default = argparse.SUPPRESS
     which = parser.add_mutually_exclusive_group()
     meaning = "how many GPUs; 1 by default, auto for as many as the scheduler has granted"
     add_option(which, "-n", "N", gpu_count, meaning)
     meaning = "exactly these GPUs, by index (0,2 or 4-7), UUID or PCI address"
     add_option(which, "--gpus", "LIST", options.gpus, meaning)
-    meaning = "some of these GPUs, named likewise"
-    add_option(parser, "--candidates", "LIST", options.gpus, meaning)
+    add_option(parser, "--candidates", "LIST", options.gpus, "some of these, named likewise")
     meaning = "wait for busy GPUs, for so long (90, 10m, 1h30m) or without limit"
-    how = {"nargs": "?", "default": 0.0, "const": None}
-    add_option(parser, "--wait", "DURATION", wait_time, meaning, **how)
-    meaning = "the least memory that must be free on each (40G)"
-    add_option(parser, "--min-free-memory", "SIZE", options.size, meaning)
-    meaning = "the highest recent utilization of each, in percent"
-    add_option(parser, "--max-utilization", "PCT", options.percent, meaning)
+    add_option(parser, "--wait", "DURATION", wait_time, meaning, nargs="?")
+    add_option(parser, "--min-free-memory", "SIZE", options.size, "free on each, at least (40G)")
+    add_option(parser, "--max-utilization", "PCT", options.percent, "recent, of each, at most")
     for name, meaning in (
         ("--per-rank", "inside a launcher: let each rank claim"),
         ("--no-claim", "claim nothing, and pin"),
         ("--no-pin", "leave the CPUs as they are"),
         ("--dry-run", "show what would be done, and do nothing"),
     ):
-        parser.add_argument(name, action="store_true", help=meaning)
-    parser.add_argument("stray", nargs="*", help=argparse.SUPPRESS)
+        parser.add_argument(name, action="store_true", default=False, help=meaning)
+    parser.add_argument("stray", nargs="*", default=[], help=argparse.SUPPRESS)
 
 
 def gpu_count(name: str, text: str) -> int | str:
@@ -127,16 +124,16 @@ def _as_options() -> Iterator[None]:
         yield
     except InvalidOptionError as error:
         if error.option in _ARGUMENTS:
-            dashed = error.option.replace("_", "-")
-            error.option = "-n" if dashed == "n" else f"--{dashed}"
+            error.option = _option(error.option)
         raise
     except NotEnoughGpusError as error:
         error.reason = _spelled(error.reason)
         raise
-    except (GpusBusyError, ClaimTimeoutError) as error:
-        is_over = isinstance(error, ClaimTimeoutError)
-        busy = error.busy if isinstance(error, ClaimTimeoutError) else error
-        busy.narrowed, busy.remedy = _spelled(busy.narrowed), "" if is_over else _REMEDY
+    except GpusBusyError as error:
+        error.narrowed, error.remedy = _spelled(error.narrowed), _REMEDY
+        raise
+    except ClaimTimeoutError as error:
+        error.busy.narrowed, error.busy.remedy = _spelled(error.busy.narrowed), ""
         raise
 
 
@@ -163,39 +160,38 @@ def settle(args: argparse.Namespace, here: Ranks | None) -> Job:
     # Outside of a launcher (``here`` is None) GPUs are claimed. Inside one, every rank runs this
     # command, and each would claim as many GPUs: a rank claims with ``--per-rank`` only, and is
     # pinned otherwise. Options that contradict each other, or the launcher, are errors.
-    gpus, candidates = (
-        None if names is None else ",".join(map(str, names))
-        for names in (args.gpus, args.candidates)
-    )
-    about_claims = {
-        "-n": args.n,
-        "--gpus": gpus,
-        "--candidates": candidates,
-        "--wait": "" if args.wait is None else args.wait or None,
-        "--min-free-memory": args.min_free_memory,
-        "--max-utilization": args.max_utilization,
-        "--per-rank": "" if args.per_rank else None,
-    }
-    given = [(option, value) for option, value in about_claims.items() if value is not None]
-    claims = not args.no_claim and (here is None or args.per_rank)
-    if not claims and given:
-        option, value = given[0]
+    given = {name: value for name, value in vars(args).items() if name in _ARGUMENTS}
+    if not args.no_claim and (here is None or args.per_rank):
+        if "gpus" in given and here is not None and here.local_size > 1:
+            why = f"each of the {here.local_size} ranks here would claim the same GPUs"
+            raise InvalidOptionError("--gpus", _typed(args.gpus), f"--candidates instead: {why}")
+        return Job(claim={"n": 1, **given, "pin": not args.no_pin}, pin=False)
+    about_claims = [(_option(name), _typed(value)) for name, value in given.items()]
+    if args.per_rank:
+        about_claims.append(("--per-rank", ""))
+    for option, typed in about_claims:
         expected = "no --no-claim beside it: it is about a claim"
         if not args.no_claim and here is not None:
-            words = option if value == "" else f"{option} {value}"
+            words = f"{option} {typed}".rstrip()
             expected = (
                 f"--per-rank beside it: this is rank {here.local_rank} of {here.local_size} of a "
                 "launcher, and each of them would claim. To claim once for all of them, put it "
                 f"before the launcher: gpuaff run {words} -- torchrun ..."
             )
-        raise InvalidOptionError(option, value, expected)
-    if not claims:
-        return Job(claim=None, pin=not args.no_pin)
-    if gpus is not None and here is not None and here.local_size > 1:
-        why = f"each of the {here.local_size} ranks here would claim the same GPUs"
-        raise InvalidOptionError("--gpus", gpus, f"--candidates instead: {why}")
-    claim = {name: getattr(args, name) for name in _ARGUMENTS}
-    return Job(claim={**claim, "n": args.n or 1, "pin": not args.no_pin}, pin=False)
+        raise InvalidOptionError(option, typed, expected)
+    return Job(claim=None, pin=not args.no_pin)
+
+
+def _option(argument: str) -> str:
+    """The option for an argument of ``claim_gpus``."""
+    return "-n" if argument == "n" else f"--{argument.replace('_', '-')}"
+
+
+def _typed(value: object) -> object:
+    """An option's value as it is typed; ``--wait`` may have none."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else value
 
 
 def _show(job: Job, words: Sequence[str]) -> None:

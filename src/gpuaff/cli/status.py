@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeAlias
 
 from gpuaff._system import env
 from gpuaff._system.processes import ProcessInfo
@@ -14,11 +13,9 @@ from gpuaff.claims.status import GpuStatus, Kind, Status, Waiter, status_of, tak
 from gpuaff.cli import output
 from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GpuaffError
-from gpuaff.formatting import Line, Span, Table, line, process_in_words, size
+from gpuaff.formatting import Line, Row, Span, Table, line, process_in_words, size, titled
 
 STATUS_SCHEMA_VERSION = 1
-
-_Row: TypeAlias = Sequence[Line | Span | str]
 
 _USES = {Kind.COMPUTE: "computes", Kind.GRAPHICS: "draws", Kind.OPEN: "has it open"}
 
@@ -53,19 +50,15 @@ def blocks(status: Status) -> list[Line | Table]:
     waiting = [_waiting(place, waiter, status) for place, waiter in enumerate(status.waiting, 1)]
     shown: list[Line | Table] = []
     if gpus:
-        titles = [
-            Span(title, "head") for title in ("GPU", "name", "memory", "load", "state", "who")
-        ]
-        shown.append(Table([titles, *gpus], (0, 3)))
+        shown.append(titled("GPU name memory load state who", gpus, right=(0, 3)))
     if gpus and waiting:
         shown.append(())
     if waiting:
-        titles = [Span(title, "head") for title in ("waiting", "who", "for")]
-        shown.append(Table([titles, *waiting], (0,)))
+        shown.append(titled("waiting who for", waiting, right=(0,)))
     return shown
 
 
-def _rows(gpu: GpuStatus) -> Iterator[_Row]:
+def _rows(gpu: GpuStatus) -> Iterator[Row]:
     reading, device = gpu.reading, gpu.reading.device
     memory = [size(number) for number in (reading.used, reading.total) if number is not None]
     cells: list[Line | Span | str] = [
@@ -112,7 +105,7 @@ def _process(process: ProcessInfo, before: str = "", after: str = "") -> Line:
     return line(f"{before}{words}{after}", exiting)
 
 
-def _waiting(place: int, waiter: Waiter, status: Status) -> _Row:
+def _waiting(place: int, waiter: Waiter, status: Status) -> Row:
     indices = {gpu.reading.device.uuid: gpu.reading.device.index for gpu in status.gpus}
     named = {indices[uuid] for uuid in waiter.gpus if uuid in indices}
     count = "some" if waiter.wanted is None else str(waiter.wanted)

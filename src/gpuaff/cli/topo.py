@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,6 @@ from gpuaff.topology.model import Topology
 
 _LONGEST = 4 << 20
 """The longest input, in bytes. The JSON of a machine with 8192 CPUs takes less than a tenth."""
-
-_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-"""What text does not contain; the escapes (1b) by which nvidia-smi underlines are text."""
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -157,25 +153,14 @@ def _read(what: str) -> tuple[str, Topology]:
         ships = f"a machine that ships ({', '.join(names)}){suggestion(what, names)}"
         problem = f"{why}; expected a file, - or {ships}"
         raise TopologyError(f"--from {what[:80]!r}", problem) from None
-    text = _text(data, name)
+    if len(data) > _LONGEST:
+        problem = f"more than {_LONGEST >> 20} MiB; expected a saved JSON or pasted text"
+        raise TopologyError(name, problem)
+    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))  # what PowerShell's > writes
+    text = data.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
     if text.lstrip().startswith("{"):
         return name, serialize.loads(text, name)
     try:
         return name, Topology.parse(text)
     except TopologyError as error:
         raise TopologyError(name, error.problem) from error
-
-
-def _text(data: bytes, name: str) -> str:
-    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))  # what PowerShell's > writes
-    text = data.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
-    problem = ""
-    if len(data) > _LONGEST:
-        problem = f"more than {_LONGEST >> 20} MiB"
-    elif not is_utf16 and _BINARY.search(data):
-        problem = "binary"
-    elif not text.strip():
-        problem = "empty"
-    if problem:
-        raise TopologyError(name, f"{problem}; expected a saved JSON or pasted text")
-    return text

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator
 
 from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Share
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed
+from gpuaff.formatting import Line, Row, Span, Table, counted, cpulist, line, listed, titled
 from gpuaff.topology.model import Gpu, NumaNode, Package, Topology
 
-_Row: TypeAlias = Sequence[Line | Span | str]
-
 _LETTERS = string.digits + string.ascii_letters  # the sign of each rank
-
-_COLUMNS = ("rank", "GPU", "NUMA", "cores", "source", "CPUs", "reserved")
 
 # The modes for which ``balanced`` matters.
 _BALANCING = (Mode.UNIQUE_CONTIGUOUS, Mode.UNIQUE_INTERLEAVED, Mode.CORE_COMPLEX)
@@ -38,11 +33,10 @@ def place_of(topology: Topology, gpu: Gpu) -> NumaNode | Package | None:
     nodes = [node for node in topology.numa_nodes or () if node.cpus]
     named = [node for node in nodes if node.id == gpu.numa_node]
     nodes = named or [node for node in nodes if node.cpus & near]
-    if len(nodes) == 1:
-        return nodes[0]
-    near = gpu.node_cpus or gpu.socket_cpus or frozenset()
+    near = near or gpu.socket_cpus or frozenset()
     packages = [package for package in topology.packages or () if package.cpus & near]
-    return packages[0] if len(packages) == 1 else None
+    places = nodes if len(nodes) == 1 else packages
+    return places[0] if len(places) == 1 else None
 
 
 def gpus_at(topology: Topology, place: NumaNode | Package | None) -> list[Gpu]:
@@ -74,15 +68,15 @@ def plan_blocks(topology: Topology, plan: Plan, name: str) -> list[Line | Table]
         choices.append("unbalanced")
     if plan.partition is not Partition.JOB:
         choices.append(f"cut by {plan.partition}")
-    titles = [Span(name, "head") for name in _COLUMNS]
-    rows = [titles, *map(_share, plan.shares)]
-    if not any(share.reserved for share in plan.shares):
-        rows = [row[:-1] for row in rows]
     heading = line(Span(name, "head"), f": {', '.join(choices)}")
-    return [heading, (), Table(rows, right=(0, 1, 2, 3)), (), *_picture(topology, plan)]
+    titles, rows = "rank GPU NUMA cores source CPUs reserved", [*map(_share, plan.shares)]
+    if not any(share.reserved for share in plan.shares):
+        titles, rows = titles.removesuffix(" reserved"), [row[:-1] for row in rows]
+    table = titled(titles, rows, right=(0, 1, 2, 3))
+    return [heading, (), table, (), *_picture(topology, plan)]
 
 
-def _share(share: Share) -> _Row:
+def _share(share: Share) -> Row:
     style = f"rank:{share.rank}"
     return [
         Span(str(share.rank), style),
@@ -96,7 +90,7 @@ def _share(share: Share) -> _Row:
 
 
 def _picture(topology: Topology, plan: Plan) -> Iterator[Line | Table]:
-    rows: list[_Row] = []
+    rows: list[Row] = []
     signs = set()
     for name, cpus, gpus in regions_of(topology):
         strip = _strip(topology, plan, cpus)
@@ -184,7 +178,7 @@ def _counts(topology: Topology) -> Iterator[str]:
     yield counted(len(topology.gpus), "GPU") if topology.gpus else "no GPU"
 
 
-def _tree(topology: Topology) -> Iterator[_Row]:
+def _tree(topology: Topology) -> Iterator[Row]:
     nodes = [node for node in topology.numa_nodes or () if node.cpus]
     packages = topology.packages or ()
     for package in packages:
@@ -207,7 +201,7 @@ def _tree(topology: Topology) -> Iterator[_Row]:
         yield from _gpus(topology, None, "  ")
 
 
-def _place(topology: Topology, place: NumaNode | Package, indent: str) -> Iterator[_Row]:
+def _place(topology: Topology, place: NumaNode | Package, indent: str) -> Iterator[Row]:
     cores = sum(1 for core in topology.cores or () if core & place.cpus)
     facts = [counted(len(place.cpus), "CPU") if topology.cores is None else counted(cores, "core")]
     if isinstance(place, Package):
@@ -221,7 +215,7 @@ def _place(topology: Topology, place: NumaNode | Package, indent: str) -> Iterat
     yield from _gpus(topology, place, indent + "  ")
 
 
-def _gpus(topology: Topology, place: NumaNode | Package | None, indent: str) -> Iterator[_Row]:
+def _gpus(topology: Topology, place: NumaNode | Package | None, indent: str) -> Iterator[Row]:
     here = place.cpus if place else frozenset()
     for gpu in gpus_at(topology, place):
         devices = [str(n) for n, index in enumerate(topology.visible) if index == gpu.index]

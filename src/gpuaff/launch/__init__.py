@@ -53,41 +53,33 @@ class Launcher(str, Enum):
 
 
 class Row(NamedTuple):
-    """The variables that a launcher sets for each of its processes; ``""``: it sets none.
-
-    ``marks`` must be set too, because other programs use the names above; those of ``run``
-    distinguish one run of the launcher from another. ``programs`` are the process names of what
-    starts ranks; empty for Python programs, which are not recognised among a process's ancestors.
-    ``unbound`` says how to start ranks without masks of their own.
-    """
+    """The variables that a launcher sets for each of its processes; ``""``: it sets none."""
 
     launcher: Launcher
     local_rank: str
     local_size: str
     rank: str
     size: str
-    node: str
-    nodes: str
-    marks: tuple[str, ...]
-    run: tuple[str, ...]
-    programs: tuple[str, ...]
-    unbound: str
+    node: str = ""
+    nodes: str = ""
+    marks: tuple[str, ...] = ()  # must be set too, because other programs use the names above
+    run: tuple[str, ...] = ()  # distinguish one run of the launcher from another
+    programs: tuple[str, ...] = ()  # process names of what starts ranks, unless it is Python
+    unbound: str = "without taskset or numactl around each"  # how ranks get no masks of their own
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is torchrun or its like, which run inside the others."""
+        return not self.programs and self.launcher is not Launcher.UNKNOWN
 
 
-def _row(
-    launcher: Launcher,
-    names: str,
-    *,
-    marks: str = "",
-    run: str = "",
-    programs: str = "",
-    unbound: str = "without taskset or numactl around each",
-) -> Row:
+def _row(launcher: Launcher, names: str, *, unbound: str = "", **words: str) -> Row:
     """A row; ``names`` are those of the numbers, in the order of the fields, ``-`` for none."""
     fields: list[Any] = ["" if name == "-" else name for name in names.split()]
-    fields += [""] * (6 - len(fields))
-    fields += [*(tuple(text.split()) for text in (marks, run, programs)), unbound]
-    return Row(launcher, *fields)
+    more: dict[str, Any] = {field: tuple(text.split()) for field, text in words.items()}
+    if unbound:
+        more["unbound"] = unbound
+    return Row(launcher, *fields, **more)
 
 
 _DRAGON = "{0}LOCAL_RANK {0}LOCAL_WORLD_SIZE {0}RANK {0}WORLD_SIZE {0}GROUP_RANK"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from gpuaff._system import env, kernel
 from gpuaff.formatting import one_line
 from gpuaff.launch import Get, number, slurm
+from gpuaff.options import natural
 
 _NO_SCHEDULER = (
     "no scheduler has set how many GPUs were granted (SLURM_GPUS_ON_NODE, SGE_HGR_gpu, "
@@ -58,20 +59,19 @@ def granted(*, may_ask: bool = True) -> Granted:
         gpu_file=kernel.Tree().read(file.lstrip("/")) if file.startswith("/") else None,
         host=kernel.host_name(),
     )
-    job = env.get("JOB_ID") or ""  # other programs set it, too; it becomes an argument of qstat
-    is_number = job.isascii() and job.isdecimal() and len(job) <= 20
-    is_grid_engine = is_number and (env.get("SGE_ROOT") or env.get("QUEUE"))
+    job = natural(env.get("JOB_ID"))  # other programs set it, too
+    is_grid_engine = job is not None and (env.get("SGE_ROOT") or env.get("QUEUE"))
     if found.count is not None or not is_grid_engine or not may_ask:
         return found
     from gpuaff._system.subprocess import ProgramError, output_of  # hardly any claim needs it
 
     command = f"qstat -j {job}"
     try:
-        count, found_in = parse_qstat(output_of("qstat", "-j", job, seconds=SECONDS), job)
+        count, request = parse_qstat(output_of(*command.split(), seconds=SECONDS))
     except ProgramError as error:
         source = f"the number of GPUs that Grid Engine granted is unknown: {command} {error}"
         return replace(found, source=source)
-    return replace(found, count=count, source=f"{command}: {found_in}")
+    return replace(found, count=count, source=f"{command}: {request}")
 
 
 def classify_grant(
@@ -79,9 +79,8 @@ def classify_grant(
 ) -> Granted:
     """:func:`granted` without ``qstat``, for any environment. Pure.
 
-    The first scheduler that gives a number counts. One of two that contradict each other is left
-    over from another job; which one is unknown, so the source names both. ``names`` are those of
-    the variables that begin with ``SGE_HGR_``; ``gpu_file`` is the text of ``PBS_GPUFILE``.
+    The first scheduler that gives a number counts. ``names`` are those of the variables that begin
+    with ``SGE_HGR_``; ``gpu_file`` is the text of ``PBS_GPUFILE``.
     """
     # No LSB_ variable lists GPUs: LSB_GPU_REQ is the administrator's default.
     lsf = _grant(_NO_LSF) if get("LSB_JOBID") else None
@@ -89,13 +88,10 @@ def classify_grant(
     some = [grant for grant in grants if grant is not None]
     counts = [grant for grant in some if grant.count is not None]
     found = (counts or some or [_grant(_NO_SCHEDULER)])[0]
-    others = [grant.source for grant in counts[1:] if grant.count != found.count]
-    source = found.source
-    if others:
-        source = f"{source}, but {others[0]}: one is left over from another job"
     if get("CUDA_VISIBLE_DEVICES") is None:
-        return replace(found, source=source)
-    return Granted(found.count, None, "CUDA_VISIBLE_DEVICES" if found.count is None else source)
+        return found
+    source = "CUDA_VISIBLE_DEVICES" if found.count is None else found.source
+    return Granted(found.count, None, source)
 
 
 def _grant(source: str, count: int | None = None, indices: Iterable[int] | None = None) -> Granted:
@@ -114,20 +110,19 @@ _OF_SLURM = "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"
 def _of_slurm(get: Get) -> Granted | None:
     step, job = slurm.gpu_indices(get("SLURM_STEP_GPUS")), _of_batch_script(get)
     count = number(get("SLURM_GPUS_ON_NODE"))
-    in_step, in_job, here = (f"{name}={get(name)}" for name in _OF_SLURM)
-    found = step or job
-    if count is None and found is None:
+    if count is None and step is None and job is None:
         is_job = get("SLURM_JOB_ID") is not None or get("SLURM_STEP_ID") is not None
         return _grant(_NO_SLURM) if is_job else None
+    given = {name: f"{name}={get(name)}" for name in _OF_SLURM if get(name)}
     is_of_job = step is None or job is None or set(step) <= set(job)
     is_short = count is not None and job is not None and step is None and len(job) < count
     is_long = count is not None and step is not None and len(step) > count
     if not is_of_job or is_short or is_long:
-        given = ", ".join(f"{name}={get(name)}" for name in _OF_SLURM if get(name))
-        return _grant(f"{given} contradict each other: is one left over from another job?", count)
+        listed = ", ".join(given.values())
+        return _grant(f"{listed} contradict each other: is one left over from another job?", count)
     if step is not None:
-        return _grant(in_step, indices=step)
-    return _grant(here if job is None else in_job, count, job)
+        return _grant(given["SLURM_STEP_GPUS"], indices=step)
+    return _grant(given["SLURM_JOB_GPUS" if job else "SLURM_GPUS_ON_NODE"], count, job)
 
 
 def _of_batch_script(get: Get) -> tuple[int, ...] | None:
@@ -190,26 +185,19 @@ def _of_torque(get: Get, gpu_file: str | None, host: str | None) -> Granted | No
 SECONDS = 5.0  # how long ``qstat`` may take: it asks a master that serves the whole cluster
 
 # What sites call the resource. Others (``gpu_mem``, ``gpu_type``) are no counts.
-_COUNT = re.compile("cuda|(n|n_|num_)?gpus?|gpu_?cards?|gpu_count", re.IGNORECASE)
+_COUNT = re.compile(r"\s*(cuda|(n|n_|num_)?gpus?|gpu_?cards?|gpu_count)\s*", re.IGNORECASE)
 
 _REQUEST = re.compile(r"\s*hard[ _]resource_list:\s*(.*?)\s*")
 
 
-def parse_qstat(text: str, job: str) -> tuple[int | None, str]:
+def parse_qstat(text: str) -> tuple[int | None, str]:
     """The number of GPUs in what ``qstat -j`` printed, and what was found there, in words. Pure."""
-    lines = text.splitlines()
-    if {line.partition(":")[2].strip() for line in lines if line.startswith("job_number:")} != {
-        job
-    }:
-        return None, "this is not about the job"
-    requests = [match[1] for match in map(_REQUEST.fullmatch, lines) if match]
+    requests = [match[1] for match in map(_REQUEST.fullmatch, text.splitlines()) if match]
     pairs = [pair.partition("=") for request in requests for pair in request.split(",")]
-    found = {(name.strip(), value.strip()) for name, _, value in pairs}
-    counts = sorted((name, value) for name, value in found if _COUNT.fullmatch(name))
+    counts = {name.strip(): value.strip() for name, _, value in pairs if _COUNT.fullmatch(name)}
     if not counts:
-        return None, "the request (hard resource_list) has no GPUs"
-    listed = ",".join(f"{name}={value}" for name, value in counts)[:200]
-    if len({value for _, value in counts}) > 1:
-        return None, f"{listed} contradict each other"
-    count = number(counts[0][1])
-    return count, listed if count is not None else f"{listed} is not a number"
+        return None, "no request (hard resource_list) for GPUs"
+    listed = ",".join(f"{name}={value}" for name, value in counts.items())[:200]
+    values = set(map(number, counts.values()))
+    count = values.pop() if len(values) == 1 else None
+    return count, listed if count is not None else f"{listed} is no single number"

@@ -92,11 +92,11 @@ def classify_masks(
         kind = slurm.binding(get)
     is_of_mpirun = row.launcher is Launcher.OPEN_MPI
     is_of_wrapper = above.starter_name not in _PRRTE and own != online
+    masks = Masks()
     if kind == "none":
         # Tasks have the mask of the step's daemon, which is no narrower than its cpuset unless the
         # system made it so (``CPUAffinity=`` of systemd). One that lacks CPUs is in a wrapper.
         granted = None if own == above.starter else cpuset()
-        masks = Masks()
         if granted is not None and own != granted & online:
             cpus = format_cpulist(granted & online)
             masks = Masks(f"srun bound no rank, but its cpuset has the CPUs {cpus}")
@@ -108,12 +108,9 @@ def classify_masks(
         masks = Masks("mpirun does not say whether it bound the ranks")
     # A launcher that does not bind hands its own mask down. Where its process is unreadable (in a
     # container), each rank may be in a cpuset of its own; the whole machine is no cpuset's.
-    elif own == (online if above.starter is None else above.starter):
-        masks = Masks()
-    elif above.starter is None:
-        masks = Masks("the mask of the process that started it is unreadable")
-    else:
-        cpus = format_cpulist(above.starter)
+    elif own != (online if above.starter is None else above.starter):
+        hidden = "that cannot be read here"
+        cpus = hidden if above.starter is None else format_cpulist(above.starter)
         masks = Masks(f"the process that started this rank may use CPUs {cpus}")
     return masks._replace(unbound=row.unbound)
 
@@ -160,23 +157,23 @@ def consistency(ranks: Ranks, get: Get = env.get) -> tuple[Notice, ...]:
     """
     rank, size = number(get("LOCAL_RANK")), number(get("LOCAL_WORLD_SIZE"))
     is_other = rank not in (None, ranks.local_rank) and size == ranks.local_size
-    found: list[Notice | None] = [_ranks_beside(get, ranks)]
-    if is_other and get("TORCHELASTIC_RUN_ID"):
-        text = (
-            f"set_affinity was called with local_rank {ranks.local_rank} of {size}, but torchrun "
-            f"set LOCAL_RANK={rank}; the argument is used: processes that pass the same number get "
-            "the same GPU and CPUs, so pass LOCAL_RANK"
-        )
-        found.insert(0, Notice("rank-differs", text, rank=ranks.local_rank))
-    return tuple(notice for notice in found if notice is not None)
+    beside = _ranks_beside(get, ranks)
+    if not is_other or not get("TORCHELASTIC_RUN_ID"):
+        return beside
+    text = (
+        f"set_affinity was called with local_rank {ranks.local_rank} of {size}, but torchrun set "
+        f"LOCAL_RANK={rank}; the argument is used: processes that pass the same number get the "
+        "same GPU and CPUs, so pass LOCAL_RANK"
+    )
+    return (Notice("rank-differs", text, rank=ranks.local_rank), *beside)
 
 
-def _ranks_beside(get: Get, ranks: Ranks) -> Notice | None:
+def _ranks_beside(get: Get, ranks: Ranks) -> tuple[Notice, ...]:
     """One rank, or one launcher's, plans for the whole node; another launcher has more there."""
     launcher = active_row(get, ranks).launcher
     around = launcher is Launcher.UNKNOWN  # the rows from here on are around these ranks
     if around and ranks.local_size != 1:
-        return None  # the caller's own numbers may well count all processes
+        return ()  # the caller's own numbers may well count all processes
     for row in present(get):
         around = around or row.launcher is launcher
         count = local_size(get, row) or 1
@@ -186,15 +183,14 @@ def _ranks_beside(get: Get, ranks: Ranks) -> Notice | None:
         same = (number(get(row.local_rank)), count) == (ranks.local_rank, ranks.local_size)
         agrees = same and launcher is not Launcher.TORCHRUN
         if not agrees and not _binds_apart(get, row.launcher):
-            return Notice(
-                "ranks-beside",
+            text = (
                 f"this is rank {ranks.local_rank} of {ranks.local_size}, but {row.launcher.value} "
                 f"started {count} processes of the job on this node, which may get the same CPUs; "
                 "call set_affinity(local_rank, nproc_per_node) with the numbers of all ranks of "
-                'this node, or with partition="machine"',
-                rank=ranks.local_rank,
+                'this node, or with partition="machine"'
             )
-    return None
+            return (Notice("ranks-beside", text, rank=ranks.local_rank),)
+    return ()
 
 
 def _binds_apart(get: Get, launcher: Launcher) -> bool:
@@ -234,9 +230,7 @@ def own_gpus(
     claim, _ = inherited.claim_in_environment(get)
     # A worker that a rank started has the rank's variables, too, and shares what it claimed.
     if claim and (claim.pid == os.getpid() or (not is_worker and _is_of_rank(get, claim, ranks))):
-        facts = kernel.thread_facts(claim.pid, claim.pid)  # ids are used again
-        if facts is None or facts.started == claim.started:
-            return OwnGpus(claimed=True)
+        return OwnGpus(claimed=True)
     return None if is_worker else _by_launcher(get, ranks, visible)
 
 
@@ -268,9 +262,10 @@ def _of_task(get: Get, ranks: Ranks, visible: int) -> OwnGpus | None:
     if on_node is not None and on_node <= visible:
         return None  # every task sees all that the step has here
     is_part = step is not None and on_node is not None and len(step) < on_node
-    if not is_part and not slurm.binds_gpus(get):
+    is_bound, is_shared = slurm.gpus_of_tasks(get, ranks.local_size)
+    if not is_part and not is_bound:
         return None
-    own = OwnGpus(on_node=on_node, shared=slurm.shares_gpus(get, ranks.local_size))
+    own = OwnGpus(on_node=on_node, shared=is_shared)
     if step is not None and not is_part and len(step) > visible:
         return own._replace(named=step)
     # The batch script's GPUs: in a job of several nodes they are the first one's only.

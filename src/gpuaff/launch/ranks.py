@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
 from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
@@ -199,18 +199,16 @@ def _by_job_size(get: Get, report: _Report, rank: int) -> _Report:
     size, nodes = number(get(row.size)), number(get(row.nodes))
     if (rank, size) == (0, 1):
         return report._replace(size=1, size_variable=row.size)
-    if row.local_size or not size or not nodes:
-        missing = row.local_size or f"{row.size} or {row.nodes}"
-        problem = f"{row.local_rank}={rank} is set, but {missing} is not"
-        return report._replace(problem=problem, is_partial=True)
-    most = -(-size // nodes)
+    most = -(-size // nodes) if size and nodes and not row.local_size else 0
     spread = f"{row.size}={size} spread evenly over {row.nodes}={nodes}"
     if rank >= most:
-        problem = f"{row.local_rank}={rank} is not below {most}, the most on one node with {spread}"
+        missing = row.local_size or f"{row.size} or {row.nodes}"
+        why = f"not below {most}, the most on one node with {spread}"
+        problem = f"{row.local_rank}={rank} is " + (why if most else f"set, but {missing} is not")
         return report._replace(problem=problem, is_partial=True)
     text = f"{row.launcher.value} does not give the number of ranks on this node; {most} are "
     text += f"assumed ({spread}): if they are not spread evenly, {_CALL}"
-    warnings = (Notice("size-assumed", text, rank=rank),) if nodes > 1 else ()
+    warnings = (Notice("size-assumed", text, rank=rank),) if (nodes or 1) > 1 else ()
     return report._replace(size=most, size_variable=row.size, warnings=warnings)
 
 
@@ -238,22 +236,14 @@ def _virtual_rank(get: Get) -> tuple[int, str] | None:
 def _settle(
     reports: list[_Report], ancestors: Callable[[], tuple[str, ...]]
 ) -> tuple[_Report | None, Notice | None]:
-    """The report that counts, and a warning where another one contradicts it."""
-    if any(not report.problem for report in reports):
-        # That launcher gives what others lack, but for torchrun and its like: they start children
-        # of other ranks.
-        reports = [
-            report
-            for report in reports
-            if not report.is_partial
-            or not (report.row.programs or report.row.launcher is Launcher.UNKNOWN)
-        ]
-    if not reports:
-        return None, None
-    first, last = reports[0], reports[-1]
-    is_unknown_inside = len(reports) == 2 and last.row.launcher is Launcher.UNKNOWN
-    if is_unknown_inside and first.size == 1 < (last.size or 1):
-        return last, None  # the one process of the launcher has started the ranks
+    """The report that counts, and a warning where the next one contradicts it."""
+    if not all(report.problem for report in reports):
+        # Another launcher gives what a partial report lacks, but for torchrun and its like: they
+        # start children of other ranks.
+        reports = [report for report in reports if report.row.is_python or not report.is_partial]
+    first = reports[0] if reports else None
+    if first is None or first.row.is_python:  # launchers around torchrun are `ranks-beside`
+        return first, None
     # A launcher that started one process here may have started the other launcher.
     others = [
         report
@@ -261,16 +251,18 @@ def _settle(
         if report.size and (report.rank, report.size) != (first.rank, first.size)
         if report.size > 1 or report.row.launcher is Launcher.UNKNOWN
     ]
-    nearest = None
-    if others and first.row.programs:
-        nearest = next((BY_PROGRAM[name] for name in ancestors() if name in BY_PROGRAM), None)
-    chosen = next((report for report in others if report.row.launcher is nearest), None)
-    if chosen is not None:
-        return chosen, _ranks_contradict(chosen, first, is_proven=True)
+    if not others:
+        return first, None
+    is_unknown = others[0].row.launcher is Launcher.UNKNOWN
+    if is_unknown and first.size == 1:
+        return others[0], None  # the one process of the launcher has started the ranks
+    nearest = next((BY_PROGRAM[name] for name in ancestors() if name in BY_PROGRAM), None)
+    if nearest is others[0].row.launcher:
+        return others[0], _ranks_contradict(others[0], first, is_proven=True)
     is_proven = nearest is first.row.launcher
-    if is_proven or not first.row.programs:  # known launchers around it are `ranks-beside`
-        others = [report for report in others if report.row.launcher is Launcher.UNKNOWN]
-    return first, _ranks_contradict(first, others[0], is_proven=is_proven) if others else None
+    if is_proven and not is_unknown:
+        return first, None
+    return first, _ranks_contradict(first, others[0], is_proven=is_proven)
 
 
 def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Notice:
@@ -300,25 +292,25 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
     names = {"rank": row.rank, "size": row.size, "node": row.node, "nodes": row.nodes}
     if row is _PMI and not get("PMI_RANK"):
         names["rank"] = "PMIX_RANK"
-    if row.launcher is Launcher.SLURM and not get(row.size):
-        names |= {"size": "SLURM_NTASKS", "nodes": "SLURM_NNODES"}
-    rank, size, node, nodes = (number(get(name)) for name in names.values())
+    numbers = {key: number(get(name)) for key, name in names.items()}
+    rank, size, node, nodes = numbers.values()
     impossible: tuple[str, ...] = ()
     if size is not None and size < max(here.local_size, (rank or 0) + 1):
-        impossible, rank, size = ("rank", "size"), None, None
+        impossible = "rank", "size"
     elif nodes is not None and nodes <= (node or 0):
-        impossible, node, nodes = ("node", "nodes"), None, None
-    found = replace(here, rank=rank, size=size, node=node, nodes=nodes)
-    sources = {key: name for key, name in names.items() if getattr(found, key) is not None}
-    warnings = here.warnings
-    if impossible:
-        given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
-        text = (
-            f"{given} is impossible for rank {here.local_rank} of {here.local_size} on this node, "
-            "so the numbers in the whole job are unknown; correct what sets them"
-        )
-        warnings = (*warnings, Notice("world-unknown", text, rank=here.local_rank))
-    return replace(found, sources={**here.sources, **sources}, warnings=warnings)
+        impossible = "node", "nodes"
+    known: dict[str, Any] = {key: found for key, found in numbers.items() if key not in impossible}
+    sources = {key: names[key] for key, found in known.items() if found is not None}
+    found = replace(here, **known, sources={**here.sources, **sources})
+    if not impossible:
+        return found
+    given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
+    text = (
+        f"{given} is impossible for rank {here.local_rank} of {here.local_size} on this node, so "
+        "the numbers in the whole job are unknown; correct what sets them"
+    )
+    notice = Notice("world-unknown", text, rank=here.local_rank)
+    return replace(found, warnings=(*here.warnings, notice))
 
 
 # No rank.

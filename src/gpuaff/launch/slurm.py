@@ -58,8 +58,7 @@ def is_stale(
     if host is None or not node or short_name(node) == short_name(host):
         return False
     step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
-    is_inside = any(step in f"{line}/" for line in cgroup().splitlines())
-    return not is_inside and "slurmstepd" not in ancestors()
+    return step not in cgroup().replace("\n", "/") + "/" and "slurmstepd" not in ancestors()
 
 
 def short_name(host: str) -> str:
@@ -133,27 +132,17 @@ def gpu_indices(text: str | None) -> tuple[int, ...] | None:
         return None
 
 
-def binds_gpus(get: Get) -> bool:
-    """Whether a variable says that each task has GPUs of its own.
+def gpus_of_tasks(get: Get, tasks: int) -> tuple[bool, bool]:
+    """Whether variables say that each task has its own GPUs, and that several may be on one.
 
     ``--gpus-per-task`` and ``--gpu-bind`` leave variables when sbatch was given them, none when
     srun was. Newer releases write them as ``gres/gpu`` among all trackable resources.
+    ``--ntasks-per-gpu`` means ``single``.
     """
-    if get("SLURM_GPUS_PER_TASK") or "gres/gpu" in (get("SLURM_TRES_PER_TASK") or ""):
-        return True
-    return any(kind in _GPU_BINDINGS for kind, _ in _gpu_bindings(get))
-
-
-def shares_gpus(get: Get, tasks: int) -> bool:
-    """Whether a variable says that several tasks of this node may be on one GPU.
-
-    ``closest`` gives each task all GPUs of its NUMA node; lists of ids and of masks are used
-    again from their start. ``--ntasks-per-gpu`` means ``single``.
-    """
+    bound = [_is_shared(*one, tasks) for one in _gpu_bindings(get) if one[0] in _GPU_BINDINGS]
+    per_task = get("SLURM_GPUS_PER_TASK") or "gres/gpu" in (get("SLURM_TRES_PER_TASK") or "")
     counts = map(number, map(get, ("SLURM_NTASKS_PER_TRES", "SLURM_NTASKS_PER_GPU")))
-    if any((count or 1) > 1 for count in counts):
-        return True
-    return any(_is_shared(kind, text, tasks) for kind, text in _gpu_bindings(get))
+    return bool(bound or per_task), any(bound) or any((count or 1) > 1 for count in counts)
 
 
 def _gpu_bindings(get: Get) -> Iterator[tuple[str, str]]:
@@ -170,9 +159,10 @@ def _gpu_bindings(get: Get) -> Iterator[tuple[str, str]]:
 
 
 def _is_shared(kind: str, text: str, tasks: int) -> bool:
+    """``closest`` gives each task all GPUs of its NUMA node; lists are used again from start."""
+    if kind in ("closest", "per_task"):
+        return kind == "closest"
     if kind == "single":
         return number(text) != 1
-    if kind not in ("map", "map_gpu", "mask", "mask_gpu"):
-        return kind == "closest"
     sets = _sets(text, tasks, is_mask=kind.startswith("mask"))
     return sets is None or sum(map(len, sets)) > len(frozenset().union(*sets))

@@ -62,9 +62,8 @@ class Entry(NamedTuple):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The UUIDs of these GPUs; drivers before R470 have slashes in some, too."""
-        parts = ((key, *key.partition("/")) for key in self.gpus)
-        return tuple(rest if slot.isdecimal() else key for key, slot, _, rest in parts)
+        """The UUIDs of these GPUs."""
+        return tuple(key.rpartition("/")[2] for key in self.gpus)
 
     @property
     def inside(self) -> int | None:
@@ -115,14 +114,21 @@ def _state(entry: Entry) -> str:
 
 
 class Slot:
-    """This process's slot in the registry, locked through ``handle``; :func:`take` makes them."""
+    """This process's slot in the registry, locked through ``handle``."""
 
-    def __init__(self, handle: int, number: int) -> None:
-        """Remove what its last writer has written."""
-        self.handle, self.number = handle, number
-        self._mark = descriptors.mark_of(handle)
-        self._put(RECORDS + number * SLOT_SIZE, b" " * SLOT_SIZE)
-        self.beat(ticket=0)
+    def __init__(self) -> None:
+        """Take a free one, as a waiter without a record and a ticket; an error where none is."""
+        self.handle = opened()
+        descriptors.private.add(self.handle)  # a child must not keep a waiter's place
+        self._mark, self._pid = descriptors.mark_of(self.handle), os.getpid()
+        try:
+            with directory.lock_errors(path()):
+                self.number = _lock_free_slot(self.handle)
+            self._put(RECORDS + self.number * SLOT_SIZE, b" " * SLOT_SIZE)  # the last writer's
+            self.beat(ticket=0)
+        except BaseException:
+            descriptors.close(self.handle)
+            raise
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record."""
@@ -158,38 +164,22 @@ class Slot:
             locks.free_range(self.handle, HOLDS + self.number)
 
     def release(self) -> None:
-        """Give the slot back; may be called again."""
+        """Give the slot back; a forked child only closes its copy. May be called again."""
         self.withdraw()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the descriptor; in a forked child that leaves the slot to the parent."""
-        if self.is_ours:
+        if descriptors.mark_of(self.handle) == self._mark:
             descriptors.close(self.handle)
         descriptors.private.discard(self.handle)
         self.handle = -1
 
     @property
     def is_ours(self) -> bool:
-        """Whether the descriptor is still this one: daemons close all that they have."""
-        return descriptors.mark_of(self.handle) == self._mark
+        """Whether this process has taken it and not closed it: daemons close all that they have."""
+        return os.getpid() == self._pid and descriptors.mark_of(self.handle) == self._mark
 
     @property
     def is_current(self) -> bool:
         """Whether other processes see the slot: the file may have been removed."""
         return directory.still_has(NAME, self.handle)
-
-
-def take() -> Slot:
-    """Take a free slot, as a waiter without a record and a ticket; an error when all are in use."""
-    handle = opened()
-    descriptors.private.add(handle)  # until it holds GPUs: a child must not keep a waiter's place
-    try:
-        with directory.lock_errors(path()):
-            return Slot(handle, _lock_free_slot(handle))
-    except BaseException:
-        descriptors.close(handle)
-        raise
 
 
 def _lock_free_slot(handle: int) -> int:
@@ -237,10 +227,10 @@ def read(handle: int, *, before: float = math.inf) -> tuple[Entry, ...]:
     with directory.lock_errors(path()):
         held = holding(handle)
         waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
-        tickets, beats = tables(handle)
-    slots = {at - WAITS for at in waiting if tickets[at - WAITS] < before}
+        ticket, beat = tickets(handle), beats(handle)
+    slots = {at - WAITS for at in waiting if ticket[at - WAITS] < before}
     return tuple(
-        Entry(slot, slot not in held, tickets[slot], beats[slot], **_read_record(handle, slot))
+        Entry(slot, slot not in held, ticket[slot], beat[slot], **_read_record(handle, slot))
         for slot in sorted(held | slots)
     )
 
@@ -250,11 +240,15 @@ def holding(handle: int) -> frozenset[int]:
     return frozenset(at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS))
 
 
-def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
-    """The tickets and the beats of all slots. A waiter that comes or goes changes the tickets."""
-    head = os.pread(handle, RECORDS, 0).ljust(RECORDS, b"\0")
-    tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
-    return tickets, BEATS.unpack_from(head, TICKETS.size)
+def tickets(handle: int) -> list[int]:
+    """The tickets of all slots: they change when a waiter comes or goes."""
+    data = os.pread(handle, TICKETS.size, 0).ljust(TICKETS.size, b"\0")
+    return [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack(data)]
+
+
+def beats(handle: int) -> tuple[float, ...]:
+    """When the writer of each slot has last written that it is well, since boot."""
+    return BEATS.unpack(os.pread(handle, BEATS.size, TICKETS.size).ljust(BEATS.size, b"\0"))
 
 
 def still_waits(handle: int, entry: Entry) -> bool:
