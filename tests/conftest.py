@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copy, rmtree, which
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from gpuaff.topology.model import Topology
-from tests import cpu_quotas, cpusets, mempolicies, openmp_region, pci_devices, powers
+from tests import cpusets, mempolicies, openmp_region, pci_devices, powers
 from tests.fakedriver.build import compiler
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
@@ -128,26 +129,25 @@ def _needed(item: pytest.Item) -> list[str]:
     return [str(thing) for mark in item.iter_markers("needs") for thing in mark.args]
 
 
+def _is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
 _OTHER_PACKAGES = frozenset({"matplotlib", "mpi4py", "safe_gpu", "sklearn", "torch"})
 
 _HAS: dict[str, Callable[[], bool]] = {
+    **{name: partial(_is_installed, name) for name in (*_OTHER_PACKAGES, "gpu_affinity")},
     "compiler": lambda: compiler() is not None,
-    "cpu-quotas": cpu_quotas.available,
+    "cpu-quotas": partial(cpusets.available, "cpu"),
     "cpusets": cpusets.available,
-    "gpu_affinity": lambda: find_spec("gpu_affinity") is not None,
     "memory-policies": mempolicies.available,
     "grid-engine": lambda: which("sge_qmaster") is not None,
-    "mpi4py": lambda: find_spec("mpi4py") is not None,
     "mount-namespaces": pci_devices.available,
     "mounts": powers.mounts,
     "numa-machine": machine.available,
     "pid-namespaces": powers.pid_namespaces,
     "protected-regular": powers.protected_regular,
     "root": lambda: os.geteuid() == 0,
-    "safe_gpu": lambda: find_spec("safe_gpu") is not None,
-    "sklearn": lambda: find_spec("sklearn") is not None,
-    "matplotlib": lambda: find_spec("matplotlib") is not None,
-    "torch": lambda: find_spec("torch") is not None,
     "two-cpus": lambda: len(os.sched_getaffinity(0)) > 1,
     "two-users": powers.two_users,
 }

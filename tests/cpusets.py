@@ -1,4 +1,4 @@
-"""A real cpuset (cgroup version 1 or 2) for a test's processes; needs root."""
+"""Real cgroups (version 1 or 2) for a test's processes: cpusets, quotas of CPU time; need root."""
 
 from __future__ import annotations
 
@@ -8,13 +8,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_OLD = Path("/sys/fs/cgroup/cpuset")
-_NEW = Path("/sys/fs/cgroup")
+_ROOT = Path("/sys/fs/cgroup")
 
-V1 = os.access(_OLD / "cgroup.procs", os.W_OK)
-"""Whether it is version 1 that is used here."""
+V1 = os.access(_ROOT / "cpuset/cgroup.procs", os.W_OK)
+"""Whether cpusets are of version 1 here."""
 
-_TOP = _OLD if V1 else _NEW
+_PERIOD = 100_000
+"""Of a quota, in microseconds."""
+
+
+def _top(controller: str) -> Path:
+    old = _ROOT / controller
+    return old if os.access(old / "cgroup.procs", os.W_OK) else _ROOT
+
+
+def available(controller: str = "cpuset") -> bool:
+    """Whether this machine lets us make one."""
+    if _top(controller) != _ROOT:
+        return True
+    try:
+        (_ROOT / "cgroup.subtree_control").write_text(f"+{controller}")
+        return controller in (_ROOT / "cgroup.controllers").read_text().split()
+    except OSError:
+        return False
 
 
 class Cpuset:
@@ -29,46 +45,49 @@ class Cpuset:
 
     def join_command(self) -> list[str]:
         """A prefix that makes a command start inside."""
-        procs = self.folder / "cgroup.procs"
-        return ["sh", "-c", f'echo $$ > {procs} && exec "$0" "$@"']
+        return _prefix(self.folder)
 
 
-def available() -> bool:
-    """Whether this machine lets us make one."""
-    if V1:
-        return True
-    try:
-        if "cpuset" not in (_NEW / "cgroup.controllers").read_text().split():
-            return False
-        (_NEW / "cgroup.subtree_control").write_text("+cpuset")
-    except OSError:
-        return False
-    return True
+def _prefix(folder: Path) -> list[str]:
+    return ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$0" "$@"']
 
 
 @contextmanager
 def cpuset(cpus: Iterable[int]) -> Iterator[Cpuset]:
     """Make one that grants these CPUs, and remove it at the end."""
-    folder = _TOP / f"gpuaff-test-{os.getpid()}-{time.monotonic_ns()}"
-    folder.mkdir()
-    try:
+    with _cgroup("cpuset") as folder:
         if V1:
-            (folder / "cpuset.mems").write_text((_TOP / "cpuset.mems").read_text().strip())
+            (folder / "cpuset.mems").write_text((folder.parent / "cpuset.mems").read_text().strip())
         made = Cpuset(folder)
         made.set(cpus)
         yield made
-    finally:
-        _remove(folder)
 
 
-def _remove(folder: Path) -> None:
-    for pid in (folder / "cgroup.procs").read_text().split():
-        with suppress(OSError):  # it has ended
-            (_TOP / "cgroup.procs").write_text(pid)
-    for _ in range(50):  # the kernel lets go of the dead a little later
-        try:
-            folder.rmdir()
-        except OSError:
-            time.sleep(0.02)
+@contextmanager
+def quota(cpus: float) -> Iterator[list[str]]:
+    """A prefix that makes a command have so many CPUs' time."""
+    granted = round(cpus * _PERIOD)
+    with _cgroup("cpu") as folder:
+        if folder.parent == _ROOT:
+            (folder / "cpu.max").write_text(f"{granted} {_PERIOD}")
         else:
-            return
+            (folder / "cpu.cfs_period_us").write_text(str(_PERIOD))
+            (folder / "cpu.cfs_quota_us").write_text(str(granted))
+        yield _prefix(folder)
+
+
+@contextmanager
+def _cgroup(controller: str) -> Iterator[Path]:
+    folder = _top(controller) / f"gpuaff-test-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with suppress(OSError):  # it has ended
+                (folder.parent / "cgroup.procs").write_text(pid)
+        for _ in range(100):  # the kernel lets go of the dead a little later
+            with suppress(OSError):
+                folder.rmdir()
+                break
+            time.sleep(0.02)

@@ -26,14 +26,14 @@ def listed() -> set[str]:
 
 @cache
 def named() -> frozenset[str]:
-    """The arguments of each ``pytest.mark.case(…)``, and the cases of the written plans."""
+    """The arguments of each ``pytest.mark.case(…)``, and the cases of written plans and pastes."""
     found: set[str] = set()
     for file in TESTS.rglob("*.py"):
         text = file.read_text("utf-8")
         for node in ast.walk(ast.parse(text if "mark.case(" in text else "")):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.case":
                 found.update(str(a.value) for a in node.args if isinstance(a, ast.Constant))
-    for file in (TESTS / "data/plans").glob("*.txt"):
+    for file in (TESTS / "data").glob("[ps]*/*.txt"):
         for cases in re.findall(r"^== .* \[(.*)\]$", file.read_text("utf-8"), re.MULTILINE):
             found.update(cases.split())
     return frozenset(found)

@@ -98,7 +98,7 @@ def format_mask(cpus: Iterable[int]) -> str:
     return ",".join(padded[at : at + 8] for at in range(0, len(padded), 8))
 
 
-def from_bits(bits: int, *, base: int = 0) -> CpuSet:
-    """The positions of the set bits of a number of any size, counted from ``base``."""
+def from_bits(bits: int) -> CpuSet:
+    """The positions of the set bits of a number of any size."""
     lowest_first = bin(bits)[:1:-1]  # shifting a large number bit by bit takes quadratic time
-    return frozenset(base + place for place, bit in enumerate(lowest_first) if bit == "1")
+    return frozenset(place for place, bit in enumerate(lowest_first) if bit == "1")

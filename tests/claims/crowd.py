@@ -1,30 +1,28 @@
-"""Claimers in a crowd, as a test sees them: real processes, forked by ``crowd_member.py``."""
+"""Claimers in a crowd, as a test sees them: real processes, forks of the nursery."""
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gpuaff.topology.model import Topology
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import stopped
+from tests.processes import Program, environment, nursery
 
 Event = dict[str, Any]
 
-_MEMBERS = f"""
-import os, runpy, sys
-os.setsid()  # all of them are killed at the end
-runpy.run_path({str(Path(__file__).with_name("crowd_member.py"))!r}, run_name="__main__")
+_MEMBER = """
+import json, sys
+from tests.claims.crowd_member import member
+member(sys.argv[1], **json.loads(sys.argv[2]))
 """
 PATIENCE = 20.0
 """How long a test waits for what must happen, in seconds: these machines are shared."""
@@ -35,28 +33,35 @@ class Crowd:
 
     def __init__(self, driver: FakeDriver, folder: Path) -> None:
         self.driver, self.folder = driver, folder
-        self.pids: dict[str, int] = {}
-        self.seen: list[Event] = []
+        self._programs: dict[str, Program] = {}
+        self._seen: list[Event] = []
         self._new: list[Event] = []
-        self._heard: queue.Queue[Event] = queue.Queue()
-        self._ends = ExitStack()
-        self._program = self._ends.enter_context(stopped(_MEMBERS, env=self.variables))
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        (folder / "events").touch()
+        self._events, self._half = (folder / "events").open(), ""
 
     @property
     def variables(self) -> Mapping[str, str]:
         locks = str(self.folder / "locks")
         return {**self.driver.env(), "GPUAFF_LOCK_DIR": locks, "GPUAFF_SAFE_GPU": "off"}
 
+    @property
+    def pids(self) -> Mapping[str, int]:
+        return {who: program.pid for who, program in self._programs.items()}
+
     def start(
         self, who: str, n: int = 1, *, raises: bool = False, user: int = 0, **claim: Any
     ) -> int:
         """Let somebody claim; returns the process id."""
-        wish = {"n": n, "placeholder": None, **claim}
-        self._order(start=who, raises=raises, user=user, claim=wish)
-        self.pids[who] = int(self.until(who, "begins")["pid"])
-        return self.pids[who]
+        forks = nursery(self.variables["LD_LIBRARY_PATH"])
+        claim = {"n": n, "placeholder": None, **claim}
+        order = json.dumps({"raises": raises, "user": user, "claim": claim})
+        program = forks.start(
+            _MEMBER, who, order, env=environment(self.variables), folder=self.folder
+        )
+        self._programs[who] = program
+        self.until(who, "begins")
+        program.out.close()  # 200 of them need many descriptors
+        return program.pid
 
     def holds(self, who: str, n: int = 1, **claim: Any) -> list[int]:
         """Let somebody claim who gets it at once; returns the GPUs."""
@@ -69,7 +74,7 @@ class Crowd:
         return self.until(who, "waits")
 
     def tell(self, who: str, word: str) -> None:
-        self._order(tell=who, do=word)
+        self._programs[who].go_on(word)
 
     def kill(self, who: str, sent: int = signal.SIGKILL) -> None:
         os.kill(self.pids[who], sent)
@@ -84,40 +89,37 @@ class Crowd:
                     self._new.remove(one)
                     return one
                 assert not (one["who"] == who and one["event"] == "fails"), one
-            try:
-                self._hear(end)
-            except queue.Empty:
-                raise AssertionError(f"{who} never {event} {more}: {self.seen[-9:]}") from None
+            assert time.monotonic() < end, f"{who} never {event} {more}: {self._seen[-9:]}"
+            self._hear()
 
-    def _hear(self, end: float) -> Event:
-        one = self._heard.get(timeout=max(0.0, end - time.monotonic()))
-        self.seen.append(one)
-        self._new.append(one)
-        return one
+    def _hear(self) -> list[Event]:
+        """What has happened since; if nothing has, a moment later."""
+        *lines, self._half = (self._half + self._events.read()).split("\n")
+        heard = [json.loads(line) for line in lines]
+        self._seen += heard
+        self._new += heard
+        if not heard:
+            time.sleep(0.002)
+        return heard
 
     def nothing(self, *events: str, seconds: float = 0.3) -> None:
         """Nothing like that may happen for a while."""
         end = time.monotonic() + seconds
-        with suppress(queue.Empty):
-            while True:
-                one = self._hear(end)
-                assert one["event"] not in events, one
+        while time.monotonic() < end:
+            assert not [one for one in self._hear() if one["event"] in events]
 
     def order(self, event: str) -> list[str]:
         """Who has had that happen, in order."""
-        return [one["who"] for one in self.seen if one["event"] == event]
-
-    def _order(self, **order: Any) -> None:
-        self._program.go_on(json.dumps(order))
-
-    def _listen(self) -> None:
-        for line in self._program.out:
-            self._heard.put(json.loads(line))
+        return [one["who"] for one in self._seen if one["event"] == event]
 
     def end(self) -> None:
-        os.killpg(self._program.pid, signal.SIGKILL)
-        self._listener.join(PATIENCE)
-        self._ends.close()
+        for program in self._programs.values():
+            program.close()
+        self._hear()
+        for child in [one["child"] for one in self._seen if one["event"] == "forked"]:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._events.close()
 
 
 @contextmanager

@@ -10,9 +10,12 @@ from gpuaff.claims.placeholder import occupy
 
 
 class Occupied:
-    def __init__(self, kind: Any, uuids: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, kind: Any, uuids: Sequence[str], ordinals: Sequence[int] | None = None
+    ) -> None:
+        claimed = dict(zip(ordinals or range(len(uuids)), uuids, strict=True))
         with ExitStack() as undo:
-            self.held, self.made_context = occupy(kind, uuids, undo, **options)
+            self.held = occupy(kind, claimed, undo, are_alone=ordinals is None)
             self.undo = undo.pop_all()
 
     def release(self) -> None:

@@ -31,7 +31,7 @@ from gpuaff.errors import LockDirectoryError
 from tests.claims.lockers import locker, until
 
 STAND = """
-slot = registry.take()
+slot = registry.Slot()
 slot.beat(ticket=1)
 slot.write({**registry.about_me(), "gpus": ["GPU-0"]})
 if %r:
@@ -76,7 +76,7 @@ def test_a_record_is_there_for_as_long_as_its_writer(
 
 
 def test_one_that_waits_becomes_one_that_holds(lock_folder: Path) -> None:
-    slot = registry.take()
+    slot = registry.Slot()
     assert [entry.waits for entry in registry.entries()] == [True]
     slot.hold_begins()
     assert [entry.waits for entry in registry.entries()] == [False]
@@ -87,7 +87,7 @@ def test_one_that_waits_becomes_one_that_holds(lock_folder: Path) -> None:
 
 
 def test_children_do_not_keep_a_slot_that_is_released(lock_folder: Path) -> None:
-    slot = registry.take()
+    slot = registry.Slot()
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -101,13 +101,13 @@ def test_a_full_board_is_an_error_and_one_who_leaves_makes_room(lock_folder: Pat
     with ExitStack() as stack:
         slots = []
         for _ in range(SLOTS):
-            slots.append(registry.take())
+            slots.append(registry.Slot())
             stack.callback(slots[-1].release)
         assert sorted(slot.number for slot in slots) == list(range(SLOTS))
         with pytest.raises(LockDirectoryError, match="all of its 512 slots are in use"):
-            registry.take()
+            registry.Slot()
         slots[7].release()
-        last = registry.take()
+        last = registry.Slot()
         assert last.number == slots[7].number
         last.release()
 
@@ -116,17 +116,17 @@ def test_a_slot_is_given_on_empty_and_only_when_no_rank_of_its_claim_lives(
     lock_folder: Path,
 ) -> None:
     """The parts of the ranks would count as those of the next claim."""
-    first = registry.take()
+    first = registry.Slot()
     first.write({"pid": 7, "gpus": ["GPU-7"]})
     number = first.number
     rank = registry.opened()
     assert locks.try_range(rank, PARTS + number * PART_COUNT + 3)
     first.release()
-    second = registry.take()
+    second = registry.Slot()
     assert second.number == (number + 1) % SLOTS
     second.release()
     os.close(rank)
-    third = registry.take()
+    third = registry.Slot()
     assert third.number == number
     (entry,) = registry.entries()
     assert not entry.is_written
@@ -136,7 +136,7 @@ def test_a_slot_is_given_on_empty_and_only_when_no_rank_of_its_claim_lives(
 
 def test_a_record_of_a_hundred_instances_still_has_its_place(lock_folder: Path) -> None:
     """It is too long for a slot; then it wants any."""
-    slot, other = registry.take(), registry.take()
+    slot, other = registry.Slot(), registry.Slot()
     uuids = [f"MIG-00000000-0000-4000-8000-{number:012}" for number in range(112)]
     record = {**registry.about_me(), "wanted": 2, "gpus": uuids}
     slot.beat(ticket=5)
@@ -176,27 +176,27 @@ WRITTEN = st.dictionaries(
     )
 )
 def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
-    bad, mine = registry.take(), registry.take()
+    bad, mine = registry.Slot(), queue.Place()
     try:
         record = data[:SLOT_SIZE].ljust(SLOT_SIZE)
         os.pwrite(bad.handle, record, RECORDS + bad.number * SLOT_SIZE)
         for at in 8 * bad.number, TICKETS.size + 8 * bad.number:
             os.pwrite(bad.handle, data[:8], at)
-        (entry,) = registry.read(mine.handle)
+        (entry,) = mine.entries()
         assert all(isinstance(uuid, str) for uuid in entry.gpus)
-        ticket = queue.next_ticket([entry])
-        assert 1 <= ticket <= MOST
         found = queue.ahead([entry], wants=frozenset(["GPU-0"]), now=5.0)
         assert found in ((), (entry,))
         assert str(describe(entry.pid, entry)).isprintable()
         for number in (entry.since, entry.ticket, entry.wanted, entry.uid):
             assert number is None or 0 <= number <= MOST
         registry.stopped([entry])
-        mine.beat(ticket=ticket)
-        assert mine.is_current
+        mine.join([entry], wanted=1, gpus=frozenset(["GPU-0"]))
+        tickets, _ = registry.tables(bad.handle)
+        assert tickets[mine.slot.number] == min(1 + entry.ticket, MOST)
+        assert mine.slot.is_current
     finally:
         bad.release()
-        mine.release()
+        mine.slot.release()
 
 
 @given(st.binary(max_size=64))

@@ -87,7 +87,9 @@ class TestFork:
         assert said.startswith(
             "PlaceholderError placeholder='context': CUDA does not start: cuInit"
         )
-        assert "fork" in said
+        assert "forked from one that had initialised CUDA" in said
+        assert "set_start_method('spawn')" in said
+        assert "placeholder=None" in said
 
     def test_a_daemon_that_claims_for_itself(self, lab: Lab) -> None:
         """It has closed all it had, and its own descriptors have the numbers of those."""

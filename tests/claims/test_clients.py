@@ -14,22 +14,10 @@ from gpuaff.claims.locking import directory, registry
 from tests import pci_devices
 from tests.claims.lockers import can_lease, locker, until
 from tests.fakedriver.build import compiler
-from tests.fakedriver.driver import FakeDriver
-from tests.processes import run, stopped
 
 pytestmark = pytest.mark.needs("compiler", "flock")
 
 SYSFS = [False, pytest.param(True, marks=pytest.mark.needs("mount-namespaces"))]
-
-CLAIM = """
-import gpuaff, os, sys
-try:
-    claim = gpuaff.claim_gpus(1, placeholder=None, gpus=[sys.argv[1]])
-except gpuaff.GpuaffError as error:
-    print("refused:", error)
-else:
-    print("has it")
-"""
 
 
 @pytest.fixture(scope="session")
@@ -134,20 +122,3 @@ def test_the_shells_flock_excludes_and_is_excluded(
         assert ours.heard() == "True"
         assert subprocess.run([*prefix, *one_line], check=False).returncode == 75
     assert subprocess.run([*prefix, *one_line], check=False).returncode == 0
-
-
-@pytest.mark.fake_driver
-def test_claim_gpus_and_a_client_exclude_each_other(
-    lock_folder: Path, client: Path, driver: FakeDriver
-) -> None:
-    os.close(directory.open_file("guard"))
-    env = {**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder), "GPUAFF_SAFE_GPU": "off"}
-    uuid = driver.state.gpus[0].uuid.decode()
-    with held(client, lock_folder, uuid) as process:
-        done = run(f"import sys; sys.argv[1:] = [{uuid!r}]\n{CLAIM}", env=env)
-        assert done.stdout.startswith("refused: "), done.stderr
-        assert f"{process.pid}" in done.stdout
-    script = f"import sys; sys.argv[1:] = [{uuid!r}]\n{CLAIM}\nsys.stdin.readline()"
-    with stopped(script, env=env) as one:
-        assert one.heard() == "has it"
-        assert says(client, lock_folder, uuid) == "busy"

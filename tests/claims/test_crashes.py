@@ -1,12 +1,13 @@
 """A claimer that is killed, stopped or interrupted at any of its steps harms no other.
 
-The steps are the lines of a claim (``steps.py``), and the calls of NVML and CUDA.
+The steps are the interpreter's in a claim (``steps.py``), and the calls of NVML and CUDA.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,20 +22,7 @@ from tests.processes import stopped
 
 pytestmark = pytest.mark.fake_driver
 
-HERE = Path(__file__).parent
-
-SOME = [("claim", 110), ("release", 16)]
-"""What is played by default, and at every how-manieth step. By hand all are tried."""
-
-MANY = [
-    ("claim", 30),
-    ("release", 4),
-    ("lease", 60),
-    ("refused", 60),
-    ("wait", 40),
-    ("vain", 50),
-]
-"""The same for slow tests."""
+STEPS = Path(__file__).parent / "steps.py"
 
 
 @pytest.fixture
@@ -59,42 +47,70 @@ def steps(
     driver: FakeDriver,
     play: str,
     how: str,
+    turns: int,
     *,
-    every: int,
-    first: int = 0,
-    safe_gpu: bool = False,
     gpus: int = 4,
+    safe_gpu: bool = False,
     prefix: Sequence[str] = (),
 ) -> None:
-    """Try it at every so manieth step; nothing may be left at any."""
-    said = {"play": play, "how": how, "every": every, "first": first, "gpus": gpus}
-    options = [f"--{name}={value}" for name, value in said.items()]
+    """Try it at so many random steps; nothing may be left at any."""
+    seed = int(os.environ.get("SEED", random.randrange(10**6)))
+    said = {"play": play, "how": how, "turns": turns, "gpus": gpus, "seed": seed}
     done = driver.run(
-        [*prefix, sys.executable, str(HERE / "steps.py"), *options],
+        [*prefix, sys.executable, str(STEPS), *(f"--{key}={said[key]}" for key in said)],
         env=env(driver, safe_gpu=safe_gpu),
         check=False,
-        timeout=110,
+        timeout=300,
     )
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)
-    assert told["failures"] == {}
-    assert told["tried"] > 4
+    assert told["failures"] == {}, f"SEED={seed}"
+    assert told["steps"] > 200
 
 
-class TestKilled:
-    @pytest.mark.case("E6")
-    @pytest.mark.parametrize(("play", "every"), SOME)
-    def test_at_some_steps(self, machine: FakeDriver, play: str, every: int) -> None:
-        steps(machine, play, "kill", every=every, first=7)
+@pytest.mark.case("E6")
+@pytest.mark.parametrize(
+    ("play", "how", "turns"),
+    [
+        ("claim", "kill", 6),
+        ("release", "kill", 4),
+        ("claim", "interrupt", 12),
+        ("release", "interrupt", 8),
+        ("block", "interrupt", 8),
+    ],
+)
+def test_at_some_steps(machine: FakeDriver, play: str, how: str, turns: int) -> None:
+    steps(machine, play, how, turns)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("play", "every"), MANY)
-    def test_at_many_steps(self, machine: FakeDriver, play: str, every: int) -> None:
-        steps(machine, play, "kill", every=every, first=3)
 
-    @pytest.mark.slow
-    def test_at_steps_under_the_lock_of_safe_gpu(self, machine: FakeDriver) -> None:
-        steps(machine, "claim", "kill", every=97, safe_gpu=True)
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("play", ["claim", "release", "block", "lease", "refused", "wait", "vain"])
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+def test_at_many_steps(machine: FakeDriver, play: str, how: str) -> None:
+    steps(machine, play, how, int(os.environ.get("TURNS", "150")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+def test_at_steps_under_the_lock_of_safe_gpu(machine: FakeDriver, how: str) -> None:
+    steps(machine, "claim", how, 40, safe_gpu=True)
+
+
+@pytest.mark.needs("two-cpus", "mount-namespaces")
+@pytest.mark.parametrize(
+    ("how", "turns"),
+    [
+        ("interrupt", 8),
+        *(pytest.param(how, 150, marks=pytest.mark.slow) for how in ("interrupt", "kill")),
+    ],
+)
+def test_a_claim_with_its_cpus(
+    fake_driver: MakeDriver, tmp_path: Path, how: str, turns: int
+) -> None:
+    """GPUs that sysfs shows as well: without those nothing is pinned."""
+    prefix = pci_devices.gpus(tmp_path / "pci", 2)
+    steps(fake_driver(this_machine(2)), "pin", how, turns, gpus=2, prefix=prefix)
 
 
 def test_one_that_is_stopped_between_the_look_and_the_lease(fake_driver: MakeDriver) -> None:
@@ -144,33 +160,3 @@ def test_one_that_is_killed_in_a_call_of_the_driver(machine: FakeDriver, functio
     machine.heal()
     assert done.returncode == -9
     assert machine.run(CLAIM_ALL, env=env(machine)).stdout.split() == ["4"]
-
-
-class TestInterrupted:
-    """Of a few steps, and between any two of the interpreter: see test_interrupts.py."""
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("play", "every"), MANY)
-    def test_at_many_steps(self, machine: FakeDriver, play: str, every: int) -> None:
-        steps(machine, play, "interrupt", every=every, first=4)
-
-    @pytest.mark.slow
-    def test_at_steps_under_the_lock_of_safe_gpu(self, machine: FakeDriver) -> None:
-        steps(machine, "claim", "interrupt", every=120, first=9, safe_gpu=True)
-
-
-@pytest.mark.needs("two-cpus", "mount-namespaces")
-@pytest.mark.parametrize(
-    ("how", "every"),
-    [
-        ("interrupt", 150),
-        pytest.param("interrupt", 9, marks=pytest.mark.slow),
-        pytest.param("kill", 9, marks=pytest.mark.slow),
-    ],
-)
-def test_a_claim_with_its_cpus(
-    fake_driver: MakeDriver, tmp_path: Path, how: str, every: int
-) -> None:
-    """GPUs that sysfs shows as well: without those nothing is pinned."""
-    prefix = pci_devices.gpus(tmp_path / "pci", 2)
-    steps(fake_driver(this_machine(2)), "pin", how, every=every, first=2, gpus=2, prefix=prefix)

@@ -43,20 +43,6 @@ print(cuda.is_initialized())
 """,
         ) == ["None False", "False False", "True"]
 
-    def test_a_forked_child_cannot_tell_but_its_start_does(self, driver: FakeDriver) -> None:
-        program = """
-cuda.start()
-sys.stdout.flush()
-if os.fork() == 0:
-    print(cuda.is_initialized(), tried(cuda.start), flush=True)
-    os._exit(0)
-os.wait()
-print(cuda.is_initialized())
-"""
-        child, parent = lines(driver, program)
-        assert child.startswith("False CudaError: cuInit returned 3 (CUDA_ERROR_NOT_INITIALIZED")
-        assert parent == "True"
-
     @pytest.mark.parametrize("list_", ["0,0", ""])
     def test_a_start_that_fails_settles_nothing(self, driver: FakeDriver, list_: str) -> None:
         """As an H200 with driver 580 has it, for the errors 101 and 100."""
@@ -67,22 +53,8 @@ cuda.start()
 print(*cuda.uuids())
 """
         expected = "101" if list_ else "100"
-        assert lines(driver, program, CUDA_VISIBLE_DEVICES=list_) == [f"{expected} False", UUIDS[1]]
-
-
-@pytest.mark.fake_driver
-class TestDevices:
-    def test_a_driver_from_before_cuda_11(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(this_machine(2))
-        driver.omit("cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRelease_v2")
-        program = """
-cuda.start()
-contexts = ExitStack()
-cuda.retain(0, contexts)
-contexts.close()
-print(*cuda.uuids())
-"""
-        assert lines(driver, program) == [" ".join(UUIDS)]
+        shown = UUIDS[1].removeprefix("GPU-")
+        assert lines(driver, program, CUDA_VISIBLE_DEVICES=list_) == [f"{expected} False", shown]
 
 
 @pytest.mark.fake_driver
@@ -102,21 +74,6 @@ print("released")
         driver.watch("cuDevicePrimaryCtxRelease_v2")
         assert lines(driver, program) == ["released"]
         assert driver.calls("cuDevicePrimaryCtxRelease_v2") == 2
-
-    def test_one_that_cannot_be_had_is_not_held(self, driver: FakeDriver) -> None:
-        driver.fail("cuDevicePrimaryCtxRetain", 46, gpu=1)
-        driver.watch("cuDevicePrimaryCtxRelease_v2")
-        program = """
-cuda.start()
-contexts = ExitStack()
-cuda.retain(0, contexts)
-print(tried(cuda.retain, 1, contexts))
-contexts.close()
-"""
-        (said,) = lines(driver, program)
-        expected = "cuDevicePrimaryCtxRetain returned 46 (CUDA_ERROR_DEVICE_UNAVAILABLE: "
-        assert said.startswith(f"CudaError: {expected}")
-        assert driver.calls("cuDevicePrimaryCtxRelease_v2") == 1
 
     def test_all_are_let_go_though_one_fails(self, driver: FakeDriver) -> None:
         driver.fail("cuDevicePrimaryCtxRelease_v2", 999, gpu=1)

@@ -44,7 +44,7 @@ def row(
 
 def in_words(usage: Usage) -> str:
     flags = [flag for flag in ("leaving", "exiting", "lasting") if getattr(usage, flag)]
-    found = " ".join([str(usage.busy or "free"), *flags, *map(str, usage.pids)])
+    found = " ".join([usage.busy.value if usage.busy else "free", *flags, *map(str, usage.pids)])
     return f"{found}: {usage.message.removeprefix('GPU 0: ')}" if usage.message else found
 
 

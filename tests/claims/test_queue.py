@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuaff._system import kernel
 from gpuaff.claims.locking import queue, registry
-from gpuaff.claims.locking.queue import TOO_LONG, Place, join
-from gpuaff.claims.locking.registry import MOST, Entry
+from gpuaff.claims.locking.queue import TOO_LONG, Place
+from gpuaff.claims.locking.registry import Entry
 from tests.claims.lockers import locker, until
 
 NOW = 100.0
@@ -45,21 +43,6 @@ def test_a_holder_and_an_empty_record_are_not_before_us() -> None:
     assert ahead(Entry(slot=1, waits=True, is_written=False, beat=NOW)) == []
 
 
-def test_the_next_number() -> None:
-    assert queue.next_ticket([]) == 1
-    holder = Entry(slot=3, waits=False, name="a", ticket=40)
-    assert queue.next_ticket([waits(1, 4), waits(2, 2), holder]) == 5
-    assert queue.next_ticket([waits(1, MOST)]) == MOST
-
-
-def test_a_gpu_is_kept_for_the_first_waiter_that_may_choose_it() -> None:
-    one, two, any_of_them = waits(1, 1, "a"), waits(2, 2, "a", "b"), waits(3, 3)
-    assert queue.kept_for([one, two], "a") is one
-    assert queue.kept_for([one, two], "b") is two
-    assert queue.kept_for([one, two], "c") is None
-    assert queue.kept_for([one, two, any_of_them], "c") is any_of_them
-
-
 def in_the_way(*entries: Entry, wants: str, count: int = 1) -> list[int]:
     return [e.slot for e in queue.in_the_way(entries, wants=frozenset(wants), count=count)]
 
@@ -75,36 +58,12 @@ def test_in_the_way_are_those_that_must_leave_before_there_are_enough_to_choose_
     assert in_the_way(wants="a") == []
 
 
-GPUS = st.sets(st.sampled_from("abcd"))
-LINES = st.lists(st.tuples(GPUS, st.floats(0, 20)), min_size=1, max_size=8).flatmap(
-    lambda people: st.permutations(list(enumerate(people, 1)))
-)
-
-
-@given(LINES)
-def test_before_a_waiter_are_those_that_are_well_came_earlier_and_want_any_of_the_same(
-    waiters: list[tuple[int, tuple[set[str], float]]],
-) -> None:
-    """Such as want none in particular want any."""
-    for ticket, (gpus, _) in waiters:
-        wants = gpus or set("abcd")
-        earlier = [
-            waits(other, other, *sorted(wanted), beat=NOW - age)
-            for other, (wanted, age) in waiters
-            if other < ticket
-        ]
-        assert ahead(*earlier, wants="".join(wants)) == sorted(
-            other
-            for other, (wanted, age) in waiters
-            if other < ticket and age < TOO_LONG and (not wanted or wanted & wants)
-        )
-
-
 # ---- standing in it --------------------------------------------------------------------------
 
 STAND = """
-place = queue.join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
-print(place.ticket)
+place = queue.Place()
+place.join(place.entries(), wanted=1, gpus=frozenset(["GPU-0"]))
+print(registry.tables(place.slot.handle)[0][place.slot.number])
 hear()
 place.slot.release()
 print("left")
@@ -112,7 +71,8 @@ hear()
 """
 
 BEHIND = """
-place = queue.join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+place = queue.Place()
+place.join(place.entries(), wanted=1, gpus=frozenset(["GPU-0"]))
 (first,) = place.entries()
 print("waits")
 used = time.process_time()
@@ -122,8 +82,10 @@ print(time.process_time() - used)
 """
 
 
-def stand() -> Place:
-    return join(registry.about_me(), wanted=1, gpus=frozenset(["GPU-0"]))
+def stand(*gpus: str) -> Place:
+    place = Place()
+    place.join(place.entries(), wanted=1, gpus=frozenset(gpus or ["GPU-0"]))
+    return place
 
 
 def others(place: Place) -> list[Entry]:
@@ -227,7 +189,7 @@ def test_a_slot_that_another_has_by_now_is_not_waited_for(lock_folder: Path) -> 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_who_waits_comes_back_when_the_file_is_removed(lock_folder: Path, replaced: bool) -> None:
-    place = join(registry.about_me(), wanted=3, gpus=frozenset(["GPU-0", "GPU-1"]))
+    place = stand("GPU-0", "GPU-1")
     (before,) = registry.entries()
     (lock_folder / "registry").unlink()
     if replaced:
@@ -254,7 +216,7 @@ def test_who_waits_beats(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_first_waiter_sees_a_claim_end(lock_folder: Path) -> None:
-    holder, place = registry.take(), stand()
+    holder, place = registry.Slot(), stand()
     holder.hold_begins()
     holding = frozenset([holder.number])
     assert seconds(lambda: place.wait_for_gpus(holding, (), 0.3)) >= 0.3

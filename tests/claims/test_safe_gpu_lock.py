@@ -163,21 +163,6 @@ sys.stdin.readline()
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_file_that_was_replaced_meanwhile_is_not_the_lock(lock: Path) -> None:
-    """Whatever cleans /tmp has removed it, and the next safe_gpu user has made another one."""
-    with their_user(lock) as first, their_user(lock) as next_one, our_user(lock) as ours:
-        get(first)
-        begin(ours)
-        time.sleep(0.1)
-        lock.unlink()
-        get(next_one)
-        end(first)
-        time.sleep(0.1)
-        end(next_one)
-        assert ours.heard() == "has it"
-        assert not is_free(lock)
-
-
 @pytest.fixture
 def everybodys() -> Iterator[Path]:
     """A folder like /tmp, that other users may enter, too."""

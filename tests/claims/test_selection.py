@@ -205,12 +205,6 @@ def test_what_does_not_fit_is_left_for_others_too() -> None:
     assert choose(1, {0, 5}, topology=machine, idle={0, 1, 2, 3, 4, 5, 7}) == (5,)
 
 
-@pytest.mark.parametrize("count", [-1, 0, 3])
-def test_more_than_there_are_cannot_be_chosen(count: int) -> None:
-    with pytest.raises(ValueError, match=rf"^cannot choose {count} of 2 free GPUs \[1, 4\]$"):
-        choose(count, {4, 1}, topology=islands(4, 4))
-
-
 OBSERVED = """
     from gpuaff._system.nvml import open_session
     from gpuaff.claims.devices.selection import observe_connections

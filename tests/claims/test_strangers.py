@@ -66,12 +66,6 @@ class TestNoProcessIsListed:
         lab.driver.hide_all_processes()
         return lab
 
-    def test_no_other_comes(self, dark: Lab) -> None:
-        holder = dark.holder("claim_gpus(2)")
-        assert [dark.driver.contexts_made(place) for place in range(3)] == [1, 1, 0]
-        assert dark.driver.double_holdings() == []
-        holder.end()
-
     def test_one_that_comes_meanwhile_is_not_seen(self, dark: Lab) -> None:
         """Memory may be ours by then: docs/claims.md says so."""
         dark.driver.stop_at(RETAIN)

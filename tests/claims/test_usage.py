@@ -13,9 +13,7 @@ from gpuaff.claims.model import Busy, ComputeMode, Device, DeviceReading
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 from tests.claims.readings import GIB, MIB
 from tests.fakedriver.driver import FakeDriver, MakeDriver
-from tests.fakedriver.play import this_machine
 from tests.fakedriver.state import NVML
-from tests.processes import printed
 
 pytestmark = pytest.mark.fake_driver
 
@@ -75,21 +73,6 @@ def session(driver: FakeDriver, *, looks: int = 1, utilization: bool = False) ->
     line = next(line for line in said.splitlines() if line.startswith("ANSWER "))
     answer: Answer = pickle.loads(base64.b64decode(line.removeprefix("ANSWER ")))
     return answer
-
-
-def test_the_gate_imports_pynvml_late_and_psutil_never(fake_driver: MakeDriver) -> None:
-    """psutil costs a tenth of a claim."""
-    script = """
-import sys
-from gpuaff._system import nvml
-early = "pynvml" in sys.modules
-with nvml.open_session() as session:
-    session.read_gpus(links=True)
-    session.devices(), session.look(utilization=True)
-print(early, [name in sys.modules for name in ("pynvml", "psutil")])
-"""
-    env = fake_driver(this_machine(1)).env()
-    assert printed(script, env=env, fresh=True) == "False [True, False]"
 
 
 def look(driver: FakeDriver, **how: Any) -> tuple[DeviceReading, ...]:
@@ -210,17 +193,6 @@ class TestOneFunctionFails:
         assert [u.busy for u in evaluate(found, processes=ListedProcesses(), leased={})] == [
             None
         ] * 3
-
-    def test_all_of_them(self, plain: FakeDriver) -> None:
-        for function in FIELDS:
-            plain.fail(function, NVML.UNKNOWN, gpu=0)
-        plain.fail("nvmlDeviceGetMemoryInfo", NVML.UNKNOWN, gpu=0)
-        found = look(plain, utilization=True)
-        assert all(getattr(found[0], name) is None for name in READ)
-        [usage, second, _] = evaluate(found, processes=ListedProcesses(), leased={})
-        assert usage.busy is Busy.UNREADABLE
-        assert usage.message.startswith("GPU 0: the driver reports neither the memory in use nor")
-        assert second.busy is None
 
 
 READ = ("compute", "graphics", "used", "free", "total", "utilization", "compute_mode", "display")

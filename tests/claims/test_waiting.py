@@ -77,14 +77,6 @@ class TestWoken:
         os.kill(child, signal.SIGKILL)
         one.until("b", "has")
 
-    def test_by_a_release_though_a_child_has_it_open(self, one: Crowd) -> None:
-        one.holds("a")
-        one.tell("a", "fork")
-        one.until("a", "forked")
-        one.waits("b")
-        one.tell("a", "release")
-        one.until("b", "has")
-
     def test_by_the_end_of_a_process_without_a_lease(self, one: Crowd) -> None:
         with subprocess.Popen(["sleep", "60"]) as stranger:
             one.driver.use(0, stranger.pid)
@@ -315,25 +307,6 @@ def test_a_child_that_is_forked_meanwhile_keeps_no_place(one: Crowd) -> None:
             one.until("b", "has")
         finally:
             os.kill(child, signal.SIGKILL)
-
-
-def test_who_tries_again_and_again_has_no_threads_and_no_more_open_files(one: Crowd) -> None:
-    """One who waits before us may wait for days."""
-    script = """
-        import os, threading
-        import gpuaff
-        for turn in range(4):
-            try:
-                gpuaff.claim_gpus(placeholder=None, wait=0.05)
-            except gpuaff.errors.ClaimTimeoutError:
-                print(threading.active_count(), len(os.listdir("/proc/self/fd")))
-    """
-    one.holds("a")
-    one.waits("b")
-    with stopped(script, env=one.variables) as trying:
-        first = trying.heard()
-        assert first.startswith("1 ")
-        assert [trying.heard() for _ in range(3)] == [first] * 3
 
 
 def test_the_log(one: Crowd) -> None:

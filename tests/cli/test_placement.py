@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from gpuaff._system import kernel
 from gpuaff._system.kernel import Tree
 from gpuaff.cli.check import with_gpus
 from gpuaff.cpuset import CpuSet
@@ -46,3 +48,10 @@ def test_open_files_count_where_the_driver_is_silent(box: Topology) -> None:
     assert (every.near, every.far) == (None, frozenset()), "of GPU 2 nothing is known"
     none = found("/dev/null", "/dev/nvidia9")
     assert (none.gpus, none.near, none.ok) == ((), None, True)
+
+
+def test_open_files_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "held").open("w") as held:
+        assert held.name in kernel.open_files(os.getpid()).values()
+    assert held.name not in kernel.open_files(os.getpid()).values()
+    assert kernel.open_files(2**22) == {}

@@ -106,7 +106,6 @@ class TestRefused:
         [
             *((text, "no CPU and no NVIDIA") for text in (b"\x7fELF\x00\x01", b"", b"Dear all\n")),
             *((text, "") for text in (b"[", b"[]", b"{}", b'["a"]', b"{]")),
-            (b'{"schema_version": 1, "cpus": "0", "cpus": "1"}', "'cpus' stands twice"),
             (b'{"a":' * 200_000, "n"),
         ],
     )
@@ -127,7 +126,7 @@ class TestRefused:
         whole = json.dumps(Topology.named("dgx-a100").to_dict())
         cut = whole[: data.draw(st.integers(1, len(whole) - 1))]
         with _file(cut.encode()) as name:
-            assert "was it cut?" in refused("topo", "--from", name)
+            assert "not JSON: " in refused("topo", "--from", name)
 
     @settings(max_examples=100, deadline=None)
     @given(

@@ -94,7 +94,7 @@ def _huge(random: Random, pieces: Sequence[str]) -> str:
 def check_pasted(text: str) -> str:
     """A sound topology that survives JSON and can be planned for, or one clear error."""
     try:
-        found = parse(text, name="it")
+        found = parse(text)
     except TopologyError as error:
         raise _unread(error) from None
     sound(found)

@@ -29,23 +29,11 @@ print(json.dumps({"codes": codes, "kept": kept, "threads": threads, "again": aga
 """
 
 
-@pytest.mark.case("C2", "C4", "C5")
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"OMP_PROC_BIND": "close"},
-        pytest.param({"GOMP_CPU_AFFINITY": "0-1023"}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.case("C2", "C4", "C5", "C8")
+@pytest.mark.parametrize("env", [{"OMP_PROC_BIND": "close"}, {}], ids=str)
 def test_torch_narrows_the_mask_and_that_was_said(driver: FakeDriver, env: dict[str, str]) -> None:
     said = json.loads(printed(SCRIPT, env={**driver.env(), **env}))
-    assert said["codes"] == ["omp-binding"]
-    assert not said["kept"], "this is what the warning is about"
+    assert said["codes"] == (["omp-binding"] if env else [])
+    assert said["kept"] is not bool(env), "this is what the warning is about"
+    assert said["threads"] or env
     assert said["again"], "a second call gets the share back"
-
-
-@pytest.mark.slow
-@pytest.mark.case("C8")
-def test_without_such_variables_the_share_stays(driver: FakeDriver) -> None:
-    said = json.loads(printed(SCRIPT, env=driver.env()))
-    assert said == {"codes": [], "kept": True, "threads": True, "again": True}

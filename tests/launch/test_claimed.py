@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuaff.launch.inherited import CLAIM_VARIABLE, ParentClaim, claim_in_environment
 
 GPU = "GPU-8d0ce8f2-1b2d-4c9a-8f0e-0123456789ab"
-MIG = "MIG-GPU-8d0ce8f2-1b2d-4c9a-8f0e-0123456789ab/7/0"
+MIG = "MIG-8d0ce8f2-1b2d-4c9a-8f0e-0123456789ab"
 
 
 def read(text: str | None) -> tuple[ParentClaim | None, list[str]]:
@@ -45,7 +45,7 @@ INVALID = (
     *("v1", "v1:0:1:2", "v1:0:1:2:", "v1:0:1:2:0", "v1:0:1:2:GPU-", "x" * 4000),
     *(f"v2:0:1:2:{GPU}", f"0:1:2:{GPU}", f"v1:-1:1:2:{GPU}", f"v1:0:0:2:{GPU}"),
     *(f"v1:0:1:²:{GPU}", f"v1:0:1:{'9' * 21}:{GPU}", f"v1:0:1:2:{GPU},"),
-    *(f"v1:0:1:2:{GPU},{GPU}", f"v1:0:1:2:{GPU}:more"),
+    *(f"v1:0:1:2:{GPU},{GPU}", f"v1:0:1:2:{GPU}:more", f"v1:0:1:2:MIG-{GPU}/7/0"),
 )
 
 

@@ -12,7 +12,7 @@ from gpuaff._system import mempolicy
 from tests import seccomp
 from tests.fakedriver.driver import FakeDriver
 from tests.pinning.test_programs import programs
-from tests.processes import perform, printed, run, stopped
+from tests.processes import perform, run, stopped
 from tests.programs import policies
 from tests.programs.policies import BIND, FIRST, PREFER
 
@@ -29,30 +29,22 @@ def test_a_process_that_sets_a_policy(driver: FakeDriver, program: Callable[[], 
     perform(program, env=driver.env())
 
 
-def test_it_is_told_in_the_one_line(driver: FakeDriver) -> None:
+def test_the_argument_or_the_variable(driver: FakeDriver) -> None:
     script = f"""
-        import logging
+        import logging, os, gpuaff
         logging.basicConfig(level=logging.INFO, format="%(message)s")
-        import gpuaff
-        gpuaff.set_affinity(0, 2, memory="bind:{FIRST}")
+        for variable in ("interleave:{FIRST}", ""):
+            os.environ["GPUAFF_MEMORY"] = variable
+            for memory in (None, "bind:{FIRST}"):
+                print(gpuaff.set_affinity(0, 2, memory=memory).memory)
+        os.environ["GPUAFF_MEMORY"] = "bound"
+        gpuaff.set_affinity(0, 2)
     """
-    assert f"] memory bind:{FIRST}\n" in run(script, env=driver.env()).stderr
-
-
-@pytest.mark.parametrize("variable", [f"interleave:{FIRST}", ""])
-def test_the_argument_or_the_variable(driver: FakeDriver, variable: str) -> None:
-    script = f"""
-        import gpuaff
-        for memory in (None, "bind:{FIRST}"):
-            print(gpuaff.set_affinity(0, 2, memory=memory).memory)
-    """
-    said = printed(script, env={**driver.env(), "GPUAFF_MEMORY": variable})
-    assert said.splitlines() == [variable or "None", f"bind:{FIRST}"]
-
-
-def test_an_invalid_variable_is_named(driver: FakeDriver) -> None:
-    env = {**driver.env(), "GPUAFF_MEMORY": "bound"}
-    assert run("import gpuaff; gpuaff.set_affinity(0, 2)", env=env).stderr.endswith(
+    done = run(script, env=driver.env())
+    bind = f"bind:{FIRST}"
+    assert done.stdout.splitlines() == [f"interleave:{FIRST}", bind, "None", bind]
+    assert f"] memory {bind}\n" in done.stderr, "the one line"
+    assert done.stderr.endswith(
         "InvalidOptionError: GPUAFF_MEMORY='bound': expected one of preferred, bind, interleave, "
         "with or without nodes (bind:0-1, interleave:gpu); did you mean bind?\n"
     )
@@ -79,11 +71,6 @@ sys.stdin.readline()
         assert max(pages) >= 8
 
 
-REFUSALS = [
-    pytest.param(errno.EPERM, "--cap-add SYS_NICE", id="EPERM"),
-    pytest.param(errno.ENOSYS, "it has none, as one built without NUMA", id="ENOSYS"),
-]
-
 TRY = """
     import os, gpuaff
     before = os.sched_getaffinity(0)
@@ -97,11 +84,17 @@ TRY = """
         assert "[memory-refused; strict]" in str(error) and os.sched_getaffinity(0) == before
         print(notice.message)
 """
+BOTH, SETTING = mempolicy.numbers(), mempolicy.numbers()[1:]
 
 
-@pytest.mark.parametrize(("error", "says"), REFUSALS)
 @pytest.mark.parametrize(
-    "calls", [mempolicy.numbers(), mempolicy.numbers()[1:]], ids=["both", "setting"]
+    ("error", "says", "calls"),
+    [
+        (errno.EPERM, "--cap-add SYS_NICE", BOTH),
+        (errno.EPERM, "--cap-add SYS_NICE", SETTING),
+        (errno.ENOSYS, "it has none, as one built without NUMA", BOTH),
+    ],
+    ids=["both", "setting", "ENOSYS"],
 )
 @pytest.mark.case("B22")
 def test_a_filter_that_forbids_it(
@@ -134,13 +127,3 @@ def test_a_kernel_that_can_prefer_one_node_only() -> None:
     assert new.endswith(f"[{FIRST}, 60]\n")
     refused = seccomp.refusing(errno.EPERM, mempolicy.numbers()[1], first=many)
     assert "PermissionError" in run(PREFERS, prefix=refused).stderr
-
-
-def test_without_an_option_nothing_of_it_is_imported(driver: FakeDriver) -> None:
-    script = """
-import sys
-import gpuaff
-gpuaff.set_affinity(0, 2)
-print([name for name in sys.modules if name.startswith("gpuaff") and "mem" in name])
-"""
-    assert printed(script, env=driver.env(), fresh=True) == "[]"

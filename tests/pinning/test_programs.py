@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus", "memory-pol
 CASES = {
     pinned.a_forked_worker_cuts_the_share_and_not_a_narrowed_mask: pytest.mark.case("C1"),
     pinned.a_helper_on_reserved_cpus_stays: pytest.mark.case("B10"),
-    pinned.a_main_thread_that_a_runtime_has_narrowed_between_two_calls: pytest.mark.case("C4"),
     pinned.an_actor_whose_gpus_change: pytest.mark.case("H10"),
     pinned.heirs_of_a_narrowed_main_thread_go_back_to_the_ranks_share: pytest.mark.case("C4"),
     pinned.in_a_forked_child: pytest.mark.case("C10"),

@@ -88,11 +88,8 @@ def test_two_ranks_share_the_machine(driver: FakeDriver) -> None:
         seen = [set(masks(rank.pid).values()) for rank in ranks]
         assert [len(one) for one in seen] == [1, 1], "every thread of a rank has one mask"
         (first,), (second,) = seen
-        assert first
-        assert second
-        assert not first & second
-        if len(ALL) % 2 == 0:
-            assert first | second == ALL
+        assert first and second and not first & second  # noqa: PT018
+        assert first | second == ALL or len(ALL) % 2
         for rank in ranks:
             rank.go_on()
             assert rank.heard() == "restored"
@@ -107,19 +104,14 @@ def test_the_one_line(driver: FakeDriver) -> None:
         import gpuaff
         gpuaff.set_affinity(1, 2)
     """
-    said = run(script, env=driver.env()).stderr.splitlines()
-    line = [text for text in said if "->" in text]
-    assert len(line) == 1
-    assert re.fullmatch(
-        r"gpuaff: rank 1 -> GPU 1 \(NUMA [0-9?,]+\) cpus [0-9,-]+ \[\d+ cores?\]", line[0]
-    )
+    (line,) = [one for one in run(script, env=driver.env()).stderr.splitlines() if "->" in one]
+    where = r"GPU 1 \(NUMA [0-9?,]+\) cpus [0-9,-]+ \[\d+ cores?\]"
+    assert re.fullmatch(f"gpuaff: rank 1 -> {where}", line)
 
 
 def test_arguments_or_variables(driver: FakeDriver) -> None:
     by_hand = called(driver, "1, 2")
-    assert by_hand["rank"] == 1
-    assert by_hand["gpu"] == 1
-    assert by_hand["pinned"]
+    assert (by_hand["rank"], by_hand["gpu"], by_hand["pinned"]) == (1, 1, True)
     assert called(driver, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") == by_hand
     ignored = called(driver, "1, 2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     assert ignored == by_hand
@@ -135,22 +127,6 @@ def test_neither_is_rank_0_of_1_on_the_only_gpu_said_once(driver: FakeDriver) ->
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("rank 0 of 1") == 1
     assert "call set_affinity(local_rank, nproc_per_node)" in done.stderr
-
-
-NUMBERS = {
-    "mpirun": {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-    "srun": {"SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2"},
-    "mpiexec": {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-    "flux": {"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "1"},
-}
-
-
-def test_the_launchers_numbers_as_if_they_were_passed(driver: FakeDriver) -> None:
-    by_itself = results(driver, [("", env) for env in NUMBERS.values()])
-    for found in by_itself:
-        assert (found["rank"], found["gpu"]) == (1, 1)
-        assert not {"no-rank", "ranks-beside"} & set(found["codes"])
-    assert by_itself == results(driver, [("1, 2", env) for env in NUMBERS.values()])
 
 
 def test_a_batch_script_is_no_rank_said_once(driver: FakeDriver) -> None:
@@ -189,50 +165,38 @@ WRONG = {
     "0": ("TypeError", "nproc_per_node"),
     "nproc_per_node=2": ("TypeError", "local_rank"),
     "2, 2": ("InvalidOptionError", "from 0 to 1"),
-    "-1, 2": ("InvalidOptionError", "from 0 to 1"),
-    "True, 2": ("InvalidOptionError", "from 0 to 1"),
-    "0.0, 2": ("InvalidOptionError", "from 0 to 1"),
     "'0', 2": ("InvalidOptionError", "from 0 to 1"),
     "0, 0": ("InvalidOptionError", "nproc_per_node=0"),
-    "0, -2": ("InvalidOptionError", "nproc_per_node=-2"),
-    "0, True": ("InvalidOptionError", "nproc_per_node=True"),
     "0, '2'": ("InvalidOptionError", "nproc_per_node='2'"),
     "0, 2, mode='fastest'": ("InvalidOptionError", "unique_contiguous"),
-    "0, 2, scope=1": ("InvalidOptionError", "socket"),
     "0, 2, multithreading='none'": ("InvalidOptionError", "all_logical"),
     "0, 2, balanced='yes'": ("InvalidOptionError", "True or False"),
     "0, 2, strict='yes'": ("InvalidOptionError", "True or False"),
     "0, 2, min_physical_cores=0": ("InvalidOptionError", "from 1 to 65535"),
     "0, 2, min_physical_cores=3, max_physical_cores=2": ("InvalidOptionError", "at most"),
-    "0, 2, max_physical_cores=1.5": ("InvalidOptionError", "from 1 to 65535"),
 }
 
 
-@pytest.mark.parametrize("env", [{}, {"GPUAFF": "off"}], ids=["on", "off"])
-def test_wrong_arguments_always_raise(driver: FakeDriver, env: dict[str, str]) -> None:
-    found = errors(driver, [(call, {}) for call in WRONG], **env)
-    for (kind, text), (call, expected) in zip(found, WRONG.items(), strict=True):
-        assert kind == expected[0], call
-        assert expected[1] in text, call
+WRONG_VARIABLES = {
+    "GPUAFF_MODE": "fastest",
+    "GPUAFF_SCOPE": "rack",
+    "GPUAFF_MULTITHREADING": "both",
+    "GPUAFF_BALANCED": "maybe",
+    "GPUAFF_MIN_PHYSICAL_CORES": "-1",
+    "GPUAFF_MAX_PHYSICAL_CORES": "many",
+    "GPUAFF_STRICT": "2",
+    "GPUAFF": "perhaps",
+}
 
 
-WRONG_VARIABLES = [
-    ("GPUAFF_MODE", "fastest"),
-    ("GPUAFF_SCOPE", "rack"),
-    ("GPUAFF_MULTITHREADING", "both"),
-    ("GPUAFF_BALANCED", "maybe"),
-    ("GPUAFF_MIN_PHYSICAL_CORES", "-1"),
-    ("GPUAFF_MAX_PHYSICAL_CORES", "many"),
-    ("GPUAFF_STRICT", "2"),
-    ("GPUAFF", "perhaps"),
-]
-
-
-def test_wrong_variables_raise_and_are_named(driver: FakeDriver) -> None:
-    found = errors(driver, [("0, 2", {variable: value}) for variable, value in WRONG_VARIABLES])
-    for (variable, value), (kind, text) in zip(WRONG_VARIABLES, found, strict=True):
-        assert kind == "InvalidOptionError"
-        assert text.startswith(f"{variable}={value!r}: expected ")
+def test_wrong_arguments_and_variables_always_raise(driver: FakeDriver) -> None:
+    for env in ({}, {"GPUAFF": "off"}):
+        found = errors(driver, [(call, {}) for call in WRONG], **env)
+        for (kind, text), (call, expected) in zip(found, WRONG.items(), strict=True):
+            assert (kind, expected[1] in text) == (expected[0], True), call
+    found = errors(driver, [("0, 2", {name: value}) for name, value in WRONG_VARIABLES.items()])
+    for (name, value), (kind, text) in zip(WRONG_VARIABLES.items(), found, strict=True):
+        assert (kind, text.partition(": ")[0]) == ("InvalidOptionError", f"{name}={value!r}")
 
 
 def test_argument_then_variable_then_default(driver: FakeDriver) -> None:
@@ -258,8 +222,9 @@ def test_the_off_switch(driver: FakeDriver) -> None:
 
 
 @pytest.mark.case("B8")
-def test_no_program_is_needed(driver: FakeDriver) -> None:
+def test_no_program_is_needed_and_the_driver_is_shut_down_again(driver: FakeDriver) -> None:
     assert called(driver, "0, 2", PATH="/nowhere")["pinned"]
+    assert driver.inits == driver.shutdowns > 0
 
 
 # Best effort, and its opposite.
@@ -280,14 +245,9 @@ def test_no_driver(driver: FakeDriver, code: int, told: str) -> None:
     assert kind == "NoDriverError"
     assert told in text
     assert raised(driver, "0, 2", GPUAFF_STRICT="1")[0] == "NoDriverError"
-
-
-def test_one_warning_without_any_logging_set_up(driver: FakeDriver) -> None:
-    driver.refuse(NVML.LIB_RM_VERSION_MISMATCH)
     script = "import gpuaff\nfor _ in range(3): gpuaff.set_affinity(0, 2)"
-    said = run(script, env=driver.env()).stderr
-    assert said.count("mismatch") == 1
-    assert all(line.startswith("gpuaff: ") for line in said.splitlines())
+    lines = run(script, env=driver.env()).stderr.splitlines()
+    assert [line.startswith("gpuaff: ") for line in lines if told in line] == [True], "said once"
 
 
 @pytest.mark.case("A1", "F1")
@@ -326,18 +286,14 @@ def test_a_mask_narrower_than_the_near_cpus_is_reported_once(driver: FakeDriver)
     assert done.stderr.count("[mask-narrow]") == 1
 
 
-@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
-def test_rank_0_speaks_for_the_job(driver: FakeDriver, rank: int, times: int) -> None:
+def test_rank_0_speaks_for_the_job(driver: FakeDriver) -> None:
     for gpu in (0, 1):
         driver.set_cpus(gpu, node=CPUS[:1], socket=CPUS)
-    script = f"""
-        import gpuaff
-        affinity = gpuaff.set_affinity({rank}, 2)
-        assert "scope-hint" in [warning.code for warning in affinity.warnings]
-    """
-    done = run(script, env=driver.env())
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("[scope-hint]") == times
+    for rank, times in ((0, 1), (1, 0)):
+        script = f"import gpuaff\nprint(gpuaff.set_affinity({rank}, 2).warnings)"
+        done = run(script, env=driver.env())
+        assert "scope-hint" in done.stdout
+        assert done.stderr.count("[scope-hint]") == times
 
 
 @pytest.mark.case("C7")
@@ -360,12 +316,6 @@ def test_another_machines_files_pin_nobody(driver: FakeDriver, tmp_path: Path) -
     assert raised(driver, "0, 2, strict=True", GPUAFF_FSROOT=str(tmp_path))[0] == "GPUAffinityError"
 
 
-def test_a_gpu_that_a_device_cgroup_denies_is_not_counted(driver: FakeDriver) -> None:
-    driver.lose_gpu(0, NVML.NO_PERMISSION)
-    found = called(driver, "0, 1", CUDA_VISIBLE_DEVICES="0")
-    assert (found["gpu"], found["pinned"]) == (1, True), "CUDA's 0 is the GPU that is left"
-
-
 def test_numbers_beside_a_lost_gpu_are_nvidia_smis_and_it_is_said(driver: FakeDriver) -> None:
     """CUDA may count the lost one or not, so that its 1 may be another GPU."""
     driver.lose_gpu(0)
@@ -379,18 +329,6 @@ def test_numbers_beside_a_lost_gpu_are_nvidia_smis_and_it_is_said(driver: FakeDr
     assert "visible-lost" not in by_uuid["codes"]
 
 
-def test_the_driver_is_started_as_often_as_it_is_shut_down(driver: FakeDriver) -> None:
-    for _ in range(3):
-        called(driver, "0, 2")
-    assert driver.inits == driver.shutdowns > 0
-
-
-def test_min_physical_cores_is_a_demand(driver: FakeDriver) -> None:
-    kind, text = raised(driver, "0, 2, min_physical_cores=5000")
-    assert kind == "GPUAffinityError"
-    assert "5000" in text
-
-
 def test_without_linux_nothing_happens() -> None:
     script = """
         import os
@@ -398,16 +336,12 @@ def test_without_linux_nothing_happens() -> None:
         import gpuaff
         affinity = gpuaff.set_affinity(0, 2)
         print(len(affinity), affinity.pinned, affinity.restore(), affinity.warnings[0].code)
-        try:
-            gpuaff.set_affinity(0, 2, strict=True)
-        except gpuaff.GPUAffinityError as error:
-            print(error)
         print(gpuaff.Topology.observe().allowed)
+        gpuaff.set_affinity(0, 2, strict=True)
     """
-    lines = printed(script).splitlines()
-    assert lines[0] == "0 False frozenset() not-linux"
-    assert "Linux" in lines[1]
-    assert lines[2] == "frozenset()"
+    done = run(script)
+    assert done.stdout == "0 False frozenset() not-linux\nfrozenset()\n"
+    assert "GPUAffinityError: this system has no sched_setaffinity (Linux has)" in done.stderr
 
 
 # Twice, and back.

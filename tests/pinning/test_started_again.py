@@ -201,17 +201,6 @@ def test_ranks_on_the_only_gpu_share_what_its_only_rank_had(
     assert not any("share-inherited" in rank["codes"] for rank in ranks)
 
 
-def test_an_unknown_rank_is_on_the_only_visible_gpu(apart: FakeDriver) -> None:
-    script = """
-        import gpuaff
-        affinity = gpuaff.set_affinity(strict=True)
-        print(affinity.rank, affinity.gpu, sorted(affinity))
-        print([warning.code for warning in affinity.warnings])
-    """
-    env = {**apart.env(), "CUDA_VISIBLE_DEVICES": "1"}
-    assert printed(script, env=env).splitlines() == [f"0 1 [{CPUS[1]}]", "['no-rank']"]
-
-
 @pytest.mark.parametrize(
     "value",
     ["", "v1", "v1:0:2", "v2:0:2:0-7:", "v1:x:2:0-7:", "v1:0:-2:0-7:", "v1:0:2:x:", "v1:::::"],

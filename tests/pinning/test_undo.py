@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakedriver.driver import FakeDriver
-from tests.openmp_region import NARROWING
-from tests.processes import CPUS, THREADS, all_hold, masks, printed, run, stopped
+from tests.processes import CPUS, THREADS, all_hold, masks, printed, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -111,26 +110,3 @@ def test_after_a_real_taskset(driver: FakeDriver) -> None:
         process.go_on()
         assert json.loads(process.heard()) == CPUS
         assert set(masks(process.pid).values()) == {frozenset(CPUS)}
-
-
-IMPORT = (
-    THREADS
-    + """
-import ctypes
-affinity = gpuaff.set_affinity(0, 1)
-library = ctypes.CDLL(sys.argv[1])
-print(sorted(now()) == sorted(before)[:1])
-print(affinity.reapply() == before, library.sum() == 499500)
-print(affinity.reapply() == now() == before)
-"""
-)
-
-
-@pytest.mark.case("C2", "C4", "C5", "C8")
-@pytest.mark.parametrize("variables", NARROWING, ids=max)
-def test_after_a_library_that_has_narrowed_the_main_thread(
-    driver: FakeDriver, openmp_library: Path, variables: dict[str, str]
-) -> None:
-    done = run(IMPORT, str(openmp_library), env={**driver.env(), **variables})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True"] * 4

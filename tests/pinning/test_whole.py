@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 import pytest
 
-from tests import seccomp
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import run
 
@@ -18,26 +16,12 @@ pytestmark = [
 ]
 
 START = """
-import logging, os, queue, signal, sys, threading, time
+import logging, os, signal, threading, time
 import gpuaff
 from tests import mempolicies, seccomp
+from tests.programs.threads import Helper
 from gpuaff.pinning import pin
 from gpuaff._system import mempolicy, nvml_prewarm
-
-class Helper(threading.Thread):
-    # Does what it is told, in a thread of its own.
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.asked, self.found = queue.Queue(), queue.Queue()
-        self.start()
-
-    def run(self):
-        while True:
-            self.found.put(self.asked.get()())
-
-    def do(self, work):
-        self.asked.put(work)
-        return self.found.get()
 
 def masks():
     # Those that wake the driver may take a moment to end.
@@ -74,7 +58,10 @@ def said(driver: FakeDriver, script: str, **env: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("first", ["", "gpuaff.set_affinity(1, 2, memory='bind', openmp=True)"])
+EARLIER = ["", "gpuaff.set_affinity(1, 2, memory='bind', openmp=True)"]
+
+
+@pytest.mark.parametrize("first", EARLIER)
 def test_a_logging_filter_that_raises(driver: FakeDriver, first: str) -> None:
     script = f"""
 class Refuse(logging.Filter):
@@ -90,41 +77,7 @@ print((masks(), own()) == then)
     assert said(driver, script) == ["RuntimeError", "True"]
 
 
-INTERRUPTED = """
-{first}
-real = {module}.{name}
-def interrupted(*arguments, **options):
-    {module}.{name} = real
-    found = real(*arguments, **options)
-    signal.raise_signal(signal.SIGINT)
-    return found
-then = masks(), own()
-{module}.{name} = interrupted
-print(raised(lambda: gpuaff.set_affinity(0, 2, memory="interleave", openmp=True)))
-print((masks(), own()) == then)
-again = gpuaff.set_affinity(0, 2)
-print(set(map(frozenset, masks().values())) == {{again}}, again.restore() == before)
-"""
-
-
-@pytest.mark.parametrize("first", ["", "gpuaff.set_affinity(1, 2, memory='bind', openmp=True)"])
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("mempolicy", "set_policy"),
-        ("pin.kernel", "set_affinity"),
-        ("pin.env", "put"),
-        ("pin.threads", "move"),
-        ("pin.threads", "move_all"),
-        ("pin", "refuse_if_broken"),
-        ("nvml_prewarm.threading.Thread", "join"),
-    ],
-)
-def test_ctrl_c(driver: FakeDriver, first: str, module: str, name: str) -> None:
-    """It comes just as something was done, before that could be noted."""
-    env = {"GPUAFF_STRICT": "1"} if name == "refuse_if_broken" else {}
-    script = INTERRUPTED.format(first=first, module=module, name=name)
-    assert said(driver, script, **env) == ["KeyboardInterrupt", "True", "True", "True"]
+# Ctrl-C at any moment is tested in test_interrupted.py.
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -142,19 +95,6 @@ then = masks()
 print(raised(lambda: gpuaff.set_affinity({rank}, 2, strict=True)), masks() == then)
 """
     assert said(driver, script) == ["GPUAffinityError", "True"]
-
-
-def test_strict_refuses_before_threads_move(driver: FakeDriver) -> None:
-    script = """
-gpuaff.set_affinity(0, 2)
-helper.do(bound(before))
-seccomp.install(1, [mempolicy.numbers()[1]])
-then, moved = masks(), []
-pin.threads.move_all = lambda *arguments, **options: moved.append(1)
-print(raised(lambda: gpuaff.set_affinity(1, 2, memory="bind", strict=True)))
-print(masks() == then, moved)
-"""
-    assert said(driver, script) == ["GPUAffinityError", "True", "[]"]
 
 
 def test_an_inherited_policy_outlives_a_call_that_fails(driver: FakeDriver) -> None:
@@ -247,22 +187,6 @@ def test_a_filter_that_comes_later(driver: FakeDriver, calls: list[int]) -> None
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["False ['pin-failed']", "GPUAffinityError", "True", "True"]
     assert "[pin-failed]" in done.stderr
-
-
-@pytest.mark.skipif(SETTING < 0, reason="not here: the numbers of the calls are not known here")
-def test_a_filter_that_hides_the_callers_own_mask(driver: FakeDriver) -> None:
-    script = """
-import gpuaff
-for strict in (False, True):
-    try:
-        call = gpuaff.set_affinity(0, 2, strict=strict)
-        print(call.pinned, sorted(call), [notice.code for notice in call.warnings])
-    except gpuaff.GPUAffinityError as error:
-        print("pin-failed; strict" in str(error))
-"""
-    prefix = seccomp.refusing(errno.EPERM, GETTING, first=0)
-    done = run(script, env=driver.env(), prefix=prefix)
-    assert done.stdout.splitlines() == ["False [] ['pin-failed']", "True"], done.stderr
 
 
 @pytest.mark.parametrize("what", ["restore()", "reapply()", "__exit__(None, None, None)"])

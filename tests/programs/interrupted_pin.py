@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import random
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -28,6 +26,7 @@ import gpuaff.pinning.memory
 import gpuaff.pinning.pin
 from gpuaff._system import interrupts, mempolicy
 from gpuaff.pinning.state import known_process
+from tests.programs.threads import Helper
 
 CPUS = os.sched_getaffinity(0)
 PINNING = Path(gpuaff.__file__).parent / "pinning"
@@ -50,25 +49,6 @@ class Interrupt:
             if self.count == self.after:
                 os.kill(os.getpid(), signal.SIGINT)
         return self
-
-
-class Helper(threading.Thread):
-    """A thread that waits for work."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.tasks: queue.Queue[Callable[[], Any]] = queue.Queue()
-        self.results: queue.Queue[Any] = queue.Queue()
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            self.results.put(self.tasks.get()())
-
-    def do(self, task: Callable[[], Any]) -> Any:
-        """Run a function in this thread."""
-        self.tasks.put(task)
-        return self.results.get(timeout=10)
 
 
 def first_call() -> Callable[[], object]:

@@ -3,6 +3,7 @@
 import json
 import linecache
 import os
+import queue
 import sys
 import threading
 import time
@@ -67,6 +68,25 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     return found[0]
+
+
+class Helper(threading.Thread):
+    """A thread that waits for work."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.tasks: queue.Queue[Callable[[], Any]] = queue.Queue()
+        self.results: queue.Queue[Any] = queue.Queue()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.results.put(self.tasks.get()())
+
+    def do(self, task: Callable[[], Any]) -> Any:
+        """What a function returns in this thread."""
+        self.tasks.put(task)
+        return self.results.get(timeout=10)
 
 
 def child(work: Callable[[], Any]) -> int:

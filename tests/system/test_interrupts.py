@@ -136,8 +136,7 @@ def test_the_default_action_of_sigterm_stays() -> None:
 
 
 def test_other_threads_do_nothing(usr1: Recorder) -> None:
-    inside = threading.Event()
-    end = threading.Event()
+    inside, end = threading.Event(), threading.Event()
 
     def block() -> None:
         with uninterrupted(), interruptible():
@@ -148,9 +147,9 @@ def test_other_threads_do_nothing(usr1: Recorder) -> None:
     thread.start()
     assert inside.wait(10)
     send()
-    assert usr1.calls == [signal.SIGUSR1]
     end.set()
     thread.join(10)
+    assert usr1.calls == [signal.SIGUSR1]
 
 
 def test_a_forked_child_forgets_what_came_to_its_parent(usr1: Recorder) -> None:

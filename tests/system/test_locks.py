@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,20 +74,6 @@ def test_locked_bytes_are_those_that_others_lock(
         os.close(other)
 
 
-def test_other_code_that_closes_the_file_does_not_end_a_lock(tmp_path: Path) -> None:
-    """As it would end a classic lock, which the kernel keeps apart nevertheless."""
-    path = tmp_path / "file"
-    path.touch()
-    one, other = (os.open(path, os.O_RDWR) for _ in range(2))
-    assert locks.try_range(one, 0)
-    os.close(os.open(path, os.O_RDWR))
-    assert not locks.try_range(other, 0)
-    with pytest.raises(BlockingIOError):
-        fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-    os.close(one)
-    os.close(other)
-
-
 def test_a_low_limit_of_open_files_is_no_failure(tmp_path: Path) -> None:
     """Descriptors are above what job scripts use, where there is room."""
     script = f"""
@@ -100,24 +84,3 @@ handle = locks.open_directory({str(tmp_path)!r})
 print(handle < 64, locks.try_flock(handle), os.get_inheritable(handle))
 """
     assert printed(script) == "True True False"
-
-
-def test_the_program_that_a_process_becomes_keeps_what_it_may_inherit(tmp_path: Path) -> None:
-    script = f"""
-import os, sys
-from gpuaff._system import locks
-handle = locks.open_directory({str(tmp_path)!r})
-assert locks.try_flock(handle)
-if sys.stdin.readline().strip() == "keep":
-    os.set_inheritable(handle, True)
-os.execvp("sh", ["sh", "-c", "echo there; read line"])
-"""
-    mine = locks.open_directory(str(tmp_path))
-    assert mine >= 200
-    for word in "keep", "drop":
-        with stopped(script) as process:
-            process.go_on(word)
-            assert process.heard() == "there"
-            assert locks.try_flock(mine) == (word == "drop")
-            locks.unlock(mine)
-    os.close(mine)

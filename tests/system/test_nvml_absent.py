@@ -9,7 +9,7 @@ import pytest
 from gpuaff.errors import NoDriverError
 from tests.fakedriver.driver import MakeDriver, run
 from tests.fakedriver.state import NVML
-from tests.nvml_reading import FULL, PROGRAM, answer_of, full, read
+from tests.nvml_reading import FULL, PROGRAM, answer_of, read
 
 REFUSALS = {
     NVML.LIB_RM_VERSION_MISMATCH: ("version mismatch", "reboot"),
@@ -56,12 +56,6 @@ class TestNoDriver:
         with pytest.raises(NoDriverError, match="Unknown Error"):
             read(driver)
         assert (driver.inits, driver.shutdowns) == (1, 1)
-
-    def test_healed_it_reads(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(FULL)
-        driver.refuse(NVML.UNKNOWN)
-        driver.heal()
-        assert read(driver).gpus[0] == full(0)
 
 
 OLD_PACKAGE = """

@@ -1,8 +1,9 @@
-"""Which CPUs share a core, where lscpu's numbers and the numbering must tell it."""
+"""Which CPUs share a core, where lscpu's numbers and the numbering must tell it: any machine.
+
+``tests/data/snippets/cores.txt`` has the single cases.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given
@@ -47,89 +48,6 @@ def ranks(topology: Topology, nproc: int) -> list[str] | None:
 
 
 # --- two equal runs in every list -------------------------------------------------------------
-
-HYPERVISOR = "Hypervisor vendor: KVM\n"
-NUMACTL = "node 0 cpus: 0 1 4 5\nnode 0 size: 9 MB\nnode 1 cpus: 2 3 6 7\nnode 1 size: 9 MB\n"
-ROWS_WITHOUT_CORES = "# CPU,Node\n" + "".join(f"{cpu},{cpu // 2 % 2}\n" for cpu in range(8))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (nodes("0-3,8-11", "4-7,12-15", "", ""), pairs(0, 7, 8)),
-        (NUMACTL, pairs(0, 3, 4)),
-        (ROWS_WITHOUT_CORES, pairs(0, 3, 4)),
-        (table("0-3,8-11", "4-7,12-15", "", "N/A"), pairs(0, 7, 8)),
-        (table("0,64", "0,64"), ["0,64"]),
-        # What is near one GPU may be a part of what is near another one.
-        (table("0-7,16-23", "0-3,16-19"), pairs(0, 7, 16)),
-        # The nodes' lists count, whatever the table says.
-        (nodes("0-3,8-11", "4-7,12-15") + table("0-3", "4-5,12"), pairs(0, 7, 8)),
-        ("On-line CPU(s) list: 0-15\n" + table("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
-        # Two threads are told, but only the CPUs near a GPU, or not all online.
-        ("Thread(s) per core: 2\n" + table("48-63,176-191"), pairs(48, 63, 128)),
-        (
-            "Thread(s) per core: 2\n" + nodes("0-2,8-10", "4-6,12-14"),
-            [*pairs(0, 2, 8), *pairs(4, 6, 8)],
-        ),
-        ("Core(s) per socket: 4\nSocket(s): 2\n" + nodes("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
-        # A virtual machine is believed where several nodes have that form.
-        (HYPERVISOR + nodes("0-3,8-11", "4-7,12-15"), pairs(0, 7, 8)),
-    ],
-)
-def test_two_equal_runs_are_the_siblings(text: str, expected: Sequence[str]) -> None:
-    topology = parse(text)
-    assert cores(topology) == expected
-    assert is_inferred(topology)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        nodes("0-71"),
-        table("0-31", "0-31"),
-        nodes("0-3,8-11", "4-7,12-15", "16-19"),
-        nodes("0-3,8-11,16-19,24-27", "4-7,12-15,20-23,28-31"),
-        nodes("8-11,16-19"),
-        nodes("0-3,8-11", "12-15,20-23"),
-        # CPU 16 is online and in no node, or beside no GPU.
-        "On-line CPU(s) list: 0-16\n" + nodes("0-3,8-11", "4-7,12-15"),
-        "On-line CPU(s) list: 0-16\n" + table("0-3,8-11", "4-7,12-15"),
-        # The lists of the table do not count where nodes are told.
-        nodes("0-15") + table("0-3,8-11", "4-7,12-15"),
-        # As many cores as CPUs, or twice as many siblings.
-        "Core(s) per socket: 8\nSocket(s): 2\n" + nodes("0-3,8-11", "4-7,12-15"),
-        "Thread(s) per core: 4\n" + nodes("0-2,8-10", "4-6,12-14"),
-        # POWER, and a virtual machine of one node, number siblings side by side.
-        "Architecture: ppc64le\n" + nodes("0-3,8-11", "4-7,12-15"),
-        HYPERVISOR + nodes("0-3,8-11"),
-        HYPERVISOR + table("0-1,8-9", "0-1,8-9"),
-    ],
-)
-def test_weaker_lists_tell_nothing(text: str) -> None:
-    topology = parse(text)
-    assert not is_inferred(topology)
-    assert "the numbering does not show it" in message(topology, "cores-unknown")
-
-
-@pytest.mark.case("A25")
-def test_a_cut_list_beside_whole_ones_tells_nothing() -> None:
-    """Six runs may be the beginning of many; the whole list of another GPU does not help."""
-    assert not is_inferred(parse(table("0-3,32-35", "4-5,8-9,12-13,16-17,20-21,24-25")))
-    online = "On-line CPU(s) list: 0-3,32-35\n"
-    assert not is_inferred(parse(online + table("0-3,32-35", "0,2,4,6,8,10")))
-
-
-def test_what_is_told_counts_before_the_numbering() -> None:
-    lists = nodes("0-3,8-11", "4-7,12-15")
-    one_thread = parse("Thread(s) per core: 1\n" + lists)
-    assert cores(one_thread) == [str(cpu) for cpu in range(16)]
-    rows = "# CPU,Core,Socket,Node\n" + "".join(
-        f"{cpu},{cpu // 2},0,{cpu // 4 % 2}\n" for cpu in range(16)
-    )
-    assert cores(parse(lists + rows)) == [f"{cpu}-{cpu + 1}" for cpu in range(0, 16, 2)]
-    for topology in (one_thread, parse(lists + rows)):
-        assert not {"cores-inferred", "cores-unknown"} & {note.code for note in topology.notes}
 
 
 @st.composite
@@ -187,8 +105,8 @@ def test_one_offline_cpu_of_a_dgx_a100() -> None:
     assert cores(topology) == [*pairs(0, 126, 128), "127"]
     assert ranks(topology, 8) == DGX_RANKS
     assert message(topology, "contradiction") == (
-        "lscpu says 1 thread per core, but 255 CPUs online on 128 cores (sockets x cores per "
-        "socket); its threads per core are not used"
+        "lscpu says 1 thread per core, but 255 CPUs online on 128 cores; its threads per core are "
+        "not used"
     )
     assert "the first core: 0, 128" in message(topology, "cores-inferred")
 
@@ -199,116 +117,11 @@ def test_the_largest_core_counts_for_a_newer_lscpu() -> None:
     assert "contradiction" not in codes(topology)
 
 
-def lscpu(cpus: int, online: str, threads: int, per_socket: int, sockets: int, *nodes: str) -> str:
-    """The lines that count; without the number of cores where it is 0."""
-    lines = [
-        f"CPU(s): {cpus}",
-        f"On-line CPU(s) list: {online}",
-        f"Thread(s) per core: {threads}",
-        f"Core(s) per socket: {per_socket or 'unknown'}",
-        f"Socket(s): {sockets}",
-        *(f"NUMA node{node} CPU(s): {some}" for node, some in enumerate(nodes)),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-POWER = "Architecture: ppc64le\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        # CPUs 6 and 15 are offline: with two threads a core, 0 may belong to 1 or to 8.
-        lscpu(16, "0-5,7-14", 1, 0, 1, "0-5,7-14"),
-        # CPUs 7 and 8 of {0,8} … {7,15} are offline.
-        lscpu(16, "0-6,9-15", 1, 0, 1, "0-6,9-15"),
-        # Four threads a core, of which one is offline.
-        POWER + lscpu(96, "0-69,71-95", 3, 0, 2, "0-47", "48-69,71-95"),
-    ],
-)
-def test_without_the_number_of_cores_a_wrong_guess_is_not_made(text: str) -> None:
-    found = parse(text)
-    assert (found.cores, "cores-unknown" in codes(found)) == (None, True)
-
-
-def test_one_thread_per_core_beside_a_table_of_two_threads() -> None:
-    """`lscpu | grep -E '^(CPU|Thread|Core|Socket)'`: online CPUs are known only near GPUs."""
-    numbers = "CPU(s): 256\nThread(s) per core: 1\nCore(s) per socket: 64\nSocket(s): 2\n"
-    table = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tSYS\t48-63,176-191\nGPU1\tSYS\tX\t48-63,176-191\n"
-    topology = parse(numbers + table)
-    assert cores(topology) == pairs(48, 63, 128)
-    assert "contradiction" not in codes(topology)  # the others may be offline
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        # Two are offline, of two cores.
-        (lscpu(8, "0-5", 2, 4, 1), ["0,4", "1,5", "2", "3"]),
-        (lscpu(8, "0-5", 1, 4, 1), ["0,4", "1,5", "2", "3"]),
-        # Three cores in two sockets: one core per socket, rounded down.
-        (lscpu(8, "0-2,4-6", 2, 1, 2), ["0,4", "1,5", "2,6"]),
-        # One sibling pair in five CPUs: an average of 1.25 threads.
-        (lscpu(8, "0-4", 1, 4, 1), ["0,4", "1", "2", "3"]),
-        # Siblings are neighbours where else they lay in two nodes.
-        (lscpu(8, "0-6", 1, 2, 2, "0-3", "4-6"), ["0-1", "2-3", "4-5", "6"]),
-        (POWER + lscpu(16, "0-14", 7, 2, 1), ["0-7", "8-14"]),
-        (POWER + lscpu(16, "0-14", 8, 2, 1), ["0-7", "8-14"]),
-        (POWER + lscpu(16, "0-3,8-11", 4, 2, 1), ["0-3", "8-11"]),
-    ],
-)
-def test_siblings_beside_offline_cpus(text: str, expected: Sequence[str]) -> None:
-    topology = parse(text)
-    assert cores(topology) == expected
-    assert "cores-inferred" in codes(topology)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        lscpu(8, "0-3", 1, 4, 1),  # nosmt
-        lscpu(8, "0,2,4,6", 1, 4, 1),
-        POWER + lscpu(16, "0,8", 1, 2, 1),
-        # Three cores in two sockets, as lscpu rounds it.
-        lscpu(3, "0-2", 1, 1, 2),
-    ],
-)
-def test_one_thread_per_core_that_the_other_numbers_bear_out(text: str) -> None:
-    topology = parse(text)
-    assert cores(topology) == [str(cpu) for cpu in sorted(topology.cpus)]
-    assert {"contradiction", "cores-inferred", "cores-unknown"}.isdisjoint(codes(topology))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        # Six cores of two threads and eight of one, by an old lscpu: 20 / 14 = 1.
-        lscpu(20, "0-19", 1, 14, 1, "0-19"),
-        # A virtual machine of one node, where both ways of numbering are usual.
-        HYPERVISOR + lscpu(8, "0-6", 1, 4, 1, "0-6"),
-        lscpu(8, "0-6", 1, 3, 1),
-    ],
-)
-def test_a_contradiction_that_the_numbering_does_not_resolve_is_said(text: str) -> None:
-    topology = parse(text)
-    assert topology.cores is None
-    assert {"contradiction", "cores-unknown"} <= codes(topology)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        # Four or five cores in two sockets, and five of twelve CPUs online.
-        lscpu(12, "0-3,6", 1, 2, 2),
-        # A hybrid processor: two threads on six of 14 cores are no more than 28.
-        lscpu(20, "0-19", 2, 14, 1, "0-19"),
-    ],
-)
-def test_what_the_numbers_leave_open_is_no_contradiction(text: str) -> None:
-    topology = parse(text)
-    assert topology.cores is None
-    assert "which CPUs share a core is unknown" in message(topology, "cores-unknown")
-    assert "contradiction" not in codes(topology)
+def lscpu(cpus: int, online: str, threads: int, per_socket: int, sockets: int) -> str:
+    return (
+        f"CPU(s): {cpus}\nOn-line CPU(s) list: {online}\nThread(s) per core: {threads}\n"
+        f"Core(s) per socket: {per_socket}\nSocket(s): {sockets}\n"
+    )
 
 
 @given(st.data(), st.integers(1, 2), st.integers(1, 3), st.integers(1, 4), st.booleans())

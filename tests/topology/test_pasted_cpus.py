@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +11,7 @@ from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import TopologyError
 from gpuaff.topology.pasted import parse
 from tests.pasted_machines import DATA
-from tests.topology.reading import codes, cores, lists, message, nodes, packages, pairs
+from tests.topology.reading import codes, cores, lists, message, nodes, packages
 
 
 def real(name: str) -> str:
@@ -138,201 +137,10 @@ def test_lscpu_in_english_is_not_taken_for_another_language() -> None:
         assert "lscpu-translated" not in codes(parse(text))
 
 
-def test_a_list_wrapped_by_the_window() -> None:
-    text = "NUMA node0 CPU(s):  0,2,4,\n                    6,8\nNUMA node1 CPU(s): 1,3\n  ,5,7\n"
-    assert nodes(parse(text)) == {0: "0,2,4,6,8", 1: "1,3,5,7"}
-    assert nodes(parse("node 0 cpus: 0 1\n 2 3\nnode 0 size: 1 MB\n")) == {0: "0-3"}
-
-
-def test_one_thread_per_core_is_exact() -> None:
-    topology = parse("On-line CPU(s) list: 0,2,4\nThread(s) per core: 1\nSocket(s): 1\n")
-    assert cores(topology) == ["0", "2", "4"]
-    assert packages(topology) == {0: "0,2,4"}
-    assert {"cores-inferred", "cores-unknown", "packages-inferred"}.isdisjoint(codes(topology))
-
-
-TWO = "Thread(s) per core: 2\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        # One node: the first threads come first.
-        ("On-line CPU(s) list: 0-7\n" + TWO, pairs(0, 3, 4)),
-        # Contiguous nodes: i and i + 4 would lie in two.
-        (TWO + "NUMA node0 CPU(s): 0-3\nNUMA node1 CPU(s): 4-7\n", runs(0, 8, 2)),
-        (TWO + "NUMA node0 CPU(s): 0,1,4,5\nNUMA node1 CPU(s): 2,3,6,7\n", pairs(0, 3, 4)),
-        ("Architecture: ppc64le\nOn-line CPU(s) list: 0-7\nThread(s) per core: 4\n", runs(0, 8, 4)),
-        # Neither way keeps a core within a node.
-        (TWO + "NUMA node0 CPU(s): 0,3\nNUMA node1 CPU(s): 1,2\n", None),
-        # On a virtual machine with one node both ways are usual.
-        ("On-line CPU(s) list: 0-7\nHypervisor vendor: KVM\n" + TWO, None),
-        # An odd one out; a gap (offline CPUs); more threads than CPUs; a hybrid processor.
-        ("On-line CPU(s) list: 0-6\n" + TWO, None),
-        ("On-line CPU(s) list: 0-2,4-6\n" + TWO, None),
-        ("On-line CPU(s) list: 0-3\nThread(s) per core: 8\n", None),
-        ("On-line CPU(s) list: 0-7\nCore(s) per socket: 8\nSocket(s): 1\n" + TWO, None),
-        # Nothing tells threads per core.
-        ("On-line CPU(s) list: 0-3\n", None),
-        ("On-line CPU(s) list: 0-3\nThread(s) per core: 0\n", None),
-    ],
-)
-def test_cores_from_the_summary(text: str, expected: Sequence[str] | None) -> None:
-    topology = parse(text)
-    assert cores(topology) == expected
-    assert ("cores-inferred" in codes(topology)) == (expected is not None)
-    assert ("cores-unknown" in codes(topology)) == (expected is None)
-
-
-NOT_ALL_IN_NODES = "On-line CPU(s) list: 0-8\nNUMA node0 CPU(s): 0-3\nNUMA node1 CPU(s): 4-7\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Socket(s): 2\nNUMA node0 CPU(s): 0-3\nNUMA node1 CPU(s): 4-7\n", {0: "0-3", 1: "4-7"}),
-        (
-            "Socket(s): 2\n"
-            + "".join(f"NUMA node{node} CPU(s): {2 * node}-{2 * node + 1}\n" for node in range(4)),
-            {0: "0-3", 1: "4-7"},
-        ),
-        ("Socket(s): 2\nNUMA node0 CPU(s): 0-3\n", None),
-        ("Socket(s): 2\nNUMA node0 CPU(s): 0-3\nNUMA node1 CPU(s): 4-5\n", None),
-        ("Socket(s): 0\nNUMA node0 CPU(s): 0-3\n", None),
-        ("Socket(s): -\nNUMA node0 CPU(s): 0-3\n", None),
-        ("Socket(s): 2\n" + NOT_ALL_IN_NODES, None),
-    ],
-)
-def test_packages_from_the_summary(text: str, expected: dict[int, str] | None) -> None:
-    topology = parse(text)
-    assert packages(topology) == expected
-    assert ("packages-inferred" in codes(topology)) == (expected is not None)
-    assert ("packages-unknown" in codes(topology)) == (expected is None)
-
-
-def test_a_count_of_cpus_is_no_list() -> None:
-    with pytest.raises(TopologyError):
-        parse("CPU(s): 8\nNUMA node(s): 2\n")
-    topology = parse("CPU(s): 8\nNUMA node(s): 36\n" + TABLE)
-    assert topology.cpus == frozenset(range(4))
-    assert "lscpu counts 8" in message(topology, "cpus-partial")
-    few = parse("NUMA node(s): 36\nNUMA node0 CPU(s): 0-71\n")
-    assert "1 of 36 NUMA nodes" in message(few, "nodes-missing")
-
-
-@pytest.mark.case("A22")
-def test_cpus_of_a_node_that_are_not_online_are_left_out() -> None:
-    topology = parse("On-line CPU(s) list: 0-5\nNUMA node0 CPU(s): 0-7\n")
-    assert nodes(topology) == {0: "0-5"}
-    assert "6-7" in message(topology, "ids-dropped")
-
-
-def test_a_cpu_in_two_nodes_is_an_error() -> None:
-    with pytest.raises(TopologyError, match="a CPU is in two NUMA nodes: paste the output of one"):
-        parse("NUMA node1 CPU(s): 4-8\nNUMA node0 CPU(s): 0-4\n")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "On-line CPU(s) list: 0-3\nOn-line CPU(s) list: 0-7\n",
-        "NUMA node0 CPU(s): 0-3\nNUMA node0 CPU(s): 0-7\n",
-        "node 0 cpus: 0 1 2 3\nnode 0 size: 1 MB\nnode 0 cpus: 0 1\nnode 0 size: 1 MB\n",
-        "On-line CPU(s) list: 0-3\nThread(s) per core: 1\nThread(s) per core: 2\n",
-        "NUMA node0 CPU(s): 0-3\nnode 0 cpus: 0 1\nnode 0 size: 1 MB\n",
-        "# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n2,2,0,0\n3,3,0,0\n0,1,0,0\n",
-    ],
-)
-def test_what_contradicts_is_noted_and_the_first_counts(text: str) -> None:
-    topology = parse(text)
-    assert topology.cpus == frozenset(range(4))
-    assert "contradiction" in codes(topology)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("On-line CPU(s) list: 0-95,x\nNUMA node0 CPU(s): 0-7\n", "0-7"),
-        ("On-line CPU(s) list: \nNUMA node0 CPU(s): 0-7\n", "0-7"),
-        ("NUMA node0 CPU(s): 0-7\nNUMA node1 CPU(s): 8-\n", "0-7"),
-        ("NUMA node0 CPU(s): 0-7\nNUMA node1 CPU(s): 15-8\n", "0-7"),
-        ("node 0 cpus: 0 1\nnode 0 size: 1 MB\nnode 1 cpus: 2 3", "0-1"),
-        ("node 0 cpus: 0 1 x\nnode 0 size: 1 MB\nnode 1 cpus: 2 3\nnode 1 size: 1 MB", "2-3"),
-    ],
-)
-def test_lists_that_are_cut(text: str, expected: str) -> None:
-    assert format_cpulist(parse(text).cpus) == expected
-
-
-# --- lscpu -p and -e --------------------------------------------------------------------------
-
-ROWS = "# CPU,Core,Socket,Node,,L1d,L1i,L2,L3\n" + "".join(
-    f"{cpu},{cpu % 4},{cpu // 2 % 2},{cpu // 2 % 2},,{cpu % 4},{cpu % 4},{cpu % 4},{cpu // 2 % 2}\n"
-    for cpu in range(8)
-)
-
-
-def test_rows() -> None:
-    topology = parse(ROWS)
-    assert cores(topology) == ["0,4", "1,5", "2,6", "3,7"]
-    assert packages(topology) == {0: "0-1,4-5", 1: "2-3,6-7"}
-    assert l3(topology) == ["0-1,4-5", "2-3,6-7"]
-    assert nodes(topology) == {0: "0-1,4-5", 1: "2-3,6-7"}
-
-
-def test_columns_are_found_by_their_names() -> None:
-    topology = parse("# CPU,Node,Core\n0,1,0\n1,1,0\n2,0,1\n3,0,1\n")
-    assert cores(topology) == ["0-1", "2-3"]
-    assert nodes(topology) == {0: "2-3", 1: "0-1"}
-    assert (packages(topology), l3(topology)) == (None, None)
-    assert parse("# CPU,Node\n0,0\n1,0\n2,1\n3,1\n").cores is None
-
-
-def test_offline_rows_are_left_out() -> None:
-    commas = "# CPU,Core,Socket,Node,Online\n0,0,0,0,Y\n1,,,,N\n2,1,0,0,Y\n"
-    blanks = (
-        "CPU NODE SOCKET CORE L1d:L1i:L2:L3 ONLINE MAXMHZ\n"
-        "  0    0      0    0 0:0:0:0   yes 3700\n"
-        "  1    -      -    - :::       no    -\n  2    0      0    1 1:1:1:0   yes 3700\n"
-    )
-    for text in (commas, blanks):
-        topology = parse(text)
-        assert format_cpulist(topology.cpus) == "0,2"
-        assert cores(topology) == ["0", "2"]
-
-
 def test_a_message_is_short_whatever_it_lists() -> None:
     rows = "# CPU,Core\n" + "".join(f"{cpu},{cpu}\n" for cpu in range(0, 4096, 2))
     topology = parse("On-line CPU(s) list: 0-4095\n" + rows)
     assert len(message(topology, "lscpu-cut")) < 500
-
-
-@pytest.mark.parametrize(("online", "differing"), [("0-7", "CPUs 6-7"), ("0-3", "CPUs 4-5")])
-def test_rows_that_are_not_those_of_the_online_cpus_are_not_used(
-    online: str, differing: str
-) -> None:
-    cut = ROWS[: ROWS.index("\n6,")] + "\n6,2"
-    topology = parse(f"On-line CPU(s) list: {online}\nThread(s) per core: 2\n{cut}")
-    assert topology.l3 is None
-    assert "cores-inferred" in codes(topology)
-    assert differing in message(topology, "lscpu-cut")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "# CPU,Foo\n0,0\n",
-        "CPU usage is high\n0 0 0\n",
-        "CPU,MHz\n0,3000\n",
-        "0,0,0,0\n",
-        "# CPU,Core\nx,y\n",
-        "# CPU,Core\n0,x\n",
-        "# CPU,Core\n99999,0\n",
-    ],
-)
-def test_what_looks_like_rows_and_is_not(text: str) -> None:
-    with pytest.raises(TopologyError):
-        parse(text)
 
 
 # --- numactl ----------------------------------------------------------------------------------
@@ -372,16 +180,3 @@ def test_a_matrix_that_is_cut(row: str) -> None:
         (21, 10, 80),
         None,
     ]
-
-
-def test_a_node_whose_list_is_missing_has_the_cpus_of_the_table() -> None:
-    """Only node 1 was pasted, while the distances name node 0, too."""
-    one = NUMACTL[NUMACTL.index("node 1 cpus") :].replace(
-        "node 8 cpus:\nnode 8 size: 16128 MB\n", ""
-    )
-    topology = parse("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\tX\t0-3\t0\n" + one)
-    (gpu,) = topology.gpus
-    assert (format_cpulist(gpu.node_cpus or ()), gpu.numa_node) == ("0-3", 0)
-    assert format_cpulist(topology.cpus) == "0-7"
-    assert "1 of 3 NUMA nodes" in message(topology, "nodes-missing")
-    assert {"node-dropped", "ids-dropped"}.isdisjoint(codes(topology))

@@ -112,7 +112,7 @@ def test_the_kernel_module_shows_its_gpus_without_nvml(root: Path) -> None:
     write(root, f"proc/driver/nvidia/gpus/{GPU}/information", information)
     write(root, "proc/driver/nvidia/gpus/nonsense/information", "")
     tree = Tree(str(root))
-    (gpu,) = sysfs.gpus_of_the_driver(tree, read_cpus(tree))
+    (gpu,) = sysfs.gpus_at(tree, read_cpus(tree), tree.list(sysfs.DRIVER))
     assert gpu.name == "NVIDIA H100 80GB HBM3"
     assert gpu.uuid == "GPU-00000000-1111-2222-3333-444444444444"
     assert gpu.node_cpus == parse_cpulist("4-7")
@@ -121,7 +121,7 @@ def test_the_kernel_module_shows_its_gpus_without_nvml(root: Path) -> None:
 def test_a_uuid_that_the_driver_has_not_read_yet(root: Path) -> None:
     write(root, f"proc/driver/nvidia/gpus/{GPU}/information", "GPU UUID: \t GPU-????????-????\n")
     tree = Tree(str(root))
-    (gpu,) = sysfs.gpus_of_the_driver(tree, read_cpus(tree))
+    (gpu,) = sysfs.gpus_at(tree, read_cpus(tree), tree.list(sysfs.DRIVER))
     assert (gpu.uuid, gpu.node_cpus, gpu.source) == (None, None, None)
 
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 from contextlib import ExitStack, suppress
+from ctypes import byref
 
 from gpuaff._system.interrupts import uninterrupted
 from gpuaff.errors import NoDriverError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LIBRARY = "libcuda.so.1"
 
@@ -24,27 +21,12 @@ NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED. In a process that was forked from one with CUDA initialised every
 call returns it, ``cuInit`` too."""
 
-_INT, _HANDLE = ctypes.c_int, ctypes.c_void_p
-_UUID = ctypes.c_ubyte * 16
-
-_ARGUMENTS = {  # what each function takes; each returns a ``CUresult``, an int
-    "cuInit": (ctypes.c_uint,),
-    "cuDeviceGetCount": (ctypes.POINTER(_INT),),
-    "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
-    **dict.fromkeys(("cuDeviceGetUuid", "cuDeviceGetUuid_v2"), (ctypes.POINTER(_UUID), _INT)),
-    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(_HANDLE), _INT),
-    **dict.fromkeys(("cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"), (_INT,)),
-    "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
-    "cuGetErrorString": (_INT, ctypes.POINTER(ctypes.c_char_p)),
-}
-
 
 class CudaError(Exception):
     """A call of CUDA's failed: its ``CUresult``, that one's name, and the driver's words for it."""
 
     def __init__(self, code: int, name: str, words: str, call: str) -> None:
-        super().__init__(code, name, words, call)
-        self.code, self.name, self.words, self.call = code, name, words, call
+        self.code, self.name, self.words, self.call = self.args = code, name, words, call
 
     def __str__(self) -> str:
         meaning = ": ".join(part for part in (self.name, self.words) if part)
@@ -60,7 +42,7 @@ def is_initialized() -> bool | None:
     """
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
-        return _function(library, "cuDeviceGetCount")(_INT()) == 0
+        return bool(library.cuDeviceGetCount(byref(ctypes.c_int())) == 0)
     except (OSError, AttributeError):  # not loaded; not CUDA's; or a system without that flag
         return None
 
@@ -77,52 +59,48 @@ def start() -> None:
 
 
 def uuids() -> tuple[str, ...]:
-    """The GPUs and MIG instances that this process sees, in CUDA's order: ``GPU-…``, ``MIG-…``."""
-    count = _INT()
-    _call("cuDeviceGetCount", count)
+    """The UUIDs of the GPUs and MIG instances that this process sees, in CUDA's order.
+
+    They lack the kind (``GPU-``, ``MIG-``), which CUDA does not report.
+    """
+    count = ctypes.c_int()
+    _call("cuDeviceGetCount", byref(count))
     return tuple(_uuid(_device(ordinal)) for ordinal in range(count.value))
 
 
 def _uuid(device: ctypes.c_int) -> str:
-    found, of_gpu, kind = _UUID(), _UUID(), "GPU"
-    _call(_newest("cuDeviceGetUuid"), found, device)
-    with suppress(NoDriverError, CudaError):
-        _call("cuDeviceGetUuid", of_gpu, device)  # of a MIG instance it gives that of its GPU
-        kind = "GPU" if bytes(found) == bytes(of_gpu) else "MIG"
+    found = (ctypes.c_ubyte * 16)()
+    _call("cuDeviceGetUuid_v2", byref(found), device)  # the first version gives a MIG's GPU
     text = bytes(found).hex()
-    return "-".join((kind, text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def retain(ordinal: int, undo: ExitStack) -> int:
     """Hold a GPU's primary context, which is made if it is missing, until ``undo`` releases it."""
     # It is not made current, and other holders keep theirs.
-    handle, device = _HANDLE(), _device(ordinal)
+    context, device = ctypes.c_void_p(), _device(ordinal)
     with uninterrupted():
-        _call("cuDevicePrimaryCtxRetain", handle, device)
+        _call("cuDevicePrimaryCtxRetain", byref(context), device)
         undo.callback(_release, device)
-    return handle.value or 0
+    return context.value or 0
 
 
 def _release(device: ctypes.c_int) -> None:
     with suppress(CudaError):  # after an error of the job's own, which the job has seen
-        _call(_newest("cuDevicePrimaryCtxRelease"), device)
+        _call("cuDevicePrimaryCtxRelease_v2", device)
 
 
 def _device(ordinal: int) -> ctypes.c_int:
-    device = _INT()
-    _call("cuDeviceGet", device, ordinal)
+    device = ctypes.c_int()
+    _call("cuDeviceGet", byref(device), ordinal)
     return device
 
 
-def _newest(name: str) -> str:
-    """The second version of a function; the first where the driver is older (CUDA 11)."""
-    return f"{name}_v2" if hasattr(load(), f"{name}_v2") else name
-
-
 def _call(name: str, *arguments: object) -> None:
+    """Call a function that returns a ``CUresult``."""
     try:
         library = load()
-        function = _function(library, name)
+        function = getattr(library, name)
     except OSError as error:
         raise NoDriverError(
             f"the NVIDIA driver's library CUDA cannot be loaded ({error})",
@@ -141,13 +119,5 @@ def _call(name: str, *arguments: object) -> None:
 def _text(library: ctypes.CDLL, function: str, code: int) -> str:
     text = ctypes.c_char_p()
     with suppress(AttributeError):
-        _function(library, function)(code, text)
+        getattr(library, function)(code, byref(text))
     return (text.value or b"").decode("utf-8", "replace")
-
-
-def _function(library: ctypes.CDLL, name: str) -> Callable[..., int]:
-    """A function of the library; what it takes by address may be given as it is."""
-    function = getattr(library, name)
-    function.argtypes, function.restype = _ARGUMENTS[name], _INT
-    called: Callable[..., int] = function
-    return called

@@ -59,16 +59,15 @@ def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> N
 
     What Python has changed for itself is put back first. ``words`` are the program's name as it
     was called, and its arguments; it inherits the descriptors in ``keeping``, too. CommandError:
-    the kernel refuses; none of them is left to be inherited.
+    the kernel refuses.
     """
-    ignored = _restore_signals()
+    _restore_signals()
     if env.get("LC_CTYPE") in _COERCED_LOCALES:
         before = kernel.variables_of(os.getpid())
         env.put("LC_CTYPE", before.get("LC_CTYPE") if before else env.get("LC_CTYPE"))
-    kept = [handle for handle in keeping if not os.get_inheritable(handle)]
+    for handle in keeping:
+        os.set_inheritable(handle, True)
     try:
-        for handle in kept:
-            os.set_inheritable(handle, True)
         _exec(path, list(words))
     except (OSError, ValueError) as error:  # ValueError: there is a NUL in a word
         why = f"cannot be run: {getattr(error, 'strerror', None) or error}"
@@ -76,11 +75,6 @@ def become(path: str, words: Sequence[str], *, keeping: Sequence[int] = ()) -> N
         if code == errno.ENOENT and os.path.exists(path):
             why = f"the interpreter that {path} names is not there"
         raise CommandError(words[0], code != errno.ENOENT, why) from error
-    finally:
-        for handle in kept:
-            os.set_inheritable(handle, False)
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _exec(path: str, words: list[str]) -> NoReturn:
@@ -92,13 +86,12 @@ def _exec(path: str, words: list[str]) -> NoReturn:
         os.execv(_SHELL, [_SHELL, path, *words[1:]])  # noqa: S606 - as execvp(3) does
 
 
-def _restore_signals() -> list[signal.Signals]:
-    """Undo what Python did to signals; returns those that it had ignored."""
+def _restore_signals() -> None:
+    """Undo what Python did to signals."""
     # A parent may have ignored them too, which is unknown by now: subprocess does the same. SIGINT
     # stays ignored where the parent ignores it (a job in the background).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process
-    ignored = [one for one in _IGNORED_BY_PYTHON if signal.getsignal(one) is signal.SIG_IGN]
-    for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
-    return ignored
+    for number in _IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 from gpuaff._system import env
-from gpuaff._system.interrupts import is_in_block, uninterrupted
 from gpuaff.cpuset import CpuSet
 
 _PAGE = 4096  # nearly every such file has less, and a large buffer costs more than a call
@@ -42,16 +41,13 @@ class Tree(NamedTuple):
         """A file's text without blanks at its ends; None when it cannot be read."""
         data = b""
         try:
-            # In a window of a block Ctrl-C would lose the descriptor. Without a block nothing is
-            # promised, and to begin one takes longer than to read a file.
-            with uninterrupted() if is_in_block() else nullcontext():
-                handle = os.open(self._full(path), _FLAGS)
-                try:
-                    # A read of /proc may end early, with more to come.
-                    while len(data) < _MOST and (part := os.read(handle, _PAGE)):
-                        data += part
-                finally:
-                    os.close(handle)
+            handle = os.open(self._full(path), _FLAGS)
+            try:
+                # A read of /proc may end early, with more to come.
+                while len(data) < _MOST and (part := os.read(handle, _PAGE)):
+                    data += part
+            finally:
+                os.close(handle)
         except (OSError, ValueError):  # also: the topology files of a CPU that has gone offline
             return None
         return data.decode("utf-8", "replace").strip(" \t\r\n\0")  # NUL: Linux 5.12 to 5.15
@@ -87,14 +83,12 @@ def uptime() -> float:
 
 
 def can_pin() -> bool:
-    """Whether this system can set a process's CPUs (Linux can, macOS cannot)."""
+    """Whether this system has the calls below (Linux has, macOS has not)."""
     return hasattr(os, "sched_setaffinity")
 
 
 def get_affinity(tid: int = 0) -> CpuSet:
     """The CPUs that a thread may run on (0: the calling thread); OSError when it is gone."""
-    if not can_pin():
-        raise OSError("this system has no sched_getaffinity")
     return frozenset(os.sched_getaffinity(tid))
 
 
@@ -102,7 +96,7 @@ def affinity_or_none(tid: int | None) -> CpuSet | None:
     """The same, or None."""
     try:
         return None if tid is None else get_affinity(tid)
-    except OSError:
+    except (OSError, AttributeError):  # AttributeError: a system without it
         return None
 
 
@@ -110,8 +104,6 @@ def set_affinity(cpus: CpuSet, tid: int = 0) -> None:
     """Set the CPUs that a thread may run on (0: the calling thread)."""
     # The kernel silently drops CPUs that the cpuset does not grant, so read the mask back. OSError:
     # EINVAL when the cpuset grants none of them, ESRCH when the thread is gone, EPERM.
-    if not can_pin():
-        raise OSError("this system has no sched_setaffinity")
     os.sched_setaffinity(tid, cpus)
 
 
@@ -212,13 +204,8 @@ def variables_of(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def open_files(pid: int) -> frozenset[str]:
-    """What a process has open, as the kernel names it; empty when this user may not look."""
-    return frozenset(handles_of(pid).values())
-
-
-def handles_of(pid: int) -> dict[int, str]:
-    """The same by descriptor."""
+def open_files(pid: int) -> dict[int, str]:
+    """What a process has open, by descriptor, as the kernel names it; empty: it may not be read."""
     found = {}
     for handle in _numbers(f"proc/{pid}/fd"):
         with suppress(OSError):  # it is closed meanwhile
@@ -243,8 +230,8 @@ def has_ended(pid: int) -> bool:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-    _, fields = _stat(str(pid))
-    return fields[:1] in (["Z"], ["X"], ["x"]) and len(threads_of(pid)) <= 1
+    main = thread_facts(pid, pid)
+    return main is not None and main.ended and len(threads_of(pid)) <= 1
 
 
 def is_exiting(pid: int) -> bool:
@@ -252,12 +239,9 @@ def is_exiting(pid: int) -> bool:
     # None of its threads runs its program any more; the main one may be a zombie long before the
     # last has ended. One that /proc does not show (``hidepid``) is not known to be exiting.
     main = thread_facts(pid, pid)  # enough for nearly all processes
-    if main is None or not main.exiting:
+    if main is None or not main.exiting or has_ended(pid):
         return False
-    tids = threads_of(pid)
-    if main.ended and len(tids) <= 1:
-        return False
-    found = (thread_facts(pid, tid) for tid in tids)
+    found = (thread_facts(pid, tid) for tid in threads_of(pid))
     return all(facts is None or facts.exiting for facts in found)
 
 

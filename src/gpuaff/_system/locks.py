@@ -13,7 +13,6 @@ import os
 import re
 import stat
 import struct
-import time
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -28,14 +27,13 @@ _FILE = os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
 _LOCK = re.compile(
     r"^\d+:\s+(-> )?\s*(\w+)\s+\w+\s+(\w+)\s+(-?\d+) (\w+):(\w+):(\d+) ", re.MULTILINE
 )
-_CHECKS = 20  # of a file with too many names, 5 ms apart: its maker may be about to remove one
 _NO_LOCKS = "it cannot be locked: network file systems cannot, and neither can Linux before 3.15"
 _HINTS = {  # where the kernel's words are not clear
     errno.ELOOP: "a link stands in its place",
     errno.ENOTDIR: "a folder is expected, and a file or a link stands there",
     errno.EISDIR: "a folder stands in its place",
     errno.ENXIO: "something that is no file stands in its place",
-    errno.EPERM: "this user may not use it, or its file system has no hard links",
+    errno.EPERM: "this user may not use it",
     errno.ENOENT: "the folder above it is missing",
     errno.EAGAIN: "its owner keeps others from opening it",
     **dict.fromkeys((errno.EBADF, errno.EINVAL, errno.ENOLCK), _NO_LOCKS),
@@ -161,8 +159,8 @@ def held_locks(text: str | None = None) -> list[FileLock]:
 
 
 # ---- files ---------------------------------------------------------------------------------------
-# Many users share lock files: each is made whole and with rights for everyone, and what was opened
-# is checked before it is used, since another user may have put something in its place.
+# Many users share them: each is made with rights for everyone, whatever the umask is. What was
+# opened is checked before it is used, since another user may have put something in its place.
 
 
 def identity(file: str | int) -> tuple[int, int] | None:
@@ -187,32 +185,21 @@ def open_directory(path: str) -> int:
     return moved_up(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
-def open_folder(
-    path: str, *, mode: int, name: str, content: bytes = b"", file_mode: int = 0o666
-) -> int:
-    """Open the folder of the lock files; if it is missing, make it, with one file in it."""
-    # Both appear at once, whatever the umask is and even if the maker is killed. An empty folder
-    # could be replaced by another maker's, so it gets the file before it gets its name.
-    if not os.path.lexists(path):
-        unfinished = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-        os.mkdir(unfinished, 0o700)
-        try:
-            folder = os.open(unfinished, _FOLDER)
-            try:
-                _make(folder, name, mode=file_mode, content=content)
-                os.fchmod(folder, mode)
-            finally:
-                close(folder)
-            os.rename(unfinished, path)
-        except BaseException as error:
-            for remove, what in (os.unlink, f"{unfinished}/{name}"), (os.rmdir, unfinished):
-                with suppress(OSError):
-                    remove(what)
-            # Another maker was first: ENOTEMPTY, or EPERM where that is another user and the
-            # folder above is sticky, as /tmp is.
-            if not (isinstance(error, OSError) and os.path.lexists(path)):
-                raise
-    return os.open(path, _FOLDER)
+def open_folder(path: str, *, mode: int, readme: bytes = b"", file_mode: int = 0o666) -> int:
+    """Open the folder of the lock files; if it is missing, make it, with a README in it."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return os.open(path, _FOLDER)
+    folder = os.open(path, _FOLDER)
+    try:
+        os.fchmod(folder, mode)
+        if readme:
+            _make(folder, "README", mode=file_mode, content=readme)
+    except BaseException:
+        close(folder)
+        raise
+    return folder
 
 
 def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) -> int:
@@ -223,52 +210,28 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
     try:
         handle = os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
-        _make(folder, name, mode=mode, size=size)
+        with suppress(FileExistsError):  # another process was first
+            _make(folder, name, mode=mode, size=size)
         handle = os.open(name, flags, dir_fd=folder)
     handle = moved_up(handle)
-    try:
-        _check(folder, name, handle)
-    except BaseException:
-        close(handle)
-        raise
-    return handle
-
-
-def _check(folder: int, name: str, handle: int) -> None:
-    """Refuse a planted file: we would lock, and write into, a file of another user."""
-    for _ in range(_CHECKS):
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnusableError("it is no regular file")
-        if found.st_nlink < 2 or found.st_nlink == 1 + _unfinished(folder, name, found.st_ino):
-            return
-        time.sleep(0.005)
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink < 2:
+        return handle
+    close(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise UnusableError("it is no regular file")
     raise UnusableError(
         "it has another name elsewhere (a hard link), so it may be another user's file; "
         "remove the one of the two that should not be"
     )
 
 
-def _unfinished(folder: int, name: str, inode: int) -> int:
-    """How many names a maker has left that was killed between linking and unlinking."""
-    with os.scandir(folder) as entries:
-        return sum(e.name.startswith(f".{name}.") and e.inode() == inode for e in entries)
-
-
 def _make(folder: int, name: str, *, mode: int, size: int = 0, content: bytes = b"") -> None:
-    """Make a file under another name, so that it appears whole; where one exists, that stays."""
-    # It gets its rights, and only then its name, so that neither a umask nor a killed maker leaves
-    # one that others cannot open
-    unfinished = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
-    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | _FILE
-    handle = os.open(unfinished, flags, mode=0o600, dir_fd=folder)
+    handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | _FILE, mode, dir_fd=folder)
     try:
+        os.fchmod(handle, mode)
         if size:
             os.posix_fallocate(handle, 0, size)
         os.write(handle, content)
-        os.fchmod(handle, mode)
-        with suppress(FileExistsError):
-            os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         close(handle)
-        os.unlink(unfinished, dir_fd=folder)

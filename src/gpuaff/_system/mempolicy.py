@@ -11,7 +11,7 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Sized
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -31,15 +31,9 @@ _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred", "w
 _ALLOWED = 1 << 2
 """MPOL_F_MEMS_ALLOWED: report the nodes that the cpuset grants, instead of the policy."""
 
-_WORD = 64  # bits in a word of a mask of nodes
-_HIGHEST = 4095  # there is room for this node id; no kernel can be built for more than 1024 nodes
+_MASK_BYTES = 512  # for 4096 nodes; no kernel can be built for more than 1024
 
-NUMBERS = {
-    "x86_64": (239, 238),
-    **dict.fromkeys(("aarch64", "aarch64_be", "riscv64", "loongarch64"), (236, 237)),
-    **dict.fromkeys(("ppc64", "ppc64le"), (260, 261)),
-    "s390x": (269, 270),
-}
+NUMBERS = {"x86_64": (239, 238), "aarch64": (236, 237), "ppc64le": (260, 261)}
 """The numbers of get_mempolicy and set_mempolicy, by the machine's name; 64-bit processes only."""
 
 
@@ -70,8 +64,10 @@ def set_policy(policy: Policy) -> None:
     """Set the calling thread's policy; threads and processes that it starts later inherit it."""
     # The kernel silently drops nodes that it does not grant; EINVAL: none is left, or it lacks the
     # mode
-    mask = _mask(policy.nodes) if policy.nodes else None
-    _call(numbers()[1], policy.mode, mask, 0 if mask is None else _count(mask))
+    bits = sum(1 << node for node in policy.nodes)
+    words = bits.bit_length() // 64 + 1
+    mask = bits.to_bytes(8 * words, "little")
+    _call(numbers()[1], policy.mode, mask, _maxnode(mask))
 
 
 def ensure_policy(policy: Policy) -> None:
@@ -90,23 +86,13 @@ def numbers() -> tuple[int, int]:
 
 
 def _get(flags: int) -> Policy:
-    mode, mask = ctypes.c_int(), _mask({_HIGHEST})
-    _call(numbers()[0], ctypes.byref(mode), mask, _count(mask), None, flags)
-    nodes = (from_bits(bits, base=place * _WORD) for place, bits in enumerate(mask))
-    return Policy(mode.value, frozenset().union(*nodes))
+    mode, mask = ctypes.c_int(), ctypes.create_string_buffer(_MASK_BYTES)
+    _call(numbers()[0], ctypes.byref(mode), mask, _maxnode(mask), None, flags)
+    return Policy(mode.value, from_bits(int.from_bytes(mask, "little")))
 
 
-def _mask(nodes: Collection[int]) -> ctypes.Array[ctypes.c_uint64]:
-    """A mask as the kernel has it: native words, the lowest ids first."""
-    mask = (ctypes.c_uint64 * (max(nodes, default=0) // _WORD + 1))()
-    for node in nodes:
-        mask[node // _WORD] |= 1 << node % _WORD
-    return mask
-
-
-def _count(mask: ctypes.Array[ctypes.c_uint64]) -> int:
-    """``maxnode``. The kernel takes off one before it counts bits."""
-    return _WORD * len(mask) + 1
+def _maxnode(mask: Sized) -> int:
+    return 8 * len(mask) + 1  # the kernel takes off one before it counts bits
 
 
 def _call(number: int, *arguments: object) -> None:

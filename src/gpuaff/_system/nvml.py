@@ -31,7 +31,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MOST_GPUS = 1024  # a library that reports more is broken
 _CPU_WORDS, _NODE_WORDS = 1024, 16  # 65536 CPUs and 1024 NUMA nodes: more than Linux can have
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: the version, and the size of the struct
 _MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; older ones refuse the higher ones
@@ -70,11 +69,6 @@ def open_session() -> Iterator[Session]:
         count, failed = (0, code) if code else _call(nvml, "nvmlDeviceGetCount")
         if failed:
             raise _no_driver(nvml, failed)
-        if count > _MOST_GPUS:
-            raise NoDriverError(
-                f"the NVIDIA driver's library NVML reports {count} GPUs, which is impossible",
-                "see whether nvidia-smi runs, and which libnvidia-ml.so.1 LD_LIBRARY_PATH names",
-            )
         yield Session(nvml, count)
     finally:
         if code == 0:
@@ -132,11 +126,10 @@ class _Gpu:
         self.lost = self.handle is None
         self.denied = self.code == _NO_PERMISSION
         # What does not change.
-        self.uuid = _text(self.query("UUID", "nvmlDeviceGetUUID"))
-        self.name = _text(self.query("name", "nvmlDeviceGetName"))
+        self.uuid = self.query("UUID", "nvmlDeviceGetUUID")
+        self.name = self.query("name", "nvmlDeviceGetName")
         pci = self.query("PCI address", "nvmlDeviceGetPciInfo")
-        spelled = (pci.busId, pci.busIdLegacy) if pci else ()  # older drivers: only the second
-        self.pci_bus_id = next(filter(None, map(pci_address, map(_text, spelled))), None)
+        self.pci_bus_id = None if pci is None else pci_address(pci.busId)
         before = len(self.problems)
         self._instances = self._mig_instances()
         mig = tuple(instance for instance, _ in self._instances or ())
@@ -173,11 +166,11 @@ class _Gpu:
             handle = self.query("MIG instances", by_slot, slot, fine=(_NOT_FOUND,))
             if handle is None:
                 continue
-            uuid = _text(self.query("UUID of a MIG instance", "nvmlDeviceGetUUID", of=handle))
+            uuid = self.query("UUID of a MIG instance", "nvmlDeviceGetUUID", of=handle)
             gi = self.query("id of a MIG instance", "nvmlDeviceGetGpuInstanceId", of=handle)
             ci = self.query("id of a MIG instance", "nvmlDeviceGetComputeInstanceId", of=handle)
             if None not in (uuid, gi, ci):
-                one = MigInstance(uuid=uuid or "", gpu_instance=gi, compute_instance=ci)
+                one = MigInstance(uuid=uuid, gpu_instance=gi, compute_instance=ci)
                 found.append((one, handle))
         return found
 
@@ -207,23 +200,16 @@ class _Gpu:
 
     def read(self) -> GpuReading:
         """Read its affinity."""
-        node, scoped = "CPUs of its node", "nvmlDeviceGetCpuAffinityWithinScope"
-        fine = (_FUNCTION_NOT_FOUND,)
-        node_cpus = self._mask(node, scoped, _CPU_WORDS, _SCOPE_NODE, fine=fine)
-        if self.code in fine:  # old drivers know no scopes and mean the node
-            node_cpus = self._mask(node, "nvmlDeviceGetCpuAffinity", _CPU_WORDS)
-        socket_cpus = self._mask("CPUs of its socket", scoped, _CPU_WORDS, _SCOPE_SOCKET)
-        next_to_it = ("memory next to it", "nvmlDeviceGetMemoryAffinity")
-        memory_nodes = self._mask(*next_to_it, _NODE_WORDS, _SCOPE_NODE)
+        of_cpus, of_memory = "nvmlDeviceGetCpuAffinityWithinScope", "nvmlDeviceGetMemoryAffinity"
         own = self.query("its own memory node", "nvmlDeviceGetNumaNodeId", fine=_ABSENT)
         return GpuReading(
             index=self.index,
             uuid=self.uuid,
             name=self.name,
             pci_bus_id=self.pci_bus_id,
-            node_cpus=node_cpus,
-            socket_cpus=socket_cpus,
-            memory_nodes=memory_nodes,
+            node_cpus=self._mask("CPUs of its node", of_cpus, _CPU_WORDS, _SCOPE_NODE),
+            socket_cpus=self._mask("CPUs of its socket", of_cpus, _CPU_WORDS, _SCOPE_SOCKET),
+            memory_nodes=self._mask("memory next to it", of_memory, _NODE_WORDS, _SCOPE_NODE),
             memory_node=None if own is None or own < 0 else int(own),
             mig=self.mig,
             denied=self.denied,
@@ -231,11 +217,9 @@ class _Gpu:
             problems=tuple(self.problems),
         )
 
-    def _mask(
-        self, what: str, function: str, words: int, *scope: int, fine: tuple[int, ...] = ()
-    ) -> frozenset[int] | None:
+    def _mask(self, what: str, function: str, words: int, scope: int) -> frozenset[int] | None:
         """The ids in one of NVML's masks; None when it is unknown or empty (case A1)."""
-        mask = self.query(what, function, words, *scope, fine=fine)
+        mask = self.query(what, function, words, scope)
         if mask is None:
             return None
         ids = from_bits(int.from_bytes(bytes(mask), "little"))  # as are all CPUs with a driver
@@ -277,15 +261,13 @@ class _Gpu:
         self, what: str, kind: str, handle: Any, *, fine: tuple[int, ...] = ()
     ) -> dict[int, int | None] | None:
         """The bytes of each process, where they are known; None when the driver does not say."""
-        # The newest function first: pynvml refuses the name without a version where the driver is
-        # older. A process on several MIG instances is listed for each.
         function = f"nvmlDeviceGet{kind}RunningProcesses"
         found = self.query(what, f"{function}_v3", of=handle, fine=(*fine, _FUNCTION_NOT_FOUND))
-        if self.code == _FUNCTION_NOT_FOUND:
+        if self.code == _FUNCTION_NOT_FOUND:  # a driver before R510
             found = self.query(what, f"{function}_v2", of=handle, fine=fine)
         if found is None:
             return None
-        held: dict[int, int | None] = {}
+        held: dict[int, int | None] = {}  # one on several MIG instances is listed for each
         for process in found:
             pid, more, before = process.pid, process.usedGpuMemory, held.get(process.pid, 0)
             held[pid] = None if before is None or more is None else before + more
@@ -322,7 +304,7 @@ class _Gpu:
                 remote = self.query(of_peer, "nvmlDeviceGetNvLinkRemotePciInfo", link)
                 if remote is None:
                     return None
-                address = pci_address(_text(remote.busId))
+                address = pci_address(remote.busId)
             if address is not None:
                 found[address] += 1
             elif kind != _PEER_GPU:  # a virtual machine does not show the switches
@@ -355,9 +337,6 @@ def _links(gpus: Sequence[_Gpu]) -> Matrix | None:
 
 # ---- pynvml --------------------------------------------------------------------------------------
 
-_NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
-"""Without these pynvml is of no use; any other function may be missing."""
-
 
 def _import_pynvml() -> Any:
     """The module pynvml, if it is nvidia-ml-py's."""
@@ -372,7 +351,7 @@ def _import_pynvml() -> Any:
             raise NoDriverError(reason, "pip install nvidia-ml-py") from error
         problem = f"cannot be imported ({' '.join(str(error).split())})"
     else:
-        if not hasattr(pynvml, "__path__") and all(hasattr(pynvml, name) for name in _NEEDED):
+        if hasattr(pynvml, "nvmlDeviceGetHandleByIndex") and not hasattr(pynvml, "__path__"):
             return pynvml
         problem = f"is not nvidia-ml-py's: {pynvml}"
     raise NoDriverError(
@@ -397,11 +376,6 @@ def _call(nvml: Any, function: str, *args: Any) -> tuple[Any, int]:
 
 def _in_words(nvml: Any, code: int) -> str:
     return " ".join(str(nvml.NVMLError(code)).split())[:120] or f"NVML error {code}"
-
-
-def _text(answer: str | bytes | None) -> str | None:
-    """A string of NVML's; old releases of pynvml give bytes."""
-    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
 
 _REASONS = {
@@ -432,7 +406,7 @@ _REASONS = {
 def _no_driver(nvml: Any, code: int) -> NoDriverError:
     """Why NVML cannot be used, and what to try (cases F3, F5)."""
     meaning, _ = _call(nvml, "nvmlErrorString", code)
-    if "stub library" in (_text(meaning) or ""):
+    if "stub library" in (meaning or ""):
         return NoDriverError(
             "the libnvidia-ml.so.1 that was found is the stub for building, not the driver's",
             "take CUDA's stubs folder out of LD_LIBRARY_PATH, and install the NVIDIA driver",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import ctypes
 
 _MASK_WORDS = 1024  # 65536 CPU ids
-_MOST_GPUS = 64  # a broken library may report billions
 
 
 @contextmanager
@@ -91,7 +90,7 @@ def _open_all(library: ctypes.CDLL) -> None:
 
     started: list[threading.Thread] = []
     with suppress(RuntimeError):  # no more threads can be started
-        for index in range(min(count.value, _MOST_GPUS)):
+        for index in range(count.value):
             thread = threading.Thread(target=open_gpu, args=(index,), daemon=True)
             thread.start()
             started.append(thread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -255,7 +256,7 @@ def fair_shares(wanted: Sequence[frozenset[int]], fill: Fill) -> list[tuple[int,
     flow = _Flow(groups, len(wanted))
     shares: list[list[int]] = [[] for _ in wanted]
     for number, (claimants, cores) in enumerate(groups):
-        sizes = [flow.given[claimant][number] for claimant in claimants]
+        sizes = [flow.given[claimant, number] for claimant in claimants]
         for claimant, part in zip(claimants, fill(cores, sizes), strict=True):
             shares[claimant] += part
     return [tuple(sorted(share)) for share in shares]
@@ -271,20 +272,16 @@ def grow(
 
 def group_cores(wanted: Sequence[frozenset[int]]) -> list[Group]:
     """Group cores by who may have them; groups of few claimants first, then by lowest core."""
-    groups: list[tuple[tuple[int, ...], frozenset[int]]] = [((), frozenset().union(*wanted))]
-    for claimant, cores in enumerate(wanted):
-        halves = [
-            half
-            for claimants, members in groups
-            for half in (((*claimants, claimant), members & cores), (claimants, members - cores))
-        ]
-        groups = [(claimants, members) for claimants, members in halves if members]
-    found = [(claimants, tuple(sorted(members))) for claimants, members in groups]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for core in sorted(frozenset().union(*wanted)):
+        claimants = tuple(claimant for claimant, cores in enumerate(wanted) if core in cores)
+        groups.setdefault(claimants, []).append(core)
+    found = [(claimants, tuple(cores)) for claimants, cores in groups.items()]
     return sorted(found, key=lambda group: (len(group[0]), group[1][0]))
 
 
 class _Flow:
-    """How many cores of each group each claimant has: ``given``, by claimant, then by group.
+    """How many cores of each group each claimant has: ``given``, by claimant and group.
 
     All claimants rise equally, without those that cannot rise. Who cannot rise by one core now
     never can: the cores within reach are all with claimants that have no more than it has, or one
@@ -292,13 +289,9 @@ class _Flow:
     """
 
     def __init__(self, groups: Sequence[Group], claimants: int) -> None:
-        self.given = [[0] * len(groups) for _ in range(claimants)]
+        self.given: Counter[tuple[int, int]] = Counter()
         self._free = [len(cores) for _, cores in groups]
         self._claimants = [claimants for claimants, _ in groups]
-        self._groups = [
-            [number for number, (members, _) in enumerate(groups) if claimant in members]
-            for claimant in range(claimants)
-        ]
         rising = list(range(claimants))
         while rising:
             step = sum(self._free) // len(rising)
@@ -309,7 +302,7 @@ class _Flow:
 
     def _raise_all(self, claimants: Iterable[int], amount: int) -> bool:
         """Give each of them so many cores more, or change nothing."""
-        before = [row.copy() for row in self.given], self._free.copy()
+        before = self.given.copy(), self._free.copy()
         if all(self._raise(claimant, amount) for claimant in claimants):
             return True
         self.given, self._free = before
@@ -322,13 +315,11 @@ class _Flow:
                 return False
             passed = [(giver, group) for (_, group), (giver, _) in pairwise(path)]
             last = path[-1][1]
-            step = min(
-                [amount, self._free[last], *(self.given[who][group] for who, group in passed)]
-            )
-            for who, group in path:
-                self.given[who][group] += step
-            for who, group in passed:
-                self.given[who][group] -= step
+            step = min(amount, self._free[last], *map(self.given.__getitem__, passed))
+            for taker in path:
+                self.given[taker] += step
+            for giver in passed:
+                self.given[giver] -= step
             self._free[last] -= step
             amount -= step
         return True
@@ -338,15 +329,15 @@ class _Flow:
         paths: dict[int, list[tuple[int, int]]] = {start: []}
         queue, visited = [start], set[int]()
         for claimant in queue:
-            for group in self._groups[claimant]:
-                if group in visited:
+            for group, members in enumerate(self._claimants):
+                if group in visited or claimant not in members:
                     continue
                 visited.add(group)
                 path = [*paths[claimant], (claimant, group)]
                 if self._free[group]:
                     return path
-                for giver in self._claimants[group]:
-                    if giver not in paths and self.given[giver][group]:
+                for giver in members:
+                    if giver not in paths and self.given[giver, group]:
                         paths[giver] = path
                         queue.append(giver)
         return []

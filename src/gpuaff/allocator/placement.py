@@ -53,7 +53,7 @@ class Neighbourhood:
         self._allowed = allowed
         self._nodes = topology.numa_nodes or ()
         self._node_by_id: Mapping[int | None, NumaNode] = {node.id: node for node in self._nodes}
-        self._near: dict[tuple[Scope, int], Near] = {}
+        self._near = cache(self._search)  # asked for each rank
         # GPUs mostly share their near CPUs, so that each set is cut and widened once.
         self._intersect = cache(allowed.__and__)
         packages = [package.cpus for package in topology.packages or ()]
@@ -61,10 +61,7 @@ class Neighbourhood:
 
     def near(self, gpu: Gpu, scope: Scope) -> Near:
         """The allowed CPUs near a GPU."""
-        key = scope, gpu.index
-        if key not in self._near:
-            self._near[key] = self._search(gpu, scope)
-        return self._near[key]
+        return self._near(gpu, scope)
 
     def _search(self, gpu: Gpu, scope: Scope) -> Near:
         reported = _NONE
@@ -129,6 +126,10 @@ class Job(NamedTuple):
     around: Mapping[CpuSet, Neighbourhood]  # the search, for each set of allowed CPUs
     granted: CpuSet  # what any rank may use by its mask, also where ``cpus`` leaves it out
     domain_rule: int | None  # the version, where each rank stays inside the domain of its GPU
+
+    def own_cores(self, assigned: Assignment) -> int:
+        """How many cores a rank has that no other rank has."""
+        return self.cores.count(assigned.cores) if assigned.own else 0
 
 
 class Assignment(NamedTuple):
@@ -198,18 +199,17 @@ def place_ranks(
     # All later steps know only each rank's list of cores. So equal sets, named for each rank, give
     # the same plan as one set for all.
     places = cache(cores.places_within)  # GPUs and ranks mostly share their near CPUs
-    placements = []
-    for rank, (gpu, own) in enumerate(ranks):
-        node = around[own].near(gpu, Scope.NODE)
-        placements.append(
-            Placement(
-                rank=rank,
-                name=names[rank],
-                gpu=gpu.index,
-                allowed=own,
-                near=near[rank],
-                cores=places(near[rank].cpus, own),
-                node_cores=() if node.source is Source.ALL else places(node.cpus, own),
-            )
+    placements = [
+        Placement(
+            rank=rank,
+            name=names[rank],
+            gpu=gpu.index,
+            allowed=own,
+            near=near[rank],
+            cores=places(near[rank].cpus, own),
+            node_cores=() if node.source is Source.ALL else places(node.cpus, own),
         )
+        for rank, (gpu, own) in enumerate(ranks)
+        for node in [around[own].near(gpu, Scope.NODE)]
+    ]
     return placements, cores, around

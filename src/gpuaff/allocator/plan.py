@@ -99,9 +99,10 @@ def plan_with(
     allowed = granted = granted_cpus(topology, options)
     if options.cpus is not None:
         allowed = chosen_cpus(granted, options.cpus, topology.cpus)
-    if not topology.visible:
-        return _keep_all(topology, options, [None] * options.nproc, allowed)
-    gpus = [topology.visible[rank % len(topology.visible)] for rank in range(options.nproc)]
+    visible = topology.visible
+    gpus = [visible[rank % len(visible)] for rank in range(options.nproc) if visible]
+    if not gpus:
+        return _keep_all(topology, options, gpus, allowed)
     rule, warnings = None, list[Notice]()
     if options.partition is Partition.MACHINE:
         from gpuaff.allocator.domains import confine  # most plans need no domains
@@ -125,8 +126,7 @@ def _check_least(job: Job, assignments: Mapping[int, Assignment]) -> None:
     """An explicit minimum is kept or refused, for all ranks alike."""
     options, cores, least = job.options, job.cores, job.options.min_physical_cores or 0
     for placed in job.placements:
-        assigned = assignments[placed.rank]
-        found = cores.count(assigned.cores) if assigned.own else 0
+        found = job.own_cores(assignments[placed.rank])
         if found < least:
             wider = ', or try scope="socket"' if options.scope is Scope.NODE else ""
             besides = f" besides the {options.reserve} to reserve" if options.reserve else ""
@@ -168,7 +168,7 @@ def _shares(job: Job, assignments: Mapping[int, Assignment]) -> list[Share]:
 
 
 def _keep_all(
-    topology: Topology, options: Options, gpus: Sequence[int | None], allowed: Sequence[CpuSet]
+    topology: Topology, options: Options, gpus: Sequence[int], allowed: Sequence[CpuSet]
 ) -> Plan:
     """Every rank keeps what it has, and nothing is reserved: no GPU or no CPU is known."""
     notice = nothing_to_cut(topology, options, allowed)
@@ -176,13 +176,13 @@ def _keep_all(
     shares = [
         Share(
             rank=rank,
-            gpu=gpu,
+            gpu=gpus[rank] if gpus else None,
             cpus=own,
             cores=len(cores.places(own)),
             numa_nodes=topology.nodes_of(own),
             source=Source.ALL,
         )
-        for rank, (gpu, own) in enumerate(zip(gpus, allowed, strict=True))
+        for rank, own in enumerate(allowed)
     ]
     least = min(share.cores for share in shares)
     if least < (options.min_physical_cores or 0):

@@ -10,7 +10,7 @@ have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from operator import attrgetter
@@ -67,14 +67,14 @@ def _group(
 
 def _cut_unique(job: Job) -> Assignments:
     """Give every rank cores of its own; one for which none is left shares all near its GPU."""
-    parts = _islands(job)
+    islands = _islands(job)
     if not job.options.balanced:
-        return dict(chain.from_iterable(part.cut(None) for part in parts))
-    size = min(filter(None, chain.from_iterable(part.sizes for part in parts)), default=0)
+        return dict(chain.from_iterable(island.cut(None) for island in islands))
+    size = min(filter(None, chain.from_iterable(island.sizes for island in islands)), default=0)
     return {
         rank: Assignment(job.cores.divide(found.cores, size)[0]) if found.own else found
-        for part in parts
-        for rank, found in part.cut(size)
+        for island in islands
+        for rank, found in island.cut(size)
     }
 
 
@@ -90,13 +90,12 @@ def _islands(job: Job) -> list[_Even | _Fair]:
     cutter = Cutter(job.cores.slow_from, fills.get(job.options.mode, in_blocks))
     nodes = [_clean_nodes(job, groups) for groups in found]
     even = [cutter.even(node.cores, len(node.by_gpu)) for own in nodes for node in own]
-    least = min(even, default=0)
     # With more ranks than GPUs there is no answer of gpu_affinity that must be kept.
     crowded = any(len(ranks) > 1 for groups in found for group in groups for ranks in group.ranks)
     return [
         _Fair(groups, cutter, job.cores)
         if len(groups) > 1
-        else _Even(groups[0], own or groups, cutter, least=least if own else 0, crowded=crowded)
+        else _Even(groups[0].cores, own or groups, cutter, min(even) if own else 0, crowded)
         for groups, own in zip(found, nodes, strict=True)
     ]
 
@@ -115,20 +114,6 @@ def _clean_nodes(job: Job, groups: Sequence[_Group]) -> list[_Group]:
     inside = set(groups[0].cores).issuperset(node_cores)
     enough = all(len(node.by_gpu) <= len(node.cores) for node in nodes)
     return nodes if apart and inside and enough else []
-
-
-def distribute(
-    socket: Iterable[int], node_cores: Iterable[int]
-) -> tuple[Mapping[int, tuple[int, ...]], tuple[int, ...]]:
-    """Distribute a socket's other cores round-robin to its node cores (gpu-affinity rule 4).
-
-    Cores that make no full round belong to no node core, and come second.
-    """
-    takers = sorted(node_cores)
-    others = sorted(set(socket).difference(takers))
-    full = len(others) - len(others) % len(takers)
-    rounds = {taker: tuple(others[turn : full : len(takers)]) for turn, taker in enumerate(takers)}
-    return rounds, tuple(others[full:])
 
 
 def _assign(
@@ -154,75 +139,65 @@ class _Even:
     """
 
     def __init__(
-        self, group: _Group, nodes: Sequence[_Group], cutter: Cutter, *, least: int, crowded: bool
+        self,
+        cores: Sequence[int],
+        nodes: Sequence[_Group],
+        cutter: Cutter,
+        least: int,
+        crowded: bool,
     ) -> None:
-        self._group, self._nodes, self._cutter, self._least = group, nodes, cutter, least
-        node_cores = [core for node in nodes for core in node.cores]
-        self._rounds, self._spare = distribute(group.cores, node_cores)
-        self._each = 1 + len(self._rounds[node_cores[0]])  # a node core, and those it brings
-        # By partition: the largest equal sizes; where cores are spare, those of the shares.
-        self._sizes = (
-            [len(found.cores) for _, found in self.cut(None)]
-            if self._spare
-            else [self._each * size for node in nodes for size in self._node_sizes(node)]
-        )
-        self._equal = cutter.even(group.cores, len(group.by_gpu)) if crowded else 0
+        self._cores, self._nodes, self._cutter, self._least = cores, nodes, cutter, least
+        # The others are distributed round-robin (gpu-affinity rule 4); spare make no full round.
+        takers = sorted(core for node in nodes for core in node.cores)
+        others = sorted(set(cores).difference(takers))
+        rounds = len(others) // len(takers)
+        dealt, self._spare = others[: rounds * len(takers)], others[rounds * len(takers) :]
+        self._brought = {core: dealt[at :: len(takers)] for at, core in enumerate(takers)}
+        self._each = 1 + rounds  # a node core, and those it brings
+        # By partition: the largest equal shares; where cores are spare, the unbalanced ones.
+        largest = self.cut(None) if self._spare else self._cut(len(cores))
+        self._sizes = [len(found.cores) if found.own else 0 for _, found in largest]
+        self._equal = cutter.even(cores, sum(len(node.by_gpu) for node in nodes)) if crowded else 0
         self.sizes = self._sizes if self._equal <= min(self._sizes) else [self._equal]
 
-    def _node_sizes(self, node: _Group) -> list[int]:
-        """The largest equal size of the parts; where cores are too few, for each GPU's ranks."""
-        cutter, count = self._cutter.in_blocks, len(node.by_gpu)
-        if count <= len(node.cores):
-            return [cutter.even(node.cores, count)]
-        parts = cutter.cut(node.cores, len(node.ranks), len(node.cores))
-        return [cutter.even(part, len(own)) for part, own in zip(parts, node.ranks, strict=True)]
-
-    def cut(self, size: int | None) -> Iterable[tuple[int, Assignment]]:
+    def cut(self, size: int | None) -> Iterator[tuple[int, Assignment]]:
         """Each rank's cores, at least of this size; None: as many as possible."""
         # Other sockets may have more cores to distribute: then more node cores make up the size.
         if size is not None and min(self._sizes) < size <= self._equal:
-            return self._grown(
-                (rank, Assignment(part))
-                for node in self._nodes
-                for rank, part in zip(
-                    node.by_gpu, self._cutter.cut(node.cores, len(node.by_gpu), size), strict=True
-                )
-            )
-        if self._spare:
-            return self._grown(self._cut(None, by_rank=True))
-        return self._cut(None if size is None else max(self._least, -(-size // self._each)))
+            parts = (_assign(node.cores, node.by_gpu, self._cutter, size) for node in self._nodes)
+            return self._grown(chain.from_iterable(parts))
+        if size is None or self._spare:
+            return self._grown(self._cut(None))
+        return self._cut(max(self._least, -(-size // self._each)))
 
-    def _cut(self, size: int | None, *, by_rank: bool = False) -> Iterator[tuple[int, Assignment]]:
+    def _cut(self, size: int | None) -> Iterator[tuple[int, Assignment]]:
         """Cut each node; a share has with it what is distributed to a block of its size."""
         # Node cores come first, then what each round brought: trimming keeps node cores. They are
         # another list than the block where they are whole L3 domains.
         for node in self._nodes:
-            own = self._cut_node(node, size, self._cutter, by_rank=by_rank)
-            blocks = self._cut_node(node, size, self._cutter.in_blocks, by_rank=by_rank)
+            own = self._cut_node(node, size, self._cutter)
+            blocks = self._cut_node(node, size, self._cutter.in_blocks)
             for (rank, found), (_, block) in zip(own, blocks, strict=True):
-                rounds = zip(*map(self._rounds.__getitem__, block.cores), strict=True)
+                rounds = zip(*map(self._brought.__getitem__, block.cores), strict=True)
                 more = chain.from_iterable(rounds)
                 yield rank, found._replace(cores=(*found.cores, *more))
 
     def _cut_node(
-        self, node: _Group, size: int | None, cutter: Cutter, *, by_rank: bool
+        self, node: _Group, size: int | None, cutter: Cutter
     ) -> Iterator[tuple[int, Assignment]]:
         """Cut equal parts rank by rank; others GPU by GPU, if there is enough, then by rank."""
+        ranks = node.by_gpu
         suffice = cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
-        enough = len(node.by_gpu) <= len(node.cores)
-        if by_rank or (enough and not (size is None and suffice)):
-            ordered = node.by_gpu if cutter.contiguous and suffice else sorted(node.by_gpu)
-            yield from _assign(node.cores, ordered, cutter, size)
-            return
+        gpu_by_gpu = size is None and suffice and not self._spare
+        if len(ranks) <= len(node.cores) and not gpu_by_gpu:
+            ordered = ranks if cutter.contiguous and suffice else sorted(ranks)
+            return _assign(node.cores, ordered, cutter, size)
         most = None if size is None else len(node.cores)
         parts = cutter.cut(node.cores, len(node.ranks), most)
-        without: list[int] = []
-        for ranks, part in zip(node.ranks, parts, strict=True):
-            if part:
-                yield from _assign(part, ranks, cutter, size)
-            else:
-                without += ranks
-        yield from _shared(without, node.cores)
+        pairs = list(zip(node.ranks, parts, strict=True))
+        without = chain.from_iterable(ranks for ranks, part in pairs if not part)
+        assigned = (_assign(part, ranks, cutter, size) for ranks, part in pairs if part)
+        return chain(chain.from_iterable(assigned), _shared(without, node.cores))
 
     def _grown(
         self, assigned: Iterable[tuple[int, Assignment]]
@@ -231,13 +206,13 @@ class _Even:
         found = dict(assigned)
         ranks = [*chain(*sorted(chain(*(node.ranks for node in self._nodes))))]
         shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
-        spare = frozenset(self._group.cores).difference(*shares)
+        spare = frozenset(self._cores).difference(*shares)
         slow = frozenset(core for core in spare if core >= self._cutter.slow_from)
         for kind in (spare - slow, slow):
             shares = grow(shares, [kind] * len(ranks), self._cutter.in_blocks.fill)
         for rank, share in zip(ranks, shares, strict=True):
-            more = share.difference(found[rank].cores)
-            yield rank, Assignment((*found[rank].cores, *sorted(more)))
+            own = found[rank].cores
+            yield rank, found[rank]._replace(cores=(*own, *sorted(share.difference(own))))
 
 
 class _Fair:
@@ -250,10 +225,10 @@ class _Fair:
         wanted = keep_whole([*map(frozenset, self._near.values())], cores)
         fast = frozenset(range(cutter.slow_from))
         # Fast and slow cores apart if every rank can have a fast one (case G5).
-        self._shares = fair_shares([near & fast for near in wanted], cutter.fill)
-        slow = fair_shares([near - fast for near in wanted], cutter.fill)
-        if all(self._shares):
-            self._shares = [own + more for own, more in zip(self._shares, slow, strict=True)]
+        shares = fair_shares([near & fast for near in wanted], cutter.fill)
+        if all(shares):
+            slow = fair_shares([near - fast for near in wanted], cutter.fill)
+            self._shares = [own + more for own, more in zip(shares, slow, strict=True)]
         else:
             self._shares = fair_shares(wanted, cutter.fill)
         self.sizes = [cores.count(share) for share in self._shares]
@@ -273,7 +248,7 @@ class _Fair:
 def _pick(job: Job, placements: Sequence[Placement]) -> Assignments:
     if job.options.mode is not Mode.ALL:
         return _pick_single(job, placements)
-    order = cache(_nodes_first(job))
+    order = _nodes_first(job)
     return {placed.rank: Assignment(order(placed.cores)) for placed in placements}
 
 
@@ -309,7 +284,7 @@ def _nearest_first(placed: Placement, anyones: frozenset[int]) -> list[int]:
 def _nodes_first(job: Job) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     """What puts those of some cores first that are near to some GPU by node."""
     anyones = _node_cores(job)
-    return lambda cores: tuple(sorted(cores, key=lambda core: core not in anyones))
+    return cache(lambda cores: tuple(sorted(cores, key=lambda core: core not in anyones)))
 
 
 def _node_cores(job: Job) -> frozenset[int]:
@@ -323,10 +298,9 @@ def _node_cores(job: Job) -> frozenset[int]:
 def _reserve_from_shares(job: Job, assignments: Assignments) -> Assignments:
     """Reserve the last cores of each rank's own part: those that it misses least."""
     for placed in job.placements:
-        assigned = assignments[placed.rank]
-        found = job.cores.count(assigned.cores) if assigned.own else 0
+        found = job.own_cores(assignments[placed.rank])
         if found <= job.options.reserve:
-            raise _none_left(job, placed, f"{found}")
+            raise _none_left(job, placed, found)
     return {rank: _without_last(job, found.cores) for rank, found in assignments.items()}
 
 
@@ -336,16 +310,15 @@ def _reserve_from_near(job: Job) -> Assignments:
     lists = {placed.cores for placed in job.placements}
     reserved = {near: _without_last(job, order(near)).reserved for near in lists}
     taken = frozenset(chain.from_iterable(reserved.values()))
-    left = {near: tuple(place for place in near if place not in taken) for near in lists}
-    found: Assignments = {}
-    if all(left.values()):
-        found = _pick(job, [one._replace(cores=left[one.cores]) for one in job.placements])
+    rest = [
+        placed._replace(cores=tuple(place for place in placed.cores if place not in taken))
+        for placed in job.placements
+    ]
+    found = _pick(job, [placed for placed in rest if placed.cores])
     for placed in job.placements:
-        if not left[placed.cores] or (found and not found[placed.rank].own):
-            raise _none_left(job, placed, "none")
-        if found:
-            kept = found[placed.rank]
-            found[placed.rank] = kept._replace(reserved=reserved[placed.cores])
+        if placed.rank not in found or not found[placed.rank].own:
+            raise _none_left(job, placed, 0)
+        found[placed.rank] = found[placed.rank]._replace(reserved=reserved[placed.cores])
     return found
 
 
@@ -355,7 +328,7 @@ def _without_last(job: Job, places: Sequence[int]) -> Assignment:
     return Assignment(cores, reserved=last)
 
 
-def _none_left(job: Job, placed: Placement, found: str) -> GPUAffinityError:
+def _none_left(job: Job, placed: Placement, found: int) -> GPUAffinityError:
     return GPUAffinityError(
         f"requested reserve={job.options.reserve}, but rank {placed.name} on GPU {placed.gpu} "
         f"would have no core left ({found} of the {job.cores.count(placed.cores)} cores near its "

@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpuaff._system import cuda, env
 from gpuaff._system.nvml import Session, open_session
 from gpuaff.claims import candidates
-from gpuaff.claims.attempts import Attempts, Obtained
+from gpuaff.claims.attempts import Attempts
 from gpuaff.claims.candidates import Request, Supply, VisibleAs, parse_request
 from gpuaff.claims.claim import Claim, only_one_claim, state
 from gpuaff.claims.devices.conflicts import SecondLook, backing_off
@@ -52,14 +52,12 @@ def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) ->
             end_prewarm()
             try:
                 attempts = _attempts(session, request)
-                _refuse_unknown_order(attempts)
-                undo.callback(attempts.release)
-                obtained = attempts.obtain()
+                devices = attempts.obtain(undo)
             except (GpusBusyError, NotEnoughGpusError):
                 if inherited.imports_script() and inherited.claim_in_environment()[0] is not None:
                     _warn(inherited.IMPORTED)
                 raise
-            state.claim = _complete(attempts, obtained, undo)
+            state.claim = _complete(attempts, devices, undo)
             return state.claim
 
 
@@ -138,33 +136,21 @@ def _for_bound_cuda(request: Request, supply: Supply) -> Request:
     return replace(request, gpus=uuids, candidates=None, count=len(uuids))
 
 
-def _refuse_unknown_order(attempts: Attempts) -> None:
-    """Without our variables, only CUDA itself knows how it numbers GPUs that differ (D6)."""
-    request = attempts.request
-    is_set = request.visible is not None or state.cuda_bound_gpus is not None
-    if is_set or isinstance(request.placeholder, Placeholder):
-        return
-    for note in candidates.shown_by_cuda(attempts.supply)[1]:
-        if note.code in ("visible-lost", "visible-order"):
-            unknown = f"before CUDA is started, its numbers are not known: {note.message}"
-            raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
-
-
 # From leased devices to the claim.
 
 
-def _complete(attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
+def _complete(attempts: Attempts, devices: Sequence[Device], undo: ExitStack) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
     request = attempts.request
-    second_look = SecondLook(attempts.probe, obtained.devices)
+    second_look = SecondLook(attempts.probe, devices)
     _, left_out = _devices(attempts.session)  # again: one may be lost by now
-    variables = _variables(attempts, obtained, by_uuid=bool(left_out))
+    variables = _variables(attempts, devices, by_uuid=bool(left_out))
     undo.callback(_restore, variables, {name: env.get(name) for name in variables})
     for name, value in variables.items():
         env.put(name, value)
     gpus = tuple(
         ClaimedGpu(index=d.index, uuid=d.uuid, pci_bus_id=d.pci_bus_id, local=local, name=d.name)
-        for d, local in zip(obtained.devices, _ordinals(attempts, obtained.devices), strict=True)
+        for d, local in zip(devices, _ordinals(attempts, devices), strict=True)
     )
     grant = None
     if request.pin:  # first: CUDA allocates memory there
@@ -173,11 +159,11 @@ def _complete(attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
         grant = take_grant([gpu.index for gpu in gpus])
         undo.callback(grant.give_back)
     undo.callback(_remember_bound_gpus, gpus)
-    is_alone = request.visible is not None and state.cuda_bound_gpus is None
-    ordinals = None if is_alone else [gpu.local for gpu in gpus]
-    uuids = [gpu.uuid for gpu in gpus]
-    placeholders, is_started = occupy(request.placeholder, uuids, undo, ordinals=ordinals)
-    if is_started and attempts.supply.parent is None:
+    claimed = {gpu.local: gpu.uuid for gpu in gpus}
+    are_alone = request.visible is not None and state.cuda_bound_gpus is None
+    placeholders = occupy(request.placeholder, claimed, undo, are_alone=are_alone)
+    is_occupied = request.placeholder is not None and cuda.is_initialized()
+    if is_occupied and attempts.supply.parent is None:
         second_look.refuse_others()
     lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
     message = (
@@ -193,14 +179,15 @@ def _complete(attempts: Attempts, obtained: Obtained, undo: ExitStack) -> Claim:
     )
     cpus = grant.cpus if grant is not None and grant.pinned else None
     attempts.until_occupied.close()
-    return Claim(gpus, placeholders, warnings, cpus, obtained, undo.pop_all())
+    held = attempts.lease, attempts.place.slot
+    return Claim(gpus, placeholders, warnings, cpus, held, undo.pop_all())
 
 
-def _variables(attempts: Attempts, obtained: Obtained, *, by_uuid: bool) -> dict[str, str]:
+def _variables(attempts: Attempts, devices: Sequence[Device], *, by_uuid: bool) -> dict[str, str]:
     """The variables that a claim sets, for this process and its children."""
-    me, devices, visible = registry.about_me(), obtained.devices, attempts.request.visible
+    me, visible = registry.about_me(), attempts.request.visible
     names = uuids = tuple(device.uuid for device in devices)
-    claim = ParentClaim(obtained.slot.number, me["pid"], me["start"] or 0, uuids)
+    claim = ParentClaim(attempts.place.slot.number, me["pid"], me["start"] or 0, uuids)
     variables = {CLAIM_VARIABLE: str(claim)}
     if visible is None:
         return variables
@@ -226,8 +213,12 @@ def _ordinals(attempts: Attempts, devices: Sequence[Device]) -> Sequence[int]:
     if attempts.request.visible is not None:
         return range(len(devices))
     if isinstance(kind, Placeholder):
-        return numbers_of([device.uuid for device in devices], str(kind))
-    shown, _ = candidates.shown_by_cuda(attempts.supply)
+        return numbers_of([device.uuid for device in devices], kind.value)
+    shown, notes = candidates.shown_by_cuda(attempts.supply)
+    for note in notes:
+        if note.code in ("visible-lost", "visible-order"):  # only CUDA knows its order (case D6)
+            unknown = f"before CUDA is started, its numbers are not known: {note.message}"
+            raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
     hidden = [device.uuid for device in devices if device not in shown]
     if hidden:  # a MIG instance beside whole GPUs
         expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"

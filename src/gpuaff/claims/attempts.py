@@ -8,7 +8,6 @@ it holds the GPU.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -97,14 +96,6 @@ class InnerProbe(Probe):
         )
 
 
-class Obtained(NamedTuple):
-    """Devices that this process has leased, in CUDA's order, and its slot in the registry."""
-
-    devices: tuple[Device, ...]
-    lease: Lease
-    slot: Slot
-
-
 class _Snapshot(NamedTuple):
     """What an attempt has seen: all that it has got, where too few devices are free."""
 
@@ -149,14 +140,15 @@ class Attempts:
         self.warnings: tuple[Notice, ...] = ()
         self.until_occupied = ExitStack()  # safe_gpu's lock, once devices are leased
         self._wants = self._usable = frozenset(map(self._key, self._devices))
-        self._place: Place | None = None
-        self._slot: Slot | None = None
-        self._lease: Lease | None = None
-        self._started, self._pid = time.monotonic(), os.getpid()
+        self.place: Place
+        self.lease = Lease()
+        self._started = time.monotonic()
         self._reported: object = None
 
-    def obtain(self) -> Obtained:
-        """Lease the devices, waiting in the queue if that was requested."""
+    def obtain(self, undo: ExitStack) -> tuple[Device, ...]:
+        """Lease devices, waiting in the queue if that was requested. They are in CUDA's order."""
+        self.place = Place()
+        undo.callback(self._release)
         settling, wait = Settling(), self.request.wait
         while isinstance(result := self._attempt(), _Snapshot):
             self._refuse_if_hopeless(result)
@@ -164,22 +156,22 @@ class Attempts:
             leaving = len(result.free(soon=True)) >= self._count
             exiting = any(usage.exiting for usage in result.usages)
             settles = settling.goes_on(now, leaving=leaving, exiting=exiting)
-            if settles and (self._place is None or settling.is_short(now)):
+            if settles and (not self.place.is_queued or settling.is_short(now)):
                 with interruptible():
                     time.sleep(STEP)
                 continue
             # A short wait is no less patient than none.
             limit = math.inf if wait is None else max(wait, EXITS if settles else 0)
             left = self._started + limit - now
-            if self._place is None or left <= 0:
+            if left <= 0 or not self.place.is_queued:
                 raise self._not_free(result, wait)
             self._report(result)
             if result.in_the_way:
-                self._place.wait_behind(result.in_the_way, left)
+                self.place.wait_behind(result.in_the_way, left)
             else:
                 holding = frozenset(entry.slot for entry in result.entries if not entry.waits)
                 pids = frozenset(pid for usage in result.usages for pid in usage.pids)
-                self._place.wait_for_gpus(holding, pids, left)
+                self.place.wait_for_gpus(holding, pids, left)
         return result
 
     def preview(self) -> tuple[Device, ...]:
@@ -193,22 +185,15 @@ class Attempts:
                 return self._choose(free)
         raise self._not_free(snapshot, 0)
 
-    def release(self) -> None:
-        """Give back the place in the queue, the leases and the slot, as far as it has them."""
-        if os.getpid() != self._pid:  # in a child of a placeholder: all is its parent's
-            return
-        slot = self._slot if self._place is None else self._place.slot
+    def _release(self) -> None:
         with self.until_occupied:
-            if slot is not None:
-                slot.withdraw()  # first: waiters wake up by the leases, and read the registry
-            if self._lease is not None:
-                self._lease.release()
-            if slot is not None:
-                slot.release()
+            self.place.slot.withdraw()  # first: waiters wake up by the leases, and read it
+            self.lease.release()
+            self.place.slot.release()
 
-    def _attempt(self) -> Obtained | _Snapshot:
-        if self._place is not None:
-            snapshot = self._snapshot(self._place.entries(), ())
+    def _attempt(self) -> tuple[Device, ...] | _Snapshot:
+        if self.place.is_queued:
+            snapshot = self._snapshot(self.place.entries(), ())
             if snapshot.in_the_way:
                 return snapshot
         with ExitStack() as locked:
@@ -224,28 +209,25 @@ class Attempts:
                     if time.monotonic() - looked > _FRESH:
                         continue
                     result = self._choose_and_lease()
-                    if isinstance(result, Obtained):
+                    if not isinstance(result, _Snapshot):
                         self.until_occupied = locked.pop_all()
-                    elif self.request.wait != 0 and self._place is None:
-                        self._join(result.usages)
+                    elif self.request.wait != 0 and not self.place.is_queued:
+                        self._join(result)
                     return result
 
-    def _choose_and_lease(self) -> Obtained | _Snapshot:
-        entries = registry.entries() if self._place is None else self._place.entries()
+    def _choose_and_lease(self) -> tuple[Device, ...] | _Snapshot:
+        entries, slot = self.place.entries(), self.place.slot
         snapshot = self._snapshot(entries, self.probe.usages(entries))
+        if self._parent is not None:
+            self.lease = SubLease(self._parent, slot)
         while len(free := snapshot.free()) >= self._count:
             chosen = self._choose(free)
-            if self._place is not None:
-                slot = self._place.slot
-            else:
-                slot = self._slot = self._slot or registry.take()
-            self._lease = Lease() if self._parent is None else SubLease(self._parent, slot)
-            leased = self._lease.take(chosen)
+            leased = self.lease.take(chosen)
             if leased is None:
                 gpus = [self._key(device) for device in chosen]
                 slot.write({**registry.about_me(), "gpus": gpus})
                 slot.hold_begins()
-                return Obtained(chosen, self._lease, slot)
+                return chosen
             # Its lease is not in the registry: it may be about to end.
             why = "leased by a process that is not visible here"
             hidden = Usage.leased(leased, why, exiting=False)._replace(leaving=True)
@@ -260,14 +242,11 @@ class Attempts:
         chosen = choose(self._count, indices, topology=self._topology, idle=self.probe.idle)
         return tuple(device for device in free if device.index in chosen)
 
-    def _join(self, usages: Sequence[Usage]) -> None:
+    def _join(self, snapshot: _Snapshot) -> None:
         """Join the queue, for the devices that this process can ever use."""
-        if self._slot is not None:  # of an attempt that failed: the place has its own
-            self._slot.release()
-            self._slot = None
-        usable = frozenset(self._key(usage.device) for usage in usages if not usage.lasting)
-        self._usable = usable or self._wants
-        self._place = queue.join(registry.about_me(), wanted=self._count, gpus=self._usable)
+        usable = (self._key(usage.device) for usage in snapshot.usages if not usage.lasting)
+        self._usable = frozenset(usable) or self._wants
+        self.place.join(snapshot.entries, wanted=self._count, gpus=self._usable)
 
     def _snapshot(self, entries: tuple[Entry, ...], usages: tuple[Usage, ...]) -> _Snapshot:
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())

@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from gpuaff.claims.attempts import Obtained
+    from gpuaff.claims.locking.leases import Lease
+    from gpuaff.claims.locking.registry import Slot
     from gpuaff.claims.model import ClaimedGpu
     from gpuaff.cpuset import CpuSet
     from gpuaff.notices import Notice
@@ -41,12 +42,12 @@ class Claim:
         placeholders: tuple[object, ...],
         warnings: tuple[Notice, ...],
         cpus: CpuSet | None,
-        obtained: Obtained,
+        held: tuple[Lease, Slot],
         undo: ExitStack,
     ) -> None:
         self.gpus, self.placeholders, self.warnings = gpus, placeholders, warnings
         self.cpus, self.is_released = cpus, False
-        self._obtained, self._undo, self._pid = obtained, undo, os.getpid()
+        (self._lease, self._slot), self._undo, self._pid = held, undo, os.getpid()
         self._releasing = threading.RLock()  # another thread, or a placeholder, may release as well
 
     @property
@@ -57,7 +58,7 @@ class Claim:
         ``subprocess.Popen(…, pass_fds=claim.fds)``. Forked children have them anyway. Do not read,
         write or lock them.
         """
-        return () if self.is_released else (*self._obtained.lease.fds, self._obtained.slot.handle)
+        return () if self.is_released else (*self._lease.fds, self._slot.handle)
 
     @property
     def is_inherited(self) -> bool:
@@ -78,9 +79,8 @@ class Claim:
         """
         with uninterrupted():
             if self.is_inherited:
-                if not self.is_released:
-                    self._obtained.lease.abandon()
-                    self._obtained.slot.abandon()
+                self._lease.release()
+                self._slot.release()
                 self._forget()
                 return
             with self._releasing:

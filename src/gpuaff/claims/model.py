@@ -29,9 +29,6 @@ class Busy(str, Enum):
     WORKING = "working"  # its utilization exceeds ``max_utilization``
     KEPT = "kept"  # it is idle, and an earlier waiter may choose it
 
-    def __str__(self) -> str:
-        return str(self.value)
-
 
 class Usage(NamedTuple):
     """Whether a device is free, and else why, by which processes."""

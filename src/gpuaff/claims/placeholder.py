@@ -16,13 +16,11 @@ from gpuaff._system import cuda
 from gpuaff._system.cuda import NOT_INITIALIZED, CudaError
 from gpuaff._system.interrupts import interruptible
 from gpuaff.errors import InvalidOptionError, NoDriverError, PlaceholderError
-from gpuaff.options import suggestion
+from gpuaff.options import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias, TypeVar
-
-    _Result = TypeVar("_Result")
+    from typing import Any, TypeAlias
 
 
 class Placeholder(str, Enum):
@@ -39,9 +37,6 @@ class Placeholder(str, Enum):
     CUPY = "cupy"
     """An array of CuPy."""
 
-    def __str__(self) -> str:
-        return str(self.value)
-
 
 Kind: TypeAlias = Placeholder | Callable[[int], object] | None
 """What occupies GPUs; None: nothing does."""
@@ -49,15 +44,11 @@ Kind: TypeAlias = Placeholder | Callable[[int], object] | None
 
 def kind_of(value: object) -> Kind:
     """Check the argument: a member of :class:`Placeholder`, its string, a function, or None."""
-    words = [str(kind) for kind in Placeholder]
     if value is None:
         return None
-    if isinstance(value, str) and value in words:
-        return Placeholder(value)
     if not callable(value):
-        expected = f"one of {', '.join(words)}, a function of a device number, or None"
-        hint = suggestion(value, words) if isinstance(value, str) else ""
-        raise InvalidOptionError("placeholder", value, expected + hint)
+        more = ", a function of a device number, or None"
+        return word("placeholder", value, Placeholder, more=more)
     release = getattr(value, "release", None)
     if release is not None and not callable(release):
         raise InvalidOptionError("placeholder.release", release, "a function, or none at all")
@@ -65,51 +56,40 @@ def kind_of(value: object) -> Kind:
 
 
 def occupy(
-    kind: Kind, uuids: Sequence[str], undo: ExitStack, *, ordinals: Sequence[int] | None = None
-) -> tuple[tuple[object, ...], bool]:
-    """Occupy the claimed GPUs; ``undo`` releases them, the last one first, also after an error.
+    kind: Kind, claimed: Mapping[int, str], undo: ExitStack, *, are_alone: bool
+) -> tuple[object, ...]:
+    """Occupy the claimed GPUs (CUDA's numbers, UUIDs); returns what the placeholder did for each.
 
-    With one of ours CUDA is initialised first, and must show the claimed GPUs; with a function this
-    is checked afterwards, if it has initialised CUDA. Without ``ordinals``, CUDA's numbers of the
-    GPUs, these are 0, 1 … in their order, and CUDA shows no others.
-
-    Returns what the placeholder returned for each, and whether CUDA is initialised since: then the
-    GPUs that it shows never change, also after the release. PlaceholderError where one of ours
-    failed, or CUDA shows other GPUs; what a function raised is raised as it is.
+    ``undo`` releases them, the last one first, also after an error. With one of ours CUDA is
+    initialised first, and must show the claimed GPUs, and no others if they ``are_alone``; with a
+    function this is checked afterwards, if it has initialised CUDA. PlaceholderError where one of
+    ours failed, or CUDA shows other GPUs; what a function raised is raised as it is.
     """
     if kind is None:
-        return (), False
-    claimed = dict(zip(ordinals or range(len(uuids)), uuids, strict=True))
-    is_alone = ordinals is None
+        return ()
     if isinstance(kind, Placeholder):
-        name, retain = str(kind), partial(cuda.retain, undo=undo)
+        name, retain = kind.value, partial(cuda.retain, undo=undo)
         make, release = load(name) if name in _FRAMEWORKS else (retain, None)
-        _call(cuda.start, _NO_START, name)
-        _check_visible(claimed, is_alone, name)
+        _check_visible(claimed, are_alone, name)
         make = partial(_make_or_explain, make, name, claimed)
     else:
         make, release = kind, getattr(kind, "release", None)
     held: list[object] = []
-    undo.callback(_release, held, release)
+    if release is not None:
+        undo.callback(_release, held, release)
     with interruptible():
         # One step of the interpreter puts what is returned into the list, so that no signal
         # handler comes between.
         held.extend(map(make, claimed))
-    is_started = cuda.is_initialized() is True
-    if is_started and not isinstance(kind, Placeholder):
-        _check_visible(claimed, is_alone)
-    return tuple(held), is_started
+    if not isinstance(kind, Placeholder) and cuda.is_initialized():
+        _check_visible(claimed, are_alone)
+    return tuple(held)
 
 
-def _release(held: list[object], release: Callable[[object], object] | None) -> None:
-    errors: list[BaseException] = []
-    while held and release is not None:
-        try:
-            release(held.pop())
-        except BaseException as error:  # noqa: BLE001, PERF203 - raised after all tries
-            errors.append(error)
-    if errors:  # Ctrl-C goes before an Exception
-        raise min(errors, key=lambda error: isinstance(error, Exception))
+def _release(held: Sequence[object], release: Callable[[object], object]) -> None:
+    with ExitStack() as releases:  # all of them, also after an error
+        for one in held:
+            releases.callback(release, one)
 
 
 def _make_or_explain(
@@ -126,35 +106,34 @@ def _make_or_explain(
 
 # ---- CUDA ----------------------------------------------------------------------------------------
 
-_NO_START, _NO_LIST = "CUDA does not start", "CUDA does not list its GPUs"
 _CLAIM_FIRST = (
     "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the beginning of "
     "the program"
 )
 
 
-def _call(function: Callable[[], _Result], failure: str, kind: str | None) -> _Result:
-    """Call CUDA, which takes a while; its errors are raised as a placeholder's."""
+def _visible(kind: str | None) -> tuple[str, ...]:
+    """Start CUDA, if it is not, and ask what it shows; its errors are raised as a placeholder's."""
     for_kind = f"placeholder={kind!r}: " if kind else ""
     try:
         with interruptible():
-            return function()
+            cuda.start()
+            return cuda.uuids()
     except NoDriverError as error:
         raise PlaceholderError(f"{for_kind}{error}", kind) from error
     except CudaError as error:
-        problem = f"{for_kind}{failure}: {explain(error)}"
+        problem = f"{for_kind}CUDA does not start: {explain(error)}"
         raise PlaceholderError(problem, kind, code=error.code) from error
 
 
-def _check_visible(claimed: Mapping[int, str], is_alone: bool, kind: str | None = None) -> None:
-    """Check that CUDA shows the claimed GPUs under their numbers, and no others if ``is_alone``."""
-    visible = dict(enumerate(_call(cuda.uuids, _NO_LIST, kind)))
-    shown = {ordinal: _digits(uuid) for ordinal, uuid in visible.items()}
-    wanted = {ordinal: _digits(uuid) for ordinal, uuid in claimed.items()}
-    if shown != wanted if is_alone else not wanted.items() <= shown.items():
+def _check_visible(claimed: Mapping[int, str], are_alone: bool, kind: str | None = None) -> None:
+    """Check that CUDA shows the claimed GPUs under their numbers."""
+    shown = dict(enumerate(_visible(kind)))
+    wanted = {ordinal: _without_kind(uuid) for ordinal, uuid in claimed.items()}
+    if shown != wanted if are_alone else not wanted.items() <= shown.items():
         raise PlaceholderError(
             f"claimed was {_numbered(claimed)}, but CUDA shows this process "
-            f"{_numbered(visible) or 'no GPU'}: CUDA was initialised before the claim, "
+            f"{_numbered(shown) or 'no GPU'}: CUDA was initialised before the claim, "
             f"{_CLAIM_FIRST}",
             kind,
             tuple(claimed.values()),
@@ -167,18 +146,15 @@ def _numbered(uuids: Mapping[int, str]) -> str:
 
 def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
     """CUDA's own numbers of GPUs in this process, where our variables do not set them."""
-    _call(cuda.start, _NO_START, kind)
-    shown = [_digits(uuid) for uuid in _call(cuda.uuids, _NO_LIST, kind)]
-    if not {_digits(uuid) for uuid in claimed} <= {*shown}:
+    shown, wanted = _visible(kind), [*map(_without_kind, claimed)]
+    if not {*wanted} <= {*shown}:
         problem = f"CUDA does not show {', '.join(claimed)} to this process: {_CLAIM_FIRST}"
         raise PlaceholderError(problem, kind, tuple(claimed))
-    return tuple(shown.index(_digits(uuid)) for uuid in claimed)
+    return tuple(map(shown.index, wanted))
 
 
-def _digits(uuid: str) -> str:
-    """The hex digits of ``GPU-<digits>``, ``MIG-<digits>`` and ``MIG-GPU-<digits>/1/0``."""
-    # CUDA does not report the kind, and older drivers report the GPU in place of its MIG instance
-    return uuid.partition("/")[0].replace("MIG-", "").replace("GPU-", "").lower()
+def _without_kind(uuid: str) -> str:
+    return uuid.partition("-")[2].lower()
 
 
 _VISIBLE = "see CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and which devices the container has"

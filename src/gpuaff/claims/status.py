@@ -207,7 +207,7 @@ def _open_files(
     gpu_files = device_files(kernel.Tree(), {one.pci_bus_id: one.index for one in devices})
     opened: dict[int, set[int]] = {}
     for pid in kernel.process_ids():
-        handles = kernel.handles_of(pid)
+        handles = kernel.open_files(pid)
         for handle, name in handles.items():
             if name in uuids and kernel.holds_flock(pid, handle):
                 holders[uuids[name]].append(pid)
@@ -219,7 +219,7 @@ def _open_files(
 
 def status_of(snapshot: Snapshot) -> Status:
     """Evaluate a snapshot. Pure."""
-    waiters = (entry for entry in snapshot.entries if entry.waits)
+    waiters = (entry for entry in snapshot.entries if entry.waits and entry.is_written)
     waiting = sorted(waiters, key=lambda entry: (entry.ticket, entry.slot))
     pairs = zip(snapshot.readings, snapshot.usages, strict=True)
     return Status(

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         devices = device_files(kernel.Tree(), indices)
         users, notices = _users()
         checks = [
-            with_gpus(check, topology, users, kernel.open_files(check.pid), devices)
+            with_gpus(check, topology, users, {*kernel.open_files(check.pid).values()}, devices)
             for check in checks
         ]
     ok = all(check.ok for check in checks)

@@ -59,8 +59,8 @@ def claim_in_environment(get: Get = env.get) -> tuple[ParentClaim | None, Notice
 
 
 def is_uuid(text: str) -> bool:
-    """Whether a text has the form of the driver's UUIDs; old ones of MIG have slashes."""
-    rest = text[4:].replace("-", "").replace("/", "")
+    """Whether a text has the form of the driver's UUIDs."""
+    rest = text[4:].replace("-", "")
     return text.startswith(("GPU-", "MIG-")) and rest.isascii() and rest.isalnum()
 
 

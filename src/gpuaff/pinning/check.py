@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
@@ -15,7 +15,7 @@ from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed,
 from gpuaff.notices import Notice
 from gpuaff.pinning import openmp, threads
 from gpuaff.pinning.state import State as Process
-from gpuaff.pinning.state import expected, remembered
+from gpuaff.pinning.state import remembered
 from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
@@ -147,26 +147,26 @@ class Thread(NamedTuple):
     movable: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
+class Observation(NamedTuple):
     """A process; what is unknown is None."""
 
     pid: int
     threads: tuple[Thread, ...]
     is_this: bool  # whether it is the process that checks
-    expected: CpuSet | None = None  # what gpuaff has set; None also when that is nothing
-    original: CpuSet | None = None  # its CPUs before
-    reserved: CpuSet = frozenset()
-    apart: Mapping[int, CpuSet] = field(default_factory=dict)  # threads bound elsewhere then
+    remembered: Process | None = None  # what gpuaff has set
     cpuset: CpuSet | None = None
     causes: tuple[tuple[str, str], ...] = ()  # what may have bound its main thread, and remedies
     warnings: tuple[Notice, ...] = ()
+
+    @property
+    def expected(self) -> CpuSet | None:
+        """The CPUs that gpuaff has set; None also when that is nothing."""
+        return None if self.remembered is None else self.remembered.in_force
 
 
 def observe_this_process() -> Observation:
     """This process, with what gpuaff remembers of it."""
     pid, ids = os.getpid(), kernel.thread_ids()
-    state = remembered() or Process(pid=pid, original=frozenset())
     warnings: tuple[Notice, ...] = ()
     if not kernel.can_pin():
         warnings = (Notice("not-linux", "this system does not show a thread's CPUs (Linux does)"),)
@@ -179,10 +179,7 @@ def observe_this_process() -> Observation:
         pid=pid,
         threads=tuple(_threads(pid, ids) if ids else unnamed),
         is_this=True,
-        expected=expected(),
-        original=state.original,
-        reserved=state.reserved,
-        apart={tid: bound.kept for tid, bound in state.bound.items() if bound.kept is not None},
+        remembered=remembered(),
         cpuset=None if ids is None else cpuset_of(kernel.Tree()),
         causes=possible_causes(kernel.mapped_files(pid), variables) if ids else (),
         warnings=warnings,
@@ -284,15 +281,15 @@ def _left(seen: Observation, should: CpuSet) -> dict[CpuSet, State]:
 def _state(
     seen: Observation, thread: Thread, should: CpuSet, left: Mapping[CpuSet, State]
 ) -> State:
-    cpus = thread.cpus
-    # On reserved CPUs, or where it was bound before gpuaff was called.
-    is_helper = cpus <= seen.reserved or seen.apart.get(thread.tid) == cpus
+    cpus, process = thread.cpus, seen.remembered
     if cpus == should:
         return State.OK
     if not thread.movable:
         return State.FIXED
-    if is_helper and seen.expected is not None:
-        return State.BOUND
+    if process is not None and seen.expected is not None:
+        bound = process.bound.get(thread.tid)  # before gpuaff was called
+        if cpus <= process.reserved or (bound is not None and bound.kept == cpus):
+            return State.BOUND
     otherwise = State.WIDENED if cpus > should else State.MOVED
     return left.get(cpus, State.BOUND if cpus < should else otherwise)
 
@@ -315,7 +312,7 @@ def _explain(seen: Observation, thread: Thread, should: CpuSet, state: State) ->
         why = "its cpuset (container, scheduler) has lost CPUs since"
         again = "; set_affinity() again plans from those that are left" if is_set else ""
         remedy = f"ask for the CPUs back{again}"
-    elif state is State.WIDENED and thread.cpus == seen.original:
+    elif state is State.WIDENED and seen.remembered and thread.cpus == seen.remembered.original:
         why = "what the process had before: it was set back since, or never moved"
     elif is_set:
         why = "it was moved since (taskset, psutil, os.sched_setaffinity, a framework)"

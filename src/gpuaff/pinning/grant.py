@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff._system.interrupts import interruptible
@@ -39,8 +39,7 @@ from gpuaff.topology.live import observe
 from gpuaff.topology.model import Topology
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """What :func:`take_grant` has done; while it is in force, the border of this process."""
 
     cpus: CpuSet  # the calling thread's where no grant was taken
@@ -136,16 +135,8 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
                 threads.move(inside or cpus, tid, mask, process.earlier)
             bound[tid] = Bound(bound[tid].mask, kept=inside or None)
     grant = Grant(cpus, (*warnings, *notices), pinned=True)
-    process.state = State(
-        pid=before.pid,
-        original=cpus,
-        bound=bound,
-        first_bound=bound,
-        memory=before.memory,
-        variables=before.variables,
-        grant=grant,
-        outside=before,
-    )
+    start = State(before.pid, cpus, bound=bound, grant=grant, outside=before)
+    process.state = start._replace(start=start, memory=before.memory, variables=before.variables)
     return grant
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpuaff._system import env, kernel
@@ -15,7 +15,7 @@ from gpuaff.formatting import counted
 from gpuaff.launch import inherited
 from gpuaff.launch.binding import Masks, classify_masks, consistency, observe_ancestry, own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.ranks import ALONE, Ranks, narrows_nothing
+from gpuaff.launch.ranks import Ranks, narrows_nothing
 from gpuaff.launch.ranks import ranks as launched_ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count, flag
@@ -60,49 +60,35 @@ def pin(
     **arguments: object,
 ) -> Affinity:
     """See :func:`gpuaff.set_affinity`; ``end_prewarm`` is called when the driver is done with."""
-    strict = _flag("strict", strict)
-    ranks, remarks = _ranks(local_rank, nproc_per_node)
-    options = Options.of((ranks or ALONE).local_size, **given_options(arguments, env.option))
+    strict, ranks = _flag("strict", strict), _ranks(local_rank, nproc_per_node)
+    options = Options.of(ranks.local_size, **given_options(arguments, env.option))
     memory_option, openmp = _memory_option(memory), _flag("openmp", openmp)
-    why = unsupported_reason()
-    if ranks is None or why is not None:
-        counts = why is not None and (ranks is not None or why.code == "off")
-        return _unpinned(ranks, (why,) if why and counts else remarks, strict=strict)
+    remarks, codes = ranks.warnings, {notice.code for notice in ranks.warnings}
+    rank, why = None if "bad-rank" in codes else ranks.local_rank, unsupported_reason()
+    if rank is None or why is not None:
+        return _unpinned(rank, remarks if why is None else (why,), strict=strict)
     claim, unreadable = inherited.claim_in_environment()
     if claim is not None and options.partition is Partition.AUTO:
         # Other jobs' claims have other GPUs, and so other CPUs.
         options = options._replace(partition=Partition.MACHINE)
-    no_rank = next((notice for notice in remarks if notice.code == "no-rank"), None)
     if claim is not None and claim.pid == os.getpid():  # it is alone on its GPUs
-        remarks = tuple(notice for notice in remarks if notice is not no_rank)
+        remarks = tuple(notice for notice in remarks if notice.code != "no-rank")
     if _ABOUT_RANKS.isdisjoint(notice.code for notice in remarks):
         remarks += consistency(ranks)
     if unreadable is not None:
         remarks += (unreadable,)
     attempt = Attempt(
-        ranks=ranks,
-        remarks=remarks,
-        options=options,
-        memory=memory_option,
-        openmp=openmp,
-        strict=strict,
-        end_prewarm=end_prewarm,
-        in_claim=claim is not None,
-        no_rank=no_rank,
+        ranks, remarks, options, memory_option, openmp, strict, end_prewarm, claim is not None
     )
     found = try_twice(attempt.run)
     if isinstance(found, UnavailableError):
-        return _unpinned(ranks, found.warnings + remarks, strict=strict, plan=found.plan)
+        return _unpinned(rank, found.warnings + remarks, strict=strict, plan=found.plan)
     return found
 
 
-def _ranks(
-    local_rank: int | None, nproc_per_node: int | None
-) -> tuple[Ranks | None, tuple[Notice, ...]]:
+def _ranks(local_rank: int | None, nproc_per_node: int | None) -> Ranks:
     if local_rank is None and nproc_per_node is None:
-        launched = launched_ranks()
-        is_bad = any(notice.code == "bad-rank" for notice in launched.warnings)
-        return None if is_bad else launched, launched.warnings
+        return launched_ranks()
     if local_rank is None or nproc_per_node is None:
         missing = "local_rank" if local_rank is None else "nproc_per_node"
         raise TypeError(
@@ -110,7 +96,7 @@ def _ranks(
             "the launcher's (gpuaff.ranks())"
         )
     size = count("nproc_per_node", nproc_per_node)
-    return Ranks(local_rank=check_rank(local_rank, size), local_size=size), ()
+    return Ranks(local_rank=check_rank(local_rank, size), local_size=size)
 
 
 def _memory_option(argument: object) -> MemoryOption | None:
@@ -136,11 +122,10 @@ def _flag(option: str, argument: object) -> bool:
 
 
 def _unpinned(
-    ranks: Ranks | None, warnings: tuple[Notice, ...], *, strict: bool, plan: Plan | None = None
+    rank: int | None, warnings: Sequence[Notice], *, strict: bool, plan: Plan | None = None
 ) -> Affinity:
     if strict:
         refuse_if_broken(warnings)
-    rank = None if ranks is None else ranks.local_rank
     affinity = Affinity(threads.current(), rank=rank, plan=plan, warnings=warnings)
     say(warnings, rank=rank)
     _log_where(affinity, None)
@@ -166,8 +151,8 @@ class Observation(NamedTuple):
     topology: Topology
     masks: Masks
     parent: CpuSet | None  # the CPUs that the parent may use; None when unknown
-    own: Pinned | None  # the share that this rank was started with, where it has no other CPUs
-    foreign: Pinned | None  # another rank's, likewise
+    share: Pinned | None  # the one that this process was started with, if it has no other CPUs
+    is_own: bool  # whether that is this rank's
 
 
 class Attempt(NamedTuple):
@@ -181,7 +166,6 @@ class Attempt(NamedTuple):
     strict: bool
     end_prewarm: Callable[[], None]
     in_claim: bool  # whether a claim is around this process, which may have narrowed its mask
-    no_rank: Notice | None  # the warning where the rank is unknown
 
     def run(self) -> Affinity:
         """Pin this process, and log where to. UnavailableError is raised where it cannot be."""
@@ -191,20 +175,22 @@ class Attempt(NamedTuple):
             seen = self._observe(process)
             self.end_prewarm()
             visible = len(seen.topology.visible)
-            if self.no_rank is not None and visible > 1:  # it may start the ranks itself
-                why = (*_of_topology(seen.topology), narrows_nothing(self.no_rank, visible))
-                remarks = tuple(one for one in self.remarks if one is not self.no_rank)
-                return _unpinned(None, remarks + why, strict=self.strict)
+            no_rank = next((one for one in self.ranks.warnings if one.code == "no-rank"), None)
+            if no_rank is not None and visible > 1:  # it may start the ranks itself
+                others = [one for one in self.remarks if one is not no_rank]
+                others += [*_of_topology(seen.topology), narrows_nothing(no_rank, visible)]
+                return _unpinned(None, others, strict=self.strict)
             plan = self._plan(seen)
-            warnings = self._strictly(self._warnings(process, seen, plan))
-            share = plan.share_of(rank)
+            share, warnings = plan.share_of(rank), self._warnings(process, seen, plan)
             pinned = share.gpu is not None and bool(share.cpus)
+            # What earlier calls have set is put back first, so that twice is the same as once.
+            warnings += put_extras_back(process, before.first)
             if pinned:
-                warnings += self._strictly(self._set_extras(process, share, seen.topology))
-                self._move(process, seen, plan, warnings)
-            else:  # take back what earlier calls have set
-                warnings += rewind(process, before.first) if before.share is not None else []
-                warnings += put_extras_back(process, process.state.first)
+                self._put_into_force(process, seen, plan, warnings)
+            elif before.share is not None:
+                warnings += rewind(process, before.first)
+            if self.strict:
+                refuse_if_broken(warnings)
             policy, own = process.state.memory, threading.get_native_id()
             affinity = Affinity(
                 kernel.get_affinity(),
@@ -213,16 +199,11 @@ class Attempt(NamedTuple):
                 pinned=pinned,
                 states=(before, process.state),
                 memory=str(policy.ours) if policy and policy.thread == own else None,
-                warnings=(*self.remarks, *self._strictly(warnings)),
+                warnings=(*self.remarks, *warnings),
             )
             say(affinity.warnings, rank=rank)
             _log_where(affinity, share if pinned else None)
             return affinity
-
-    def _strictly(self, warnings: list[Notice]) -> list[Notice]:
-        if self.strict:
-            refuse_if_broken(warnings)
-        return warnings
 
     def _observe(self, process: Process) -> Observation:
         """See what the kernel grants of the original mask by now, and look around."""
@@ -241,21 +222,20 @@ class Attempt(NamedTuple):
         first = process.state.variables.get(PINNED_VARIABLE)
         get = env.get if first is None else {PINNED_VARIABLE: first[0]}.get
         share = classify_pinned(get, granted.cpus)
-        this_rank = self.ranks.local_rank, self.ranks.local_size
-        is_own = share is not None and (share.local_rank, share.local_size) == this_rank
-        shares = (share, None) if is_own else (None, share)
-        return Observation(granted, topology, masks, above.parent, *shares)
+        here = self.ranks.local_rank, self.ranks.local_size
+        is_own = share is not None and (share.local_rank, share.local_size) == here
+        return Observation(granted, topology, masks, above.parent, share, is_own)
 
     def _plan(self, seen: Observation) -> Plan:
         topology, visible = seen.topology, len(seen.topology.visible)
-        gpus = own_gpus(self.ranks, visible=visible, is_rank=seen.own is not None)
-        if seen.own is not None and visible:
-            return plan_inside_share(topology, self.options, self.ranks, gpus, seen.own)
+        gpus = own_gpus(self.ranks, visible=visible, is_rank=seen.is_own)
+        if seen.share is not None and seen.is_own and visible:
+            return plan_inside_share(topology, self.options, self.ranks, gpus, seen.share)
         all_gpus = () if gpus is None else gpus_of_the_machine()
         return plan_for_rank(topology, self.options, self.ranks, seen.masks, gpus, all_gpus)
 
     def _warnings(self, process: Process, seen: Observation, plan: Plan) -> list[Notice]:
-        rank, size, share = self.ranks.local_rank, self.ranks.local_size, seen.foreign
+        rank, size, share = self.ranks.local_rank, self.ranks.local_size, seen.share
         found = _of_topology(seen.topology)
         found += dict.fromkeys(one for one in plan.warnings if one.rank in (None, rank))
         if not seen.masks.bound:
@@ -263,39 +243,35 @@ class Attempt(NamedTuple):
         explained: frozenset[str] = frozenset()
         if self.in_claim or process.state.grant is not None:  # it has narrowed the mask
             explained = frozenset({"mask-narrow", "mask-shrunk"})
-        if seen.own is not None and seen.granted.cpus == seen.own.cpus:
+        if share is not None and seen.is_own and seen.granted.cpus == share.cpus:
             explained |= inherited.EXPLAINED
         warnings = [notice for notice in one_reason(found) if notice.code not in explained]
         # One rank on the only GPU has all of its CPUs: the ranks that share the GPU share these.
-        if share is None or (share.local_size, len(seen.topology.visible)) == (1, 1):
+        is_whole = share and (share.local_size, len(seen.topology.visible)) == (1, 1)
+        if share is None or seen.is_own or is_whole:
             return warnings
         return [inherited.share_inherited(share, rank, size), *warnings]  # the cause comes first
 
-    def _set_extras(self, process: Process, share: Share, topology: Topology) -> list[Notice]:
-        """Memory and OMP_NUM_THREADS, before the CPUs: binding memory may move threads (C11)."""
-        # What an earlier call has set is put back first, so that twice is the same as once.
-        notices = put_extras_back(process, process.state.first)
-        if self.memory is not None:
-            change, found = self.memory.apply(share, topology)
-            notices += found
-            if change is not None:
-                process.update(memory=change)
-        if self.openmp:
-            notices += set_thread_count(process, share.cores, self.ranks.local_size)
-        return notices + binding_notices()
-
-    def _move(
+    def _put_into_force(
         self, process: Process, seen: Observation, plan: Plan, warnings: list[Notice]
     ) -> None:
-        """Move all threads to the share, and add to the warnings."""
+        """Set memory and OMP_NUM_THREADS, and move all threads; add to the warnings."""
         share, state = plan.share_of(self.ranks.local_rank), process.state
-        is_free = state.is_free(seen.granted.of(state.free_masks))
+        if self.memory is not None:  # before the CPUs: binding memory may move threads (C11)
+            change, found = self.memory.apply(share, seen.topology)
+            process.update(memory=change or process.state.memory)
+            warnings += found
+        if self.openmp:
+            warnings += set_thread_count(process, share.cores, self.ranks.local_size)
+        warnings += binding_notices()
         try:
-            got, notices = place(process, share.cpus, is_free)
+            got, found = place(
+                process, share.cpus, state.is_free(seen.granted.of(state.free_masks))
+            )
         except OSError as error:
             raise UnavailableError([*warnings, refusal(error, share.cpus)], plan) from error
+        warnings += found
         process.update(reserved=share.reserved)
-        warnings += notices
         pinned = Pinned(self.ranks.local_rank, self.ranks.local_size, got, share.reserved)
         process.set_variable(PINNED_VARIABLE, str(pinned))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from contextlib import suppress
@@ -15,8 +14,6 @@ from gpuaff.pinning.state import (
     VARIABLES,
     Process,
     State,
-    grant_around,
-    inherit,
     known_process,
     place,
     refusal,
@@ -153,88 +150,53 @@ class Affinity(frozenset[int]):
 
 def undo_call(before: State, after: State) -> None:
     """Undo a call and all later ones, by the states around it, unless that is done already."""
-    known = known_process()
-    is_child = known is None or known.state.pid != before.pid
-    if is_child and before.grant is not grant_around():
-        return  # a call from outside the grant that this child is in
-    own = State(pid=os.getpid(), original=before.original, share=after.share, placed=after.placed)
-    process = known or Process(own)
-    memory = after.memory is not None or (is_child and before.memory is not None)
+    process = known_process()
+    if process is None or process.state.grant is not before.grant:
+        return  # a call from outside the grant that is in force, or inside one that has ended
+    is_parents = before.pid != process.state.pid  # this is a forked child
+    memory = after.memory is not None or (is_parents and before.memory is not None)
     try:
         with transaction(process, memory=memory, undoes=True):
-            undo = _undo_in_child if is_child else _undo
-            notices = undo(process, before, after)
+            notices = _undo(process, before.in_child() if is_parents else before, after)
+            if is_parents:
+                _put_variables_back(after, before)
             now = process.state.memory
             if memory and (now is None or now.thread != threading.get_native_id()):
                 from gpuaff.pinning.memory import put_policy_back
 
                 # This thread, or this child, may have inherited it.
-                notices += put_policy_back(after.memory, before.memory if is_child else None)
+                notices += put_policy_back(after.memory, before.memory if is_parents else None)
     except OSError as error:
         notices = [refusal(error)]
     say(notices)
 
 
 def _undo(process: Process, before: State, after: State) -> list[Notice]:
-    state, notices = process.state, list[Notice]()
-    # A call may be from before the grant, or of one that was given back since.
-    now = next((one for one in (state, state.outside) if one and one.grant is before.grant), None)
-    if now is None:
-        return []
-    # Undone by a restore() already: what other threads have left undone goes back as well.
-    is_undone = after.share is not None and now.share is None
-    if not is_undone and (after.share is not None or now.share != before.share):
-        if now is state:
-            notices += rewind(process, before)
-        else:  # a border, so no thread moves; its end brings this back
-            process.update(outside=before)
-    if now is state or state.share is None:  # else what is set besides is a later call's
-        notices += put_extras_back(process, state.first if is_undone else before)
-    return notices
+    # After a restore(), what it had to leave to other threads can still be put back.
+    is_undone = after.share is not None and process.state.share is None
+    notices = [] if is_undone else rewind(process, before)
+    return notices + put_extras_back(process, process.state.first if is_undone else before)
 
 
-def _undo_in_child(process: Process, before: State, after: State) -> list[Notice]:
-    """In a forked child: its threads have its parent's mask, or what it has set itself since."""
-    state, notices = process.state, list[Notice]()
-    if not after.share == state.share == before.share:
-        # It keeps its own border, and the parent's ids are not those of its threads.
-        to = state.first._replace(share=before.share, reserved=before.reserved, whole=before.whole)
-        process.update(placed=state.placed | after.placed)
-        notices = rewind(process, to, target=before.mask)
-        process.update(placed=state.placed | {before.mask})
-    _put_variables_back(after, before)
-    inherit(before)
-    return notices
-
-
-def rewind(process: Process, before: State, *, target: CpuSet | None = None) -> list[Notice]:
-    """Move the threads to where they were before; the free ones to ``target`` instead."""
-    state, to = process.state, target or before.mask
-    requested = set(state.placed)
-    if not requested or state.grant is not before.grant:
-        requested.add(state.original)  # what was set is taken back already, or it is the grant's
-    is_free = state.is_free(threads.granted(state.original).of(requested))
+def rewind(process: Process, before: State) -> list[Notice]:
+    """Move the threads to where they were before."""
+    state = process.state
+    is_free = state.is_free(threads.granted(state.original).of(state.free_masks))
     spare = set()
-    for tid, bound in {**before.bound, **state.bound}.items():
-        then = before.bound.get(tid)
-        if bound.kept is None:
-            home = bound.mask if then is None else then.kept or to
-        else:  # a grant may have cut it
-            same = then is not None and then.mask == bound.mask
-            home = (then.kept if then is not None and same else None) or bound.mask
+    for tid, bound in state.bound.items():
+        then, home = before.bound.get(tid), bound.mask
+        if then is not None and then.mask == bound.mask:  # a grant may have cut it
+            home = then.kept or before.mask
         with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
             mask = kernel.get_affinity(tid)
-            follows = bound.kept is None and (mask == bound.mask or is_free(tid, mask))
-            if follows or mask == bound.kept:
+            if is_free(tid, mask) if bound.kept is None else mask == bound.kept:
                 spare.add(tid)
                 if mask != home:
                     threads.move(home, tid, mask, process.earlier)
-    passes = threads.move_all(to, is_free, process.earlier, spare=spare)
+    passes = threads.move_all(before.mask, is_free, process.earlier, spare=spare)
     if passes.arrived or not passes.refused:
-        # A call from before the grant may have been undone meanwhile.
-        outside = state.outside if state.grant is before.grant else before.outside
         process.state = before._replace(
-            memory=state.memory, variables=state.variables, outside=outside
+            start=before.first, memory=state.memory, variables=state.variables
         )
     return passes.notices()
 
@@ -265,22 +227,22 @@ def _put_variables_back(now: State, then: State) -> None:
 
 def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     """See :meth:`Affinity.reapply`: helpers may be on the reserved CPUs."""
-    grant, notices = grant_around(), list[Notice]()
-    inside = share if grant is None else share & grant.cpus
-    if grant is not None and inside != share:
-        text = (
-            f"the CPUs {format_cpulist(share - inside)} of {format_cpulist(share)} are outside the "
-            "claim's, so they are not used; call set_affinity to plan from the claim's"
-        )
-        notices.append(Notice("mask-cut", text))
-    if inside:
-        try:
-            # A forked child that has called nothing yet started with its parent's share.
-            process = this_process(border=inside)
+    notices, inside = list[Notice](), share
+    try:
+        process = this_process()
+        grant = process.state.grant
+        if grant is not None and not share <= grant.cpus:
+            inside = share & grant.cpus
+            text = (
+                f"the CPUs {format_cpulist(share - inside)} of {format_cpulist(share)} are outside "
+                "the claim's, so they are not used; call set_affinity to plan from the claim's"
+            )
+            notices.append(Notice("mask-cut", text))
+        if inside:
             with transaction(process):
                 notices += put_threads(process, inside, reserved)
-        except OSError as error:
-            notices.append(refusal(error, inside))
+    except OSError as error:
+        notices.append(refusal(error, inside))
     say(notices, rank=rank)
 
 
@@ -288,13 +250,12 @@ def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notic
     """Move the threads that are not where they should be; in a transaction."""
     state = process.state
     # Threads that have the main thread's mask were started after it was narrowed.
-    free = {*state.free_masks, kernel.affinity_or_none(state.pid)}
-    _, notices = place(
-        process,
-        share,
-        lambda _, mask: mask in free,
-        lambda mask: not (mask <= share or mask <= reserved),
-    )
+    free = state.free_masks | {kernel.affinity_or_none(state.pid)}
+
+    def is_free(_: int, mask: CpuSet) -> bool:
+        return mask in free or not (mask <= share or mask <= reserved)
+
+    _, notices = place(process, share, is_free)
     whole = state.whole if share == state.share else None
     process.update(reserved=reserved, whole=whole)
     return notices

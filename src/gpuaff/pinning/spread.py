@@ -13,8 +13,6 @@ from gpuaff.launch import inherited
 from gpuaff.pinning import threads
 from gpuaff.pinning.restore import Affinity, put_threads
 from gpuaff.pinning.state import (
-    expected,
-    grant_around,
     log,
     refusal,
     remembered,
@@ -88,9 +86,8 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
 
 
 def _cpus_to_divide(share: CpuSet | None) -> CpuSet:
-    state, grant = remembered(), grant_around()
-    found = state.whole or state.mask if state is not None else expected() or share or _own()
-    return found if grant is None else found & grant.cpus or grant.cpus
+    state = remembered()
+    return share or _own() if state is None else state.whole or state.mask
 
 
 def _own() -> CpuSet:

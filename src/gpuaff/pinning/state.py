@@ -1,7 +1,7 @@
 """What gpuaff has set in this process, and the one way to change it: all or nothing.
 
-A thread is *free* where its mask is one
-that gpuaff has set, or the process's first: calls move it. Others the program has bound itself.
+A thread is *free* where its mask is the share, or the process's first: calls move it. Others the
+program has bound itself.
 """
 
 from __future__ import annotations
@@ -54,13 +54,10 @@ def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T,
 
 
 class Bound(NamedTuple):
-    """A thread that the program has bound, and what it keeps of its mask.
-
-    ``kept`` is None where it goes where the free threads go, or its mask is that of free ones.
-    """
+    """A thread that the program has bound, and where it stays; None: it goes with the free ones."""
 
     mask: CpuSet
-    kept: CpuSet | None = None
+    kept: CpuSet | None
 
 
 class State(NamedTuple):
@@ -69,11 +66,7 @@ class State(NamedTuple):
     pid: int
     original: CpuSet  # the border: the main thread's mask at the first call; in a grant, its CPUs
     share: CpuSet | None = None  # the mask of free threads; None where that is the border
-    # The masks that they were given since: the share, earlier ones (CPUs that come back give a
-    # thread one of those), and in a forked child what undoing its parent's call gave.
-    placed: frozenset[CpuSet] = frozenset()
     bound: Mapping[int, Bound] = _NONE  # by thread id
-    first_bound: Mapping[int, Bound] = _NONE  # when the border was taken
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None  # what ``spread`` divides, while a part of it is the share
     memory: Change | None = None  # the memory policy that was set last, in one thread
@@ -81,6 +74,7 @@ class State(NamedTuple):
     variables: Mapping[str, tuple[str | None, str | None]] = _NONE
     grant: Grant | None = None
     outside: State | None = None  # in a grant, what its end returns to
+    start: State | None = None  # before the first call inside the border; None: this is it
 
     @property
     def in_force(self) -> CpuSet | None:
@@ -93,17 +87,19 @@ class State(NamedTuple):
         return self.share or self.original
 
     @property
-    def free_masks(self) -> tuple[CpuSet, ...]:
-        """The masks that free threads have requested, the likeliest first."""
-        return tuple(dict.fromkeys([self.mask, self.original, *self.placed]))
+    def free_masks(self) -> set[CpuSet]:
+        """The masks that free threads have requested."""
+        return {self.mask, self.original}
 
     @property
     def first(self) -> State:
         """As it was before the first call, or the first since the grant was taken."""
-        nothing = State(pid=self.pid, original=self.original, bound=self.first_bound)
-        return nothing._replace(
-            first_bound=self.first_bound, grant=self.grant, outside=self.outside
-        )
+        return self.start or self
+
+    def in_child(self) -> State:
+        """The state of a child that is forked now: its border is the mask that it starts with."""
+        made = State(os.getpid(), self.mask, self.share, grant=self.grant)
+        return made._replace(reserved=self.reserved, whole=self.whole)
 
     def is_free(self, masks: Collection[CpuSet]) -> IsFree:
         """Whether a thread, by its id and mask, is free, where free ones have these masks."""
@@ -125,7 +121,7 @@ class Process:
 
     def update(self, **changes: Any) -> None:
         """Change attributes of the state."""
-        self.state = self.state._replace(**changes)
+        self.state = self.state._replace(start=self.state.first, **changes)
 
     def set_variable(self, name: str, value: str) -> None:
         """Set one of ``VARIABLES``, and remember its first value."""
@@ -134,22 +130,16 @@ class Process:
 
 
 _processes: dict[int, Process] = {}
-"""This process, by its id; empty until gpuaff is called in it."""
-
-_inherited: State | None = None
-"""In a forked child: what its parent had set."""
-
-
-def inherit(state: State | None) -> None:
-    """In a forked child: of what its parent had set, this is in force by now."""
-    global _inherited
-    _inherited = state
+"""This process, by its id; empty until gpuaff is called in it, or where it has set nothing."""
 
 
 def _start_anew() -> None:
-    """In a forked child. One that called nothing passes on to its children what it inherited."""
-    inherit(next((process.state for process in _processes.values()), _inherited))
+    """In a forked child: what its parent has set is its border."""
+    states = [process.state for process in _processes.values()]
     _processes.clear()
+    for state in states:
+        if state.in_force is not None:
+            _processes[os.getpid()] = Process(state.in_child())
 
 
 os.register_at_fork(after_in_child=_start_anew)
@@ -172,21 +162,14 @@ def this_process(border: CpuSet | None = None) -> Process:
     if found is None:
         pid = os.getpid()
         original = kernel.get_affinity(pid) if border is None else border
-        state = State(pid=pid, original=original, grant=grant_around())
         # Of several threads the first one's mask counts. A lock could be left locked by a fork.
-        found = _processes.setdefault(pid, Process(state))
+        found = _processes.setdefault(pid, Process(State(pid, original)))
     return found
-
-
-def grant_around() -> Grant | None:
-    """The grant that this process is in, or was forked in; None without one."""
-    state = remembered() or _inherited
-    return None if state is None else state.grant
 
 
 def expected() -> CpuSet | None:
     """The CPUs that gpuaff has set for this process, or for the one that it was forked from."""
-    state = remembered() or _inherited
+    state = remembered()
     return None if state is None else state.in_force
 
 
@@ -214,7 +197,6 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         process.thread = threading.get_ident()
         before, process.earlier = process.state, {}
         undo.callback(setattr, process, "state", before)
-        undo.callback(inherit, _inherited)
         undo.callback(_put_variables, {name: env.get(name) for name in VARIABLES})
         if memory or before.memory is not None:
             from gpuaff._system import mempolicy  # only where a policy may change
@@ -237,43 +219,29 @@ def _put_variables(values: Mapping[str, str | None]) -> None:
 def _move_back(process: Process, before: State) -> None:
     """Put all threads back; those born meanwhile go where the free ones are."""
     for tid, mask in process.earlier.items():
-        threads.put_again(tid, mask, before.free_masks)
-    masks = {process.state.mask, process.state.original} - {before.mask, before.original}
+        with suppress(OSError):  # it has ended, or a cpuset denies all of that
+            kernel.set_affinity(mask, tid)
+    masks = process.state.free_masks - before.free_masks
     spare = {*process.earlier, *process.state.bound}
     if masks:
         threads.move_all(before.mask, lambda _, mask: mask in masks, {}, spare=spare)
 
 
-def place(
-    process: Process,
-    cpus: CpuSet,
-    is_free: IsFree,
-    is_stray: Callable[[CpuSet], bool] = lambda _: False,
-) -> tuple[CpuSet, list[Notice]]:
-    """Move the calling thread and all that are free or stray; what is granted, and warnings."""
+def place(process: Process, cpus: CpuSet, is_free: IsFree) -> tuple[CpuSet, list[Notice]]:
+    """Move the calling thread and all that are free; what is granted, and warnings."""
     state, own = process.state, threading.get_native_id()
     found, caller = threads.masks(), kernel.get_affinity()
     got, notices = threads.move_caller(cpus, caller, process.earlier)
-    known = {  # the kernel uses the ids of threads that have ended again
-        tid: one
-        for tid, one in state.bound.items()
-        if tid in found and (one.kept is None or (one.kept == found[tid] and tid != own))
-    }
-    staying = {tid for tid, one in known.items() if one.kept is not None}
-    bound = {  # they look like free ones afterwards
-        tid: Bound(mask)
-        for tid, mask in {**found, own: caller}.items()
-        if (tid == own or mask == got or is_stray(mask)) and not is_free(tid, mask)
-    } | known
-    process.update(share=got, placed=state.placed | {got}, bound=bound, whole=None)
-    passes = threads.move_all(
-        got,
-        lambda tid, mask: is_free(tid, mask) or is_stray(mask),
-        process.earlier,
-        spare=staying,
-    )
-    stayed = {tid: Bound(mask, kept=mask) for tid, mask in passes.bound.items()}
-    process.update(bound=bound | stayed)
+    bound = {}
+    for tid, mask in {**found, own: caller}.items():
+        known = state.bound.get(tid)
+        if known is not None and (known.kept is None or (known.kept == mask and tid != own)):
+            bound[tid] = known
+        elif not is_free(tid, mask):
+            bound[tid] = Bound(mask, kept=None if tid == own else mask)
+    process.update(share=got, bound=bound, whole=None)
+    staying = {tid for tid, one in bound.items() if one.kept is not None}
+    passes = threads.move_all(got, is_free, process.earlier, spare=staying)
     return got, notices + passes.notices()
 
 

@@ -78,15 +78,6 @@ def granted(original: CpuSet) -> Granted:
     return Granted(original & found[-1] or found[-1], cpuset=found[-1])
 
 
-def put_again(tid: int, mask: CpuSet, likely: Collection[CpuSet]) -> None:
-    """Give a thread its mask back, by a likely request that the cpuset cuts to it: it may grow."""
-    for requested in (mask,) if mask in likely else (*likely, mask):
-        with suppress(OSError):  # it has ended, or a cpuset denies all of that
-            kernel.set_affinity(requested, tid)
-            if kernel.get_affinity(tid) == mask:
-                return
-
-
 # Move. ``earlier`` remembers the mask that each thread had before, by id.
 
 
@@ -106,8 +97,8 @@ def move_caller(
         return got, []
     kernel.set_affinity(got)  # all threads request the same, and get it back when a cpuset grows
     text = (
-        f"requested CPUs {format_cpulist(cpus)}; the kernel granted "
-        f"{format_cpulist(kernel.get_affinity())}: a cpuset denies the others"
+        f"requested CPUs {format_cpulist(cpus)}; the kernel granted {format_cpulist(got)}: "
+        "a cpuset denies the others"
     )
     return got, [Notice("mask-cut", text)]
 
@@ -119,7 +110,6 @@ class Passes:
         self.settled = False  # whether the last pass found nothing to do
         self.arrived: set[int] = set()
         self.refused: set[int] = set()  # by the kernel
-        self.bound: dict[int, CpuSet] = {}  # the masks of those that were not free, and stayed
 
     def notices(self) -> list[Notice]:
         """The warnings about it."""
@@ -167,8 +157,6 @@ def move_all(
                 move(cpus, tid, mask, earlier)
                 found.arrived.add(tid)
                 is_in_place = mask == cpus
-            else:
-                found.bound[tid] = mask
         except OSError as error:
             if error.errno == errno.ESRCH:
                 return False  # it has ended, and may have started one that is not moved either

@@ -43,9 +43,8 @@ def _from_files(tree: Tree, machine: Topology) -> Topology:
     cpuset = sysfs.cpuset_of(tree)
     if cpuset is not None and machine.cpus - cpuset:
         shown = format_cpulist(cpuset & machine.cpus)
-        message = f"these files were gathered inside a cpuset of CPUs {shown or 'none'}"
-        hint = f"; --allowed {shown} plans for it" if shown else ""
-        notes.append(Notice("cpuset", message + hint))
+        message = f"these files were gathered inside a cpuset of CPUs {shown}"
+        notes.append(Notice("cpuset", f"{message}; --allowed {shown} plans for it"))
     gpus = sysfs.gpus_on_the_bus(tree, machine)
     visible = tuple(gpu.index for gpu in gpus)
     topology = replace(machine, gpus=gpus, visible=visible, notes=tuple(notes))
@@ -96,7 +95,7 @@ def _gpus(
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
-        return sysfs.gpus_of_the_driver(tree, machine), None, frozenset()
+        return sysfs.gpus_at(tree, machine, tree.list(sysfs.DRIVER)), None, frozenset()
     for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
@@ -115,9 +114,9 @@ def _merged(tree: Tree, machine: Topology, reading: GpuReading) -> Gpu:
     socket_cpus = (reading.socket_cpus or frozenset()) & machine.cpus or None
     source = Source.NVML if node_cpus or not local else Source.SYSFS
     # The driver's node, else sysfs's (case A7); of several those with CPUs (case A24).
-    with_cpus = [node for node in machine.numa_nodes or () if node.cpus]
-    named = [node.id for node in with_cpus if node.id in (reading.memory_nodes or ())]
-    holding = [node.id for node in with_cpus if node.cpus & (reading.node_cpus or frozenset())]
+    with_cpus = [node.id for node in machine.numa_nodes or () if node.cpus]
+    named = [node for node in with_cpus if node in (reading.memory_nodes or ())]
+    holding = machine.nodes_of(reading.node_cpus or frozenset())
     return Gpu(
         index=reading.index,
         uuid=reading.uuid,

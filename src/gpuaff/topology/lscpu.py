@@ -20,34 +20,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuaff.topology.pasted import Paste
 
-_ADD = "add the output of `lscpu -p`"
-
 _LIST = re.compile(
-    r"^(?:On-?line CPU\(s\) list|NUMA node(\d{1,4}) CPU\(s\)):[ \t]*"
-    r"(.*(?:(?:(?<=,)\n|\n(?=,))[\d,-]+)*)$",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(?:On-?line CPU\(s\) list|NUMA node(\d{1,4}) CPU\(s\)):[ \t]*"
+    r"(.*(?:(?:(?<=,)\n|\n(?=,))[\d,-]+)*)$"
 )
 """A list of CPUs, of all that are online or of a node; a window may have wrapped it."""
 
-_NODE = re.compile(
-    r"^node (\d{1,4}) cpus:([\d\s]*)\nnode \1 size:[ \t]*(\d{1,12}) [kMG]B$",
-    re.ASCII | re.MULTILINE,
-)
+_NODE = re.compile(r"(?am)^node (\d{1,4}) cpus:([\d\s]*)\nnode \1 size:[ \t]*(\d{1,12}) [kMG]B$")
 """A node's CPUs and memory in ``numactl -H``."""
 
-_DISTANCES = re.compile(
-    r"^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$", re.ASCII | re.MULTILINE
-)
+_DISTANCES = re.compile(r"(?am)^(?:node((?:[ \t]+\d{1,5})+)|(\d{1,4}):((?:[ \t]+\d{1,5})+))$")
 _NUMBER = re.compile(
-    r"^(CPU\(s\)|Thread\(s\) per core|Core\(s\) per socket|Socket\(s\)|NUMA node\(s\)):"
-    r"[ \t]*(\d{1,6})$",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(CPU\(s\)|Thread\(s\) per core|Core\(s\) per socket|Socket\(s\)|NUMA node\(s\)):"
+    r"[ \t]*(\d{1,6})$"
 )
 _POWER = re.compile(r"(?im)^(?:Architecture:[ \t]*ppc|Model name:[ \t]*power)")
 _TRANSLATED = re.compile(
-    r"^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
-    r"[^:\n]{1,60}[:\uff1a][ \t]*\d[\d,-]*$",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(?!On-?line|Off-?line|NUMA node|CPU\(s\)[ \t]*:)(?=[^:\n]{0,60}(?:NUMA|CPU\(s\)))"
+    r"[^:\n]{1,60}[:\uff1a][ \t]*\d[\d,-]*$"
 )
 """A number or a list of CPUs under a key that lscpu does not have in English."""
 
@@ -55,10 +45,9 @@ _HEADER = re.compile(r"CPU(?:(?:,[\w:%]*)+|(?:[ \t]+[A-Z][\w:%]*)+)", re.ASCII)
 """``CPU,Core,Socket,…`` or ``CPU NODE SOCKET …``."""
 
 _CELL = re.compile(r"(\d{1,9})(?:\.\d{1,9})?", re.ASCII)
-_PLACES = {"core", "socket", "node"}
 
-_SIZES = (2, 4, 8)
-"""How many threads a core can have, beside one."""
+_ONLINE = -1
+"""In the place of a node: all CPUs that are online."""
 
 Rows: TypeAlias = Mapping[int, Mapping[str, int]]
 """The numbers in the row of each CPU, by its column's name in lower case."""
@@ -72,14 +61,14 @@ def read_cpulist(text: str) -> CpuSet | None:
         return None
 
 
-def read_machine(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool]:
-    """The CPU side, and whether its CPUs are all online ones, and not only some near a GPU.
+def read_machine(paste: Paste, near: Collection[CpuSet]) -> Topology:
+    """The CPU side.
 
     ``near`` are the lists of CPUs in the table of GPUs, which count where there is nothing better.
     """
     machine = _Machine(paste, near)
     machine.note_missing()
-    topology = Topology(
+    return Topology(
         cpus=machine.cpus,
         allowed=machine.cpus,
         cores=machine.cores(),
@@ -88,7 +77,6 @@ def read_machine(paste: Paste, near: Collection[CpuSet]) -> tuple[Topology, bool
         l3=machine.l3(),
         numa_nodes=machine.nodes or None,
     )
-    return topology, machine.is_complete
 
 
 class _Machine:
@@ -96,12 +84,8 @@ class _Machine:
 
     def __init__(self, paste: Paste, near: Collection[CpuSet]) -> None:
         self._paste, self._note = paste, paste.note
-        self._numbers = numbers = _numbers(paste)
-        self._is_power = bool(_POWER.search(paste.text))
-        self._is_virtual = "\nHypervisor vendor:" in f"\n{paste.text}"
-        found = _lists(paste)
-        online = found.pop(None, frozenset())
-        lists = {node: cpus for node, cpus in found.items() if node is not None}
+        self._numbers, lists = _numbers(paste), _lists(paste)
+        online = lists.pop(_ONLINE, frozenset())
         self._rows = self._whole_rows(online or frozenset().union(*lists.values()))
         lists = lists or self._rows_by("node", self._rows)
         self._distances = _distances(paste.text)
@@ -109,18 +93,30 @@ class _Machine:
         is_partial = not (lists and lists.keys() >= self._distances.keys())
         listed = frozenset().union(*lists.values(), *(near if is_partial else ()))
         self.cpus = online or frozenset(self._rows) or listed
-        self.is_complete = bool(online or self._rows or lists)
+        self._is_complete = bool(online or self._rows or lists)
         self.nodes = self._numa_nodes(lists)
         self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
         self._lists = self._node_cpus or near
-        self._all = max(numbers.get("CPU(s)", 0), len(self.cpus))  # also offline ones
-        self._online = len(self.cpus) if self.is_complete else self._all
+        self._read_numbers()
+
+    def _read_numbers(self) -> None:
+        """What shows the cores where there are no rows."""
+        numbers, text = self._numbers, self._paste.text
+        self._is_power = bool(_POWER.search(text))
+        self._is_virtual = "\nHypervisor vendor:" in f"\n{text}"
+        # On x86-64 Linux numbers the first threads of all cores before any second one, so with one
+        # thread per core a list has no gap such as 0-15,128-143. POWER numbers siblings in turn.
+        distances = {_distance(cpus) for cpus in self._lists}
+        is_known = len(distances) == 1 and not self._is_power
+        self._distance = (distances.pop() or 0) if is_known else 0
+        self._all = max(numbers.get("CPU(s)", 2 * self._distance), len(self.cpus))  # with offline
+        self._online = len(self.cpus) if self._is_complete else self._all
         # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
         sockets = numbers.get("Socket(s)", 0)
-        keys = [key for key, _ in _NUMBER.findall(paste.text)]  # a block for each kind of core
-        self._kinds = keys.count("Core(s) per socket") / max(1, keys.count("CPU(s)"))
-        least = 0 if self._kinds > 1 else numbers.get("Core(s) per socket", 0) * sockets
-        self._expected = range(least, least + sockets) if least else range(0)
+        keys = [key for key, _ in _NUMBER.findall(text)]  # a block for each kind of core
+        self._has_kinds = keys.count("Core(s) per socket") > max(1, keys.count("CPU(s)"))
+        least = 0 if self._has_kinds else numbers.get("Core(s) per socket", 0) * sockets
+        self._expected = range(least, least + sockets if least else 0)
         # Before util-linux 2.37 the threads were the online CPUs divided by the cores and rounded
         # down, so that one CPU offline makes them 1: they count as far as the others agree.
         self._threads = numbers.get("Thread(s) per core", 0)
@@ -133,7 +129,7 @@ class _Machine:
             return rows
         differing = format_cpulist(listed ^ rows.keys())
         message = f"lscpu's rows and its lists differ in CPUs {differing}, so the rows are not used"
-        self._note("lscpu-cut", f"{message}: add `lscpu -p`, whole")
+        self._note("lscpu-cut", message, add="`lscpu -p`, whole")
         return {}
 
     def _rows_by(self, key: str, cpus: Collection[int]) -> dict[int, CpuSet]:
@@ -167,38 +163,39 @@ class _Machine:
         all_nodes = max(self._numbers.get("NUMA node(s)", 0), len(self._distances))
         hint = f" (lscpu counts {count})" if count else ""
         if not found:
-            self._note("cpus-unknown", f"the CPUs are unknown{hint}: add the output of `lscpu`")
-        elif not self.is_complete:
-            message = f"only {found} CPUs near a GPU are known{hint}: add the output of `lscpu`"
-            self._note("cpus-partial", message)
+            self._note("cpus-unknown", f"the CPUs are unknown{hint}", add="`lscpu`")
+        elif not self._is_complete:
+            self._note(
+                "cpus-partial", f"only {found} CPUs near a GPU are known{hint}", add="`lscpu`"
+            )
         if not nodes:
-            message = "the NUMA nodes are unknown: add the output of `lscpu` or `numactl -H`"
-            self._note("numa-unknown", message)
+            self._note("numa-unknown", "the NUMA nodes are unknown", add="`lscpu` or `numactl -H`")
         elif all_nodes > nodes:
-            message = f"{nodes} of {all_nodes} NUMA nodes are listed: add the whole output"
-            self._note("nodes-missing", message)
+            message = f"{nodes} of {all_nodes} NUMA nodes are listed"
+            self._note("nodes-missing", message, add="`lscpu`, whole")
         if nodes > 1 and any(node.distances is None for node in self.nodes):
-            message = "NUMA distances are missing: add the output of `numactl -H`"
-            self._note("distances-unknown", message)
+            self._note("distances-unknown", "NUMA distances are missing", add="`numactl -H`")
 
     def packages(self) -> tuple[Package, ...] | None:
         """The sockets: from the rows, or the only one, or so many nodes in each, in order."""
         sockets, nodes = self._numbers.get("Socket(s)", 0), self._node_cpus
-        each = 0 if not sockets or len(nodes) % sockets else len(nodes) // sockets
-        starts = range(0, len(nodes), each) if each else ()
-        equal = [frozenset().union(*nodes[start : start + each]) for start in starts]
+        each = max(1, len(nodes) // max(1, sockets))
+        equal = [frozenset().union(*nodes[at : at + each]) for at in range(0, len(nodes), each)]
         if not self.cpus:
             return None
         if self._rows and all("socket" in row for row in self._rows.values()):
             parts = self._rows_by("socket", self.cpus)
         elif sockets == 1:
             parts = {0: self.cpus}
-        elif len(set(map(len, equal))) == 1 and frozenset().union(*equal) == self.cpus:
+        elif len(equal) == sockets and {len(part) * sockets for part in equal} == {len(self.cpus)}:
             parts = dict(enumerate(equal))
-            message = f"the {len(nodes)} NUMA nodes are taken to be in the {sockets} sockets"
-            self._note("packages-inferred", f"{message} in order; to be sure {_ADD}")
+            message = (
+                f"the {len(nodes)} NUMA nodes are taken to be in the {sockets} sockets in order"
+            )
+            self._note("packages-inferred", message, add="`lscpu -p` to be sure")
         else:
-            self._note("packages-unknown", f"which CPUs are in which socket is unknown: {_ADD}")
+            message = "which CPUs are in which socket is unknown"
+            self._note("packages-unknown", message, add="`lscpu -p`")
             return None
         return tuple(Package(id=number, cpus=parts[number]) for number in sorted(parts))
 
@@ -207,15 +204,15 @@ class _Machine:
         if any("l3" in row for row in self._rows.values()):
             return tuple(self._rows_by("l3", self.cpus).values())
         if self.cpus:
-            self._note("l3-unknown", f"which CPUs share an L3 cache is unknown: {_ADD}")
+            self._note("l3-unknown", "which CPUs share an L3 cache is unknown", add="`lscpu -p`")
         return None
 
     def efficiency_cpus(self) -> CpuSet:
         """The CPUs of slow cores, by the highest frequencies in the rows (case G5)."""
         speeds = {frozenset([cpu]): row.get("maxmhz", 0) for cpu, row in self._rows.items()}
-        if not any(speeds.values()) and self._kinds > 1:
+        if not any(speeds.values()) and self._has_kinds:
             message = "lscpu names several kinds of cores, and not which CPUs they are"
-            self._note("cores-unknown", f"{message}: add the output of `lscpu -e`")
+            self._note("cores-unknown", message, add="`lscpu -e`")
         return slow_cores(speeds)
 
     def cores(self) -> tuple[CpuSet, ...] | None:
@@ -226,41 +223,27 @@ class _Machine:
             return grouped(self.cpus, lambda cpu: (rows[cpu].get("socket"), rows[cpu]["core"]))
         if not self.cpus:
             return None
-        if self._has_one_thread():
-            return grouped(self.cpus, lambda cpu: cpu)
-        cores = self._by_threads() if self._threads else None
-        if cores is None and (self._is_doubtful or self._threads in (0, 1, 2)):
-            cores = self._two_runs()
+        cores = self._numbered_cores()
         self._note_cores(cores)
         return cores
 
     def _note_cores(self, cores: Sequence[CpuSet] | None) -> None:
-        if self._is_doubtful and self._online == len(self.cpus):
-            self._note(
-                "contradiction",
+        if self._is_doubtful and self._is_complete:
+            message = (
                 f"lscpu says {counted(self._threads, 'thread')} per core, but {self._online} CPUs "
-                f"online on {min(self._expected)} cores (sockets x cores per socket); its threads "
-                "per core are not used",
+                f"online on {min(self._expected)} cores; its threads per core are not used"
             )
+            self._note("contradiction", message)
         if cores is None:
             message = "which CPUs share a core is unknown, and the numbering does not show it"
-            self._note("cores-unknown", f"{message}, so each counts as a core of its own: {_ADD}")
-        else:
+            message = f"{message}, so each counts as a core of its own"
+            self._note("cores-unknown", message, add="`lscpu -p`")
+        elif len(cores) < len(self.cpus) or self._threads != 1:
             first = ", ".join(map(str, sorted(cores[0])))
             message = "which CPUs share a core is inferred from the numbering (the first core: "
-            self._note("cores-inferred", f"{message}{first}); to be sure {_ADD}")
+            self._note("cores-inferred", f"{message}{first})", add="`lscpu -p` to be sure")
 
-    def _has_one_thread(self) -> bool:
-        """Whether lscpu prints one thread for each core, and its other numbers agree."""
-        if self._threads != 1 or self._is_doubtful:
-            return False
-        least = min(self._expected, default=0)
-        if not least:
-            return self._all == len(self.cpus)
-        # No more CPUs than cores, or, offline ones included, too few for two threads.
-        return self._online <= least or self._all < 2 * least
-
-    def _by_threads(self) -> tuple[CpuSet, ...] | None:
+    def _numbered_cores(self) -> tuple[CpuSet, ...] | None:
         """The online CPUs of each core of which lscpu would print these numbers, or None.
 
         Either all first threads come first, then all second ones (most servers: 0 and 48 of 96),
@@ -268,46 +251,29 @@ class _Machine:
         node the first way is the usual one, and on a virtual machine both are.
         """
         least = min(self._expected, default=0)
-        size = self._all // least if self._is_doubtful else self._threads
-        if size not in _SIZES or self._all % size:
+        size = self._threads or (2 if self._distance else 0)
+        if 0 < least < self._online and (size == 1 or self._is_doubtful):
+            size = self._all // least
+        if size not in (1, 2, 4, 8) or self._all % size:
             return None
-        # Offline CPUs have ids among the others, so all ids are cut into cores.
-        neighbours = self._within_nodes(lambda cpu: cpu // size)
-        apart = self._within_nodes(lambda cpu: cpu % (self._all // size))
-        are_in_nodes = self.cpus <= frozenset().union(*self._node_cpus)
-        cores = neighbours if self._is_power or (apart is None and are_in_nodes) else apart
-        is_open = self._is_virtual and len(self._node_cpus) < 2 and apart is not None
-        has_gaps = max(self.cpus) >= self._all  # then where second threads begin is unknown
-        if cores is None or (not self._is_power and (is_open or has_gaps)):
+        number, cores = self._all // size, None
+        if size > 1 and not self._is_power:
+            cores = self._within_nodes(lambda cpu: cpu % number)
+            # Offline CPUs have ids among the others; else where second threads begin is unknown.
+            has_gaps = max(self.cpus) >= self._all
+            if has_gaps or (cores and self._is_virtual and len(self._lists) < 2):
+                return None
+        cores = cores or self._within_nodes(lambda cpu: cpu // size)
+        if not cores or max(map(len, cores)) < size:
             return None
-        is_counted = not self._expected or len(cores) in self._expected
-        is_printed = self._is_doubtful or max(map(len, cores)) == self._threads
-        return cores if is_counted and is_printed else None
+        found = len(cores) if self._is_complete else number
+        return cores if found in (self._expected or (number if size == 1 else found,)) else None
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core, or None when a core lies in two nodes."""
         node_of = {cpu: number for number, some in enumerate(self._node_cpus) for cpu in some}
         cores = grouped(self.cpus, core_of)
         return cores if all(len(set(map(node_of.get, core))) == 1 for core in cores) else None
-
-    def _two_runs(self) -> tuple[CpuSet, ...] | None:
-        """The cores {c, c + d}, where each list of a node or GPU is two equal runs, d apart.
-
-        On x86-64 Linux numbers the first threads of all cores before any second one, so with one
-        thread per core a node has no gap such as 0-15,128-143. POWER numbers siblings side by
-        side, and so do many virtual machines, where one list of that form is not enough.
-        """
-        cpus, distances = self.cpus, {_distance(ids) for ids in self._lists}
-        distance = distances.pop() if len(distances) == 1 else None
-        if distance is None or self._is_power or (self._is_virtual and len(self._lists) < 2):
-            return None
-        agrees = (
-            distance in (self._expected or (distance,))
-            and self._numbers.get("CPU(s)", 2 * distance) == 2 * distance
-            and max(cpus) < 2 * distance
-            and frozenset().union(*self._lists) == cpus
-        )
-        return grouped(cpus, lambda cpu: cpu % distance) if agrees else None
 
 
 def _distance(cpus: CpuSet) -> int | None:
@@ -322,7 +288,7 @@ def _numbers(paste: Paste) -> dict[str, int]:
     """The numbers of lscpu; nothing where it is in another language."""
     if not _LIST.search(paste.text) and _TRANSLATED.search(paste.text):
         message = "the output of lscpu is not in English and is not used"
-        paste.note("lscpu-translated", f"{message}: paste that of `LC_ALL=C lscpu`")
+        paste.note("lscpu-translated", message, add="`LC_ALL=C lscpu`")
         return {}
     found: dict[str, int] = {}
     for key, number in _NUMBER.findall(paste.text):
@@ -330,9 +296,9 @@ def _numbers(paste: Paste) -> dict[str, int]:
     return found
 
 
-def _lists(paste: Paste) -> dict[int | None, CpuSet]:
-    """The CPUs of each node, and under None those that are online."""
-    lists: dict[int | None, CpuSet] = {}
+def _lists(paste: Paste) -> dict[int, CpuSet]:
+    """The CPUs of each node, and those that are online."""
+    lists: dict[int, CpuSet] = {}
     found = [(node, text.replace("\n", "")) for node, text in _LIST.findall(paste.text)]
     found += [(node, ",".join(text.split())) for node, text, _ in _NODE.findall(paste.text)]
     for node, text in found:
@@ -341,7 +307,7 @@ def _lists(paste: Paste) -> dict[int | None, CpuSet]:
         if cpus is None or not (cpus or node):
             paste.note("line-unreadable", f"{what} cannot be read ({text[:40]!r})")
         else:
-            paste.keep(lists, int(node) if node else None, cpus, what)
+            paste.keep(lists, int(node or _ONLINE), cpus, what)
     return lists
 
 
@@ -353,7 +319,7 @@ def _rows(paste: Paste) -> Rows:
         if _HEADER.fullmatch(line):
             separator = "," if "," in line else None
             columns = [word.lower() for word in line.split(separator)]
-            columns = columns if _PLACES.intersection(columns) else ()
+            columns = columns if {"core", "socket", "node"}.intersection(columns) else ()
         elif columns and line[:1].isdigit():
             if row := _row(columns, line.split(separator)):
                 paste.keep(rows, row["cpu"], row, "lscpu's rows for one CPU")

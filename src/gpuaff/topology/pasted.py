@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, takewhile
 from typing import NamedTuple, TypeVar
@@ -18,14 +18,14 @@ from typing import NamedTuple, TypeVar
 from gpuaff._system.nvml_records import Matrix
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import TopologyError
-from gpuaff.formatting import counted
+from gpuaff.formatting import one_line
 from gpuaff.notices import Notice
 from gpuaff.options import natural
 from gpuaff.topology.lscpu import read_cpulist, read_machine
 from gpuaff.topology.model import Gpu, MigInstance, Source, Topology
 
 MAX_CHARS = 4 << 20
-_MAX_MESSAGE = 400
+_LONGEST = 400
 
 _COLOURS = re.compile(r"\x1b?\[[0-9;]{0,20}m", re.ASCII)
 """nvidia-smi underlines its header; some pastes have lost the escape character."""
@@ -51,12 +51,10 @@ _MIG = re.compile(
 )
 """A MIG instance. Since driver 470 its UUID does not contain its ids."""
 
-_PRINTED = 6
-"""nvidia-smi ends a list of CPUs after so many entries (case A25)."""
+_WHOLE_TABLE = "`nvidia-smi topo -m`, whole"
 
 _ROCM = re.compile(
-    r"^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)",
-    re.ASCII | re.MULTILINE,
+    r"(?am)^(?:GPU\[\d{1,3}\]\s{0,20}:|ROCm System Management|AMD-SMI |CPU_CORES_AFFINITY:)"
 )
 
 _NOTES = {
@@ -79,25 +77,23 @@ _Value = TypeVar("_Value")
 class Paste:
     """One text, without escape codes, marks and empty lines, and the notes about it."""
 
-    def __init__(self, text: str, name: str) -> None:
-        self._name = name
+    def __init__(self, text: str) -> None:
         if len(text) > MAX_CHARS:
             raise self.error(f"{len(text)} characters are more than {MAX_CHARS}; cut out the part")
-        valid = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
+        valid = text.encode("utf-8", "replace").decode("utf-8")
         plain = _COLOURS.sub("", valid).translate(_PLAIN)
         self.lines = [*filter(None, (line.strip(_MARKS) for line in plain.split("\n")))]
         self.text = "\n".join(self.lines)
-        self.is_cut = not plain.endswith("\n")  # then its last line may be
         self.notes: dict[Notice, None] = {}
 
-    def note(self, code: str, message: str) -> None:
-        """Add a note, once."""
-        cut = f"{message[:_MAX_MESSAGE]}…" if len(message) > _MAX_MESSAGE else message
-        self.notes.setdefault(Notice(code, cut))
+    def note(self, code: str, message: str, *, add: str = "") -> None:
+        """Add a note, once; ``add`` is the command whose output has what is missing."""
+        message += f": add the output of {add}" if add else ""
+        self.notes[Notice(code, one_line(message, _LONGEST))] = None
 
     def error(self, problem: str) -> TopologyError:
         """The error that says why this text is refused."""
-        return TopologyError(self._name, problem)
+        return TopologyError("pasted text", problem)
 
     def keep(self, found: dict[_Key, _Value], key: _Key, value: _Value, what: str) -> None:
         """Keep the first value that the text has for a key; another one is a contradiction."""
@@ -105,68 +101,56 @@ class Paste:
             self.note("contradiction", f"{what} are there twice, and differ; the first counts")
 
 
-def parse(text: str, *, name: str = "pasted text") -> Topology:
-    """Parse pasted text, which errors call by its ``name``, as :meth:`gpuaff.Topology.parse`."""
-    paste = Paste(text, name)
+def parse(text: str) -> Topology:
+    """Parse pasted text, as :meth:`gpuaff.Topology.parse` does."""
+    paste = Paste(text)
     if _ROCM.search(paste.text):
         message = "the output of rocm-smi or amd-smi is ignored: only NVIDIA's tools are read"
         paste.note("rocm-ignored", message)
-    (named, rows), listed = _read_table(paste), _read_list(paste)
-    near = frozenset(filter(None, (read_cpulist(row.cpu) for row in rows.values())))
-    machine, is_complete = read_machine(paste, near)
-    indices = sorted({*named, *listed})
-    if not (machine.cpus or indices):
+    (named, whole), listed = _read_table(paste), _read_list(paste)
+    near = frozenset(filter(None, (read_cpulist(row.cpu) for row in whole.values())))
+    machine = read_machine(paste, near)
+    rows = {index: whole.get(index, _Row()) for index in sorted({*named, *listed})}
+    if not (machine.cpus or rows):
         why = "".join(f"{note.message}; " for note in paste.notes if "unknown" not in note.code)
-        lines = counted(text.count("\n") + (not text.endswith("\n")), "line")
         add = "paste the output of `nvidia-smi topo -m` and of `LC_ALL=C lscpu`, whole"
-        raise paste.error(f"no CPU and no NVIDIA GPU in it ({lines}); {why}{add}")
-    placer = _Placer(rows, machine, near, is_complete)
-    placer.doubts["rows-missing"].update(named - rows.keys())
-    gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index))) for index in indices)
+        raise paste.error(f"no CPU and no NVIDIA GPU in it; {why}{add}")
+    placer = _Placer(rows, machine)
+    placer.doubts["rows-missing"].update(named - whole.keys())
+    gpus = tuple(placer.gpu(listed.get(index, Gpu(index=index)), rows[index]) for index in rows)
     for code, doubtful in placer.doubts.items():
         if doubtful:
             paste.note(code, _NOTES[code].format(f"GPU {format_cpulist(doubtful)}"))
     if not gpus:
-        paste.note("no-gpus", "there is no NVIDIA GPU in it: add `nvidia-smi topo -m`")
+        paste.note("no-gpus", "there is no NVIDIA GPU in it", add="`nvidia-smi topo -m`")
     elif any(gpu.uuid is None for gpu in gpus):
-        paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown: add `nvidia-smi -L`")
-    links = _links([rows.get(index, _Row()) for index in indices], indices)
+        paste.note("uuids-unknown", "the UUIDs of the GPUs are unknown", add="`nvidia-smi -L`")
+    links = _links(rows)
     if gpus and not links:
-        message = "the connections of some GPUs are unknown: add `nvidia-smi topo -m`, whole"
-        paste.note("links-unknown", message)
-    visible = tuple(indices)
-    return replace(machine, gpus=gpus, links=links, visible=visible, notes=tuple(paste.notes))
+        paste.note("links-unknown", "the connections of some GPUs are unknown", add=_WHOLE_TABLE)
+    return replace(machine, gpus=gpus, links=links, visible=tuple(rows), notes=tuple(paste.notes))
 
 
-def _links(rows: list[_Row], indices: list[int]) -> Matrix | None:
+def _links(rows: Mapping[int, _Row]) -> Matrix | None:
     """The matrix of links between these GPUs; None unless every row is whole."""
-    names = [f"GPU{index}" for index in indices]
-    pairs = zip(names, rows, strict=True)
-    if all(row.links.get(own) == "X" and row.links.keys() >= set(names) for own, row in pairs):
-        return tuple(tuple(row.links[name] for name in names) for row in rows) or None
+    by_name = {f"GPU{index}": row.links for index, row in rows.items()}
+    if all(row.keys() >= by_name.keys() and row[own] == "X" for own, row in by_name.items()):
+        return tuple(tuple(row[name] for name in by_name) for row in by_name.values()) or None
     return None
 
 
 class _Placer:
     """Finds where each GPU sits; ``doubts`` has the GPUs for each code of :data:`_NOTES`."""
 
-    def __init__(
-        self,
-        rows: Mapping[int, _Row],
-        machine: Topology,
-        near: Collection[CpuSet],
-        is_complete: bool,
-    ) -> None:
-        self._rows, self._cpus, self._is_complete = rows, machine.cpus, is_complete
-        self._are_all_named = is_complete and frozenset().union(*near) == machine.cpus
+    def __init__(self, rows: Mapping[int, _Row], machine: Topology) -> None:
+        self._cpus = machine.cpus
         self._nodes = {node.id: node.cpus for node in machine.numa_nodes or ()}
         self._memory_nodes = {natural(row.gpu_numa) for row in rows.values()}
         self.doubts: dict[str, set[int]] = defaultdict(set)
 
-    def gpu(self, listed: Gpu) -> Gpu:
+    def gpu(self, listed: Gpu, row: _Row) -> Gpu:
         """A GPU as it is listed, with its place."""
         index = listed.index
-        row = self._rows.get(index, _Row())
         named = self._ids(index, row.cpu)
         numa_node = self._node(index, self._ids(index, row.numa), named)
         near = self._near(index, row.cpu, named) if named else None
@@ -210,25 +194,25 @@ class _Placer:
 
     def _near(self, index: int, cell: str, named: CpuSet) -> CpuSet | None:
         """The CPUs near it that the machine has; of a list that looks cut, its node's."""
-        if _looks_cut(cell) and not self._are_all_named:
+        if _looks_cut(cell):
             holders = [node for node in self._nodes.values() if named <= node]
             if not holders:
                 self.doubts["affinity-cut"].add(index)
             return holders[0] if holders else None
-        if self._is_complete and not named <= self._cpus:
+        if not named <= self._cpus:
             self.doubts["ids-dropped"].add(index)
         return named & self._cpus or None
 
 
 def _looks_cut(cell: str) -> bool:
-    """Whether a list may have been cut: six entries of one length at one distance."""
+    """Whether nvidia-smi may have cut a list: six entries of one length at one distance (A25)."""
     # Whole lists of that form are rare: a socket of six cores with a thread each, by turns.
     if ":" in cell:
         return False
     entries = [[int(id_) for id_ in entry.split("-")] for entry in cell.split(",")]
     lengths = {entry[-1] - entry[0] for entry in entries}
     gaps = {after[0] - before[0] for before, after in pairwise(entries)}
-    return len(entries) == _PRINTED and len(lengths) == 1 and len(gaps) == 1 and min(gaps) > 1
+    return len(entries) == 6 and len(lengths) == 1 and len(gaps) == 1 and min(gaps) > 1
 
 
 # ---- ``nvidia-smi topo -m`` and ``nvidia-smi -L`` ----------------------------------------------
@@ -257,28 +241,22 @@ class _Table(NamedTuple):
 
 
 def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
-    """The table of ``nvidia-smi topo -m``: the GPUs that it names, and the rows by GPU.
-
-    Of several tables the one with most rows counts, and of rows for one GPU the first.
-    """
+    """The table of ``nvidia-smi topo -m``: the GPUs that it names, and the rows by GPU."""
     tables: list[_Table] = []
     for line in paste.lines:
         if header := _HEADER.fullmatch(line):
             columns = 1 + sum(name in header[2] for name in ("NUMA Aff", "GPU NUMA"))
             tables.append(_Table(header[1].split(), columns, {}))
-        elif row := _ROW.fullmatch(line):
-            if tables:
-                tables[-1].lines.setdefault(int(row[1]), line)
-            else:
-                message = "there are rows of a table without its header, which are not used"
-                paste.note("header-missing", f"{message}: add `nvidia-smi topo -m`, whole")
+        elif (row := _ROW.fullmatch(line)) and tables:
+            tables[-1].lines.setdefault(int(row[1]), line)
+        elif row:
+            message = "there are rows of a table without its header, which are not used"
+            paste.note("header-missing", message, add=_WHOLE_TABLE)
     if not tables:
         return set(), {}
-    table = max(tables, key=lambda one: len(one.lines))
-    known = table.lines.items()
-    if any(not other.lines.items() <= known for other in tables):
-        message = "there are tables of `nvidia-smi topo -m` that differ"
-        paste.note("contradiction", f"{message}; the one with most rows counts")
+    table = tables[0]
+    if any(other != table for other in tables):
+        raise paste.error("tables of `nvidia-smi topo -m` differ: paste one, of one machine, whole")
     named = {int(name[3:]) for name in table.devices if re.fullmatch(r"GPU\d{1,3}", name)}
     return named | table.lines.keys(), _rows(paste, table)
 
@@ -286,19 +264,16 @@ def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
 def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
     count, rows = len(table.devices), {}
     cells = {gpu: _cells(line) for gpu, line in table.lines.items()}
-    longest = max((sum(map(bool, row)) for row in cells.values()), default=0)
     for gpu, row in cells.items():
         links = [*takewhile(_LINK.fullmatch, row[:count])]
-        tail, filled = row[count:], sum(map(bool, row))
-        is_last = paste.is_cut and paste.lines[-1] == table.lines[gpu]
-        expected = count + table.columns if is_last else longest
+        is_filled = sum(map(bool, row)) >= count + table.columns
         # A row that ends with N/A is whole: its empty cells left no trace.
-        if len(links) < count or (filled < expected and not row[-1].endswith("N/A")):
-            message = f"the row of GPU {gpu} is too short and not used: add `nvidia-smi topo -m`"
-            paste.note("row-cut", f"{message}, whole")
+        if len(links) < count or not (is_filled or row[-1].endswith("N/A")):
+            message = f"the row of GPU {gpu} is too short and not used"
+            paste.note("row-cut", message, add=_WHOLE_TABLE)
             rows[gpu] = _Row()
             continue
-        affinity = _affinity(tail, table.columns, has_tabs="\t" in table.lines[gpu])
+        affinity = _affinity(row[count:], table.columns, has_tabs="\t" in table.lines[gpu])
         rows[gpu] = _Row(dict(zip(table.devices, links, strict=True)), *affinity)
     return rows
 
@@ -310,19 +285,10 @@ def _cells(line: str) -> list[str]:
 
 def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[str]:
     """CPU Affinity, NUMA Affinity and GPU NUMA ID, from the cells behind the links."""
-    # A lone number may be a node as well as a CPU.
-    is_cpus = tail[:1] == ["N/A"] or any(mark in "".join(tail[:1]) for mark in "-,")
-    if has_tabs or is_cpus or len(tail) >= columns:
-        cpu, rest = "".join(tail[:1]), tail[1:]
-    else:
-        cpu, rest = "", tail
-    words = [cell for cell in rest if cell]
-    if len(words) > 1 or columns < 3:
-        numa, gpu_numa = (*words, "", "")[:2]
-    elif not words or rest[1:2] == words:
-        numa = gpu_numa = ""  # the second may be a shifted NUMA Affinity, or GPU NUMA ID in place
-    else:
-        numa, gpu_numa = (words[0], "") if rest[0] else ("", words[0])
+    is_cpus = tail[0] == "N/A" or "-" in tail[0] or "," in tail[0]
+    if not (has_tabs or is_cpus or len(tail) >= columns):  # a lone number may be a node as well
+        tail = ["", *tail]
+    cpu, numa, gpu_numa, *_ = [tail[0], *filter(None, tail[1:]), "", ""]
     return ["" if cell == "N/A" else cell for cell in (cpu, numa, gpu_numa)]
 
 

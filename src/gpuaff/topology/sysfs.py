@@ -89,14 +89,12 @@ def _packages(tree: Tree, cpus: CpuSet) -> tuple[Package, ...] | None:
     groups = _siblings(tree, cpus, _PACKAGE)
     if groups is None:
         return None
-    files = (f"{_CPU}/cpu{min(group)}/topology/physical_package_id" for group in groups)
-    by_id = {
-        natural(tree.read(file) or ""): group for file, group in zip(files, groups, strict=True)
-    }
-    if None in by_id or len(by_id) < len(groups):  # −1 where the firmware names no packages
-        by_id = dict(enumerate(groups))
-    known = sorted((number, group) for number, group in by_id.items() if number is not None)
-    return tuple(Package(id=number, cpus=cpus) for number, cpus in known)
+    files = [f"{_CPU}/cpu{min(group)}/topology/physical_package_id" for group in groups]
+    ids = [number for file in files if (number := natural(tree.read(file))) is not None]
+    if len(set(ids)) < len(groups):  # −1 where the firmware names no packages
+        ids = list(range(len(groups)))
+    pairs = sorted(zip(ids, groups, strict=True))
+    return tuple(Package(id=number, cpus=group) for number, group in pairs)
 
 
 def _l3(tree: Tree, cpus: CpuSet) -> tuple[CpuSet, ...] | None:
@@ -124,7 +122,7 @@ def _efficiency_cpus(tree: Tree, cores: tuple[CpuSet, ...]) -> CpuSet:
             return frozenset()
         file = "cpufreq/base_frequency"
     files = {core: f"{_CPU}/cpu{min(core)}/{file}" for core in cores}
-    return slow_cores({core: natural(tree.read(file) or "") or 0 for core, file in files.items()})
+    return slow_cores({core: natural(tree.read(file)) or 0 for core, file in files.items()})
 
 
 def slow_cores(speeds: Mapping[CpuSet, int]) -> CpuSet:
@@ -167,7 +165,9 @@ Assignment)."""
 
 _GPU_CLASSES = ("0x0300", "0x0302")
 _VENDORS = _NVIDIA, _AMD, _INTEL = ("0x10de", "0x1002", "0x8086")
-_DRIVER = "proc/driver/nvidia/gpus"
+DRIVER = "proc/driver/nvidia/gpus"
+"""A folder for each GPU of the NVIDIA kernel module; in a container for each of its own."""
+
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE | re.ASCII)
 
 
@@ -195,7 +195,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 def gpus_on_the_bus(tree: Tree, machine: Topology) -> tuple[Gpu, ...]:
     """Every NVIDIA GPU of the machine, with a driver or without."""
-    with_driver = set(tree.list(_DRIVER))
+    with_driver = set(tree.list(DRIVER))
 
     def is_gpu(address: str) -> bool:
         device = f"{_DEVICES}/{address}"
@@ -203,15 +203,12 @@ def gpus_on_the_bus(tree: Tree, machine: Topology) -> tuple[Gpu, ...]:
             address in with_driver or tree.read(f"{device}/vendor") == _NVIDIA
         )
 
-    return _gpus(tree, machine, filter(is_gpu, tree.list(_DEVICES)))
+    return gpus_at(tree, machine, filter(is_gpu, tree.list(_DEVICES)))
 
 
-def gpus_of_the_driver(tree: Tree, machine: Topology) -> tuple[Gpu, ...]:
-    """The GPUs that the NVIDIA kernel module shows in /proc; in a container these are its own."""
-    return _gpus(tree, machine, tree.list(_DRIVER))
+def gpus_at(tree: Tree, machine: Topology, addresses: Iterable[str]) -> tuple[Gpu, ...]:
+    """The GPUs at these PCI addresses, as sysfs and the driver's files describe them."""
 
-
-def _gpus(tree: Tree, machine: Topology, addresses: Iterable[str]) -> tuple[Gpu, ...]:
     def gpu(index: int, address: str) -> Gpu:
         local, node = place(tree, address.lower(), machine)
         information = _driver_file(tree, address, "information")
@@ -235,7 +232,7 @@ def _gpus(tree: Tree, machine: Topology, addresses: Iterable[str]) -> tuple[Gpu,
 
 def _driver_file(tree: Tree, address: str, file: str) -> dict[str, str]:
     """The ``key: value`` lines of one of the driver's files about a GPU."""
-    lines = (tree.read(f"{_DRIVER}/{address}/{file}") or "").splitlines()
+    lines = (tree.read(f"{DRIVER}/{address}/{file}") or "").splitlines()
     pairs = (line.split(":", 1) for line in lines if ":" in line)
     values = {key.strip(): value.strip() for key, value in pairs}
     # Until the device has been opened once its UUID reads GPU-????????-….
@@ -246,7 +243,7 @@ def device_files(tree: Tree, by_address: Mapping[str | None, int]) -> dict[str, 
     """GPU indices by the GPUs' device files (``/dev/nvidia3``), whose numbers may differ."""
     minors = {
         address.lower(): _driver_file(tree, address, "information").get("Device Minor", "")
-        for address in tree.list(_DRIVER)
+        for address in tree.list(DRIVER)
     }
     return {
         f"/dev/nvidia{minor}": by_address[address]
@@ -286,12 +283,9 @@ def _vendor(tree: Tree, address: str) -> str:
 
 def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
     """The CPUs of a process's cpuset; None when unknown."""
-    for folders in _folders(tree, process, "cpuset"):
-        # A version 2 group without the controller has its nearest ancestor's CPUs.
-        for folder in reversed(folders):
-            if cpus := cpu_list(tree, *(f"{folder}/{file}" for file in _CPUSET)):
-                return cpus
-    return None
+    # A version 2 group without the controller has its nearest ancestor's CPUs.
+    folders = chain.from_iterable(map(reversed, _folders(tree, process, "cpuset")))
+    return cpu_list(tree, *(f"{folder}/{file}" for folder in folders for file in _CPUSET)) or None
 
 
 def quotas(tree: Tree, process: int | str = "self") -> dict[str, float]:

@@ -110,10 +110,8 @@ def _by_number(gpus: Sequence[Gpu], element: str) -> _Device | str:
         return "is not a number"
     sign, digits = match.groups()
     value = int(digits[:21])  # 21 digits are above 64 bits, however many follow
-    if value > _ULONG_MAX:
-        value = _ULONG_MAX  # strtoul saturates whatever the sign is
-    elif sign == "-":
-        value = -value
+    # strtoul saturates whatever the sign is.
+    value = -value if sign == "-" and value <= _ULONG_MAX else min(value, _ULONG_MAX)
     number = value & 0xFFFFFFFF
     if number >= len(gpus):
         return "is not the number of a GPU here"

@@ -38,19 +38,13 @@ static int open_existing(const char *path, int flags)
     return handle;
 }
 
-/* Never O_CREAT by name: made under another name, given its rights, then linked. */
 static void make(const char *path, long size)
 {
-    char unfinished[4096];
-    snprintf(unfinished, sizeof unfinished, "%s/.%s.%d.0", folder, strrchr(path, '/') + 1, getpid());
-    int handle = open(unfinished, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-    if (handle < 0)
-        fail(unfinished);
-    if ((size && posix_fallocate(handle, 0, size)) || fchmod(handle, 01666))
-        fail(unfinished);
-    if (link(unfinished, path) && errno != EEXIST)
+    int handle = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 01666);
+    if (handle < 0 && errno == EEXIST)
+        return; /* another process was first */
+    if (handle < 0 || fchmod(handle, 01666) || (size && posix_fallocate(handle, 0, size)))
         fail(path);
-    unlink(unfinished);
     close(handle);
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 _MOVE_PAGES = 279
@@ -22,8 +23,11 @@ def field(pid: int, tid: int, name: str) -> str:
 
 def threads(pid: int) -> list[str]:
     """Each thread's ``Cpus_allowed_list``, sorted."""
-    tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
-    return sorted(field(pid, task, "Cpus_allowed_list") for task in tasks)
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found.append(field(pid, int(task.name), "Cpus_allowed_list"))
+    return sorted(found)
 
 
 def nodes_of_pages(pid: int, address: int, size: int) -> dict[str, int]:

@@ -50,7 +50,7 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
 
 def _computes(pid: int) -> bool:
     """Whether a process has CUDA's device file open, as far as this user may see."""
-    return _CUDA_OPENS in kernel.open_files(pid)
+    return _CUDA_OPENS in kernel.open_files(pid).values()
 
 
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from gpuaff._system.kernel import Tree
 from gpuaff._system.nvml import Session
+from gpuaff.options import natural
 from gpuaff.topology.model import Gpu, Package, Topology
 from gpuaff.topology.sysfs import cpu_list
 
@@ -183,10 +184,11 @@ def observe_connections(session: Session) -> Topology:
     tree, gpus, packages = Tree(), list[Gpu](), dict[int, set[int]]()
     for index in indices:
         folder = f"sys/bus/pci/devices/{addresses[index]}"
-        node = _number(tree, f"{folder}/numa_node")
+        node = natural(tree.read(f"{folder}/numa_node"))  # -1: unknown
         near = frozenset(sorted(cpu_list(tree, f"{folder}/local_cpulist"))[:1])
         for cpu in near if node is not None else ():  # without a node all CPUs are listed
-            package = _number(tree, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+            file = f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"
+            package = natural(tree.read(file))
             if package is not None:
                 packages.setdefault(package, set()).add(cpu)
         gpus.append(
@@ -194,8 +196,3 @@ def observe_connections(session: Session) -> Topology:
         )
     known = (Package(id=number, cpus=frozenset(cpus)) for number, cpus in packages.items())
     return Topology(gpus=tuple(gpus), links=links, packages=tuple(known))
-
-
-def _number(tree: Tree, file: str) -> int | None:
-    text = tree.read(file) or ""
-    return int(text) if text.isdecimal() else None  # -1: unknown

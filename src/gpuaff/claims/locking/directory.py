@@ -64,9 +64,7 @@ def open_file(name: str, *, size: int = 0) -> int:
     """Open a file of the lock directory, which is made with ``size`` bytes (0: only to be read)."""
     where = path()
     with lock_errors(where):
-        folder = locks.open_folder(
-            where, mode=0o1777, name="README", content=_README, file_mode=_KEPT
-        )
+        folder = locks.open_folder(where, mode=0o1777, readme=_README, file_mode=_KEPT)
     try:
         with lock_errors(f"{where}/{name}"):
             return locks.open_lock_file(folder, name, size=size, mode=_KEPT)

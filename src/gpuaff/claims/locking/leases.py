@@ -7,6 +7,7 @@ with GPUAFF_LOCK_DIR each has (case E5), and a MIG instance, beside a shared loc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -29,8 +30,7 @@ def _paths(uuid: str, address: str | None) -> list[str]:
     if address is not None and locks.identity(f"{_SYSFS}{address}") is not None:
         found.append(f"{_SYSFS}{address}")
     if not found or directory.is_shared():
-        name = uuid.replace("/", "_")  # drivers before R470: MIG-GPU-…/7/0
-        found.append(f"{directory.path()}/gpu-{name}")
+        found.append(f"{directory.path()}/gpu-{uuid}")
     return found
 
 
@@ -60,6 +60,7 @@ class Lease:
 
     def __init__(self) -> None:
         self._marks: dict[int, tuple[int, ...]] = {}  # by descriptor
+        self._pid = os.getpid()
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -94,19 +95,12 @@ class Lease:
             # Its file was removed or replaced: everyone uses the new one.
 
     def release(self) -> None:
-        """Give all locks back, for children that share them, too."""
-        self._close(unlock=True)
-
-    def abandon(self) -> None:
-        """In a forked child: close the copies, and leave the locks to the parent."""
-        self._close(unlock=False)
-
-    def _close(self, *, unlock: bool) -> None:
+        """Give all locks back, for children that share them, too; a child closes its copies."""
         while self._marks:
             handle, mark = self._marks.popitem()
             # A daemon may have closed it, and the number may be another file's by now.
             if descriptors.mark_of(handle) == mark:
-                with suppress(OSError):  # a file system without locks
-                    if unlock:
+                if os.getpid() == self._pid:
+                    with suppress(OSError):  # a file system without locks
                         locks.unlock(handle)
                 descriptors.close(handle)

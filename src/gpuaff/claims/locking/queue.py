@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from gpuaff._system import kernel
@@ -74,22 +74,17 @@ def _is_fresh(beat: float, now: float) -> bool:
     return abs(now - beat) < TOO_LONG  # False for NaN
 
 
-def next_ticket(entries: Iterable[Entry]) -> int:
-    """The number after all that are in use."""
-    last = max((entry.ticket for entry in entries if entry.waits), default=0)
-    return min(1 + last, MOST)
-
-
 def who(entry: Entry) -> str:
     """The process of an entry, in words."""
     return process_in_words(entry.name or "an unknown program", entry.pid)
 
 
 class Place:
-    """This process's place in the queue; :func:`join` makes them. Its slot becomes its claim's."""
+    """This process's slot in the registry, and its place in the queue once it has joined that."""
 
-    def __init__(self, slot: Slot, record: Mapping[str, Any], ticket: int) -> None:
-        self.slot, self.ticket, self._record = slot, ticket, record
+    def __init__(self) -> None:
+        self.slot, self.is_queued = Slot(), False
+        self._ticket, self._record = MOST + 1, dict[str, Any]()
         self._beaten = time.monotonic()
         self._pause, self._quick_until = _LOOKS, 0.0
         self._tickets: list[int] = []
@@ -97,11 +92,17 @@ class Place:
     def entries(self) -> tuple[Entry, ...]:
         """The claims and the earlier waiters; :meth:`wait_behind` waits until these change."""
         self._tickets, _ = registry.tables(self.slot.handle)
-        return registry.read(self.slot.handle, before=self.ticket)
+        return registry.read(self.slot.handle, before=self._ticket)
 
-    def write(self) -> None:
-        """Write ticket, beat and record into the slot."""
-        self.slot.beat(ticket=self.ticket)
+    def join(self, entries: Iterable[Entry], *, wanted: int, gpus: frozenset[str]) -> None:
+        """Join the queue behind its waiters, for some of these GPUs. The guard must be held."""
+        last = max((entry.ticket for entry in entries if entry.waits), default=0)
+        self._ticket, self.is_queued = min(1 + last, MOST), True
+        self._record = {**registry.about_me(), "wanted": wanted, "gpus": sorted(gpus)}
+        self._write()
+
+    def _write(self) -> None:
+        self.slot.beat(ticket=self._ticket)
         self.slot.write(self._record)
 
     def beat(self) -> None:
@@ -111,8 +112,8 @@ class Place:
             self.slot.beat()
             return
         self.slot.release()  # first: if it was closed, the new one may get its number
-        self.slot = registry.take()
-        self.write()
+        self.slot = Slot()
+        self._write()
 
     def wait_behind(self, others: Sequence[Entry], seconds: float = math.inf) -> None:
         """Sleep until one that is in the way leaves or is passed over, or a full read is due."""
@@ -163,12 +164,3 @@ class Place:
 
 def _exists(pid: int) -> bool:
     return kernel.Tree().exists(f"proc/{pid}")
-
-
-def join(record: Mapping[str, Any], *, wanted: int, gpus: frozenset[str]) -> Place:
-    """Join the queue behind all its waiters, for some of these GPUs. The guard must be held."""
-    slot = registry.take()
-    ticket = next_ticket(registry.read(slot.handle))
-    place = Place(slot, {**record, "wanted": wanted, "gpus": sorted(gpus)}, ticket)
-    place.write()
-    return place

@@ -62,9 +62,8 @@ class Entry(NamedTuple):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The UUIDs of these GPUs; drivers before R470 have slashes in some, too."""
-        parts = ((key, *key.partition("/")) for key in self.gpus)
-        return tuple(rest if slot.isdecimal() else key for key, slot, _, rest in parts)
+        """The UUIDs of these GPUs."""
+        return tuple(key.rpartition("/")[2] for key in self.gpus)
 
     @property
     def inside(self) -> int | None:
@@ -115,14 +114,21 @@ def _state(entry: Entry) -> str:
 
 
 class Slot:
-    """This process's slot in the registry, locked through ``handle``; :func:`take` makes them."""
+    """This process's slot in the registry, locked through ``handle``."""
 
-    def __init__(self, handle: int, number: int) -> None:
-        """Remove what its last writer has written."""
-        self.handle, self.number = handle, number
-        self._mark = descriptors.mark_of(handle)
-        self._put(RECORDS + number * SLOT_SIZE, b" " * SLOT_SIZE)
-        self.beat(ticket=0)
+    def __init__(self) -> None:
+        """Take a free one, as a waiter without a record and a ticket; an error where none is."""
+        self.handle = opened()
+        descriptors.private.add(self.handle)  # a child must not keep a waiter's place
+        self._mark, self._pid = descriptors.mark_of(self.handle), os.getpid()
+        try:
+            with directory.lock_errors(path()):
+                self.number = _lock_free_slot(self.handle)
+            self._put(RECORDS + self.number * SLOT_SIZE, b" " * SLOT_SIZE)  # the last writer's
+            self.beat(ticket=0)
+        except BaseException:
+            descriptors.close(self.handle)
+            raise
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record."""
@@ -158,38 +164,22 @@ class Slot:
             locks.free_range(self.handle, HOLDS + self.number)
 
     def release(self) -> None:
-        """Give the slot back; may be called again."""
+        """Give the slot back; a forked child only closes its copy. May be called again."""
         self.withdraw()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the descriptor; in a forked child that leaves the slot to the parent."""
-        if self.is_ours:
+        if descriptors.mark_of(self.handle) == self._mark:
             descriptors.close(self.handle)
         descriptors.private.discard(self.handle)
         self.handle = -1
 
     @property
     def is_ours(self) -> bool:
-        """Whether the descriptor is still this one: daemons close all that they have."""
-        return descriptors.mark_of(self.handle) == self._mark
+        """Whether this process has taken it and not closed it: daemons close all that they have."""
+        return os.getpid() == self._pid and descriptors.mark_of(self.handle) == self._mark
 
     @property
     def is_current(self) -> bool:
         """Whether other processes see the slot: the file may have been removed."""
         return directory.still_has(NAME, self.handle)
-
-
-def take() -> Slot:
-    """Take a free slot, as a waiter without a record and a ticket; an error when all are in use."""
-    handle = opened()
-    descriptors.private.add(handle)  # until it holds GPUs: a child must not keep a waiter's place
-    try:
-        with directory.lock_errors(path()):
-            return Slot(handle, _lock_free_slot(handle))
-    except BaseException:
-        descriptors.close(handle)
-        raise
 
 
 def _lock_free_slot(handle: int) -> int:

@@ -104,7 +104,7 @@ def _opened(where: str) -> int:
     folder, _, name = where.rpartition("/")
     # Without a sticky bit: with one, and ``fs.protected_regular``, the kernel would refuse the
     # O_CREAT by which safe_gpu opens files that are another user's.
-    opened = locks.open_folder(folder or "/", mode=0o777, name=name)
+    opened = locks.open_folder(folder or "/", mode=0o777)
     try:
         handle = locks.open_lock_file(opened, name)
     finally:
