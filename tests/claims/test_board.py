@@ -191,7 +191,7 @@ def test_garbage_harms_nobody(lock_folder: Path, data: bytes) -> None:
             assert number is None or 0 <= number <= MOST
         registry.stopped([entry])
         mine.join([entry], wanted=1, gpus=frozenset(["GPU-0"]))
-        tickets, _ = registry.tables(bad.handle)
+        tickets = registry.tickets(bad.handle)
         assert tickets[mine.slot.number] == min(1 + entry.ticket, MOST)
         assert mine.slot.is_current
     finally:

@@ -63,7 +63,7 @@ def test_in_the_way_are_those_that_must_leave_before_there_are_enough_to_choose_
 STAND = """
 place = queue.Place()
 place.join(place.entries(), wanted=1, gpus=frozenset(["GPU-0"]))
-print(registry.tables(place.slot.handle)[0][place.slot.number])
+print(registry.tickets(place.slot.handle)[place.slot.number])
 hear()
 place.slot.release()
 print("left")
@@ -211,7 +211,7 @@ def test_who_waits_beats(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         start = kernel.uptime()
         monkeypatch.setattr(queue, "BEAT", 0.3)
         place.wait_behind([first], 0.6)
-        assert registry.tables(place.slot.handle)[1][place.slot.number] >= start + 0.3
+        assert registry.beats(place.slot.handle)[place.slot.number] >= start + 0.3
         place.slot.release()
 
 

@@ -91,7 +91,7 @@ class Place:
 
     def entries(self) -> tuple[Entry, ...]:
         """The claims and the earlier waiters; :meth:`wait_behind` waits until these change."""
-        self._tickets, _ = registry.tables(self.slot.handle)
+        self._tickets = registry.tickets(self.slot.handle)
         return registry.read(self.slot.handle, before=self._ticket)
 
     def join(self, entries: Iterable[Entry], *, wanted: int, gpus: frozenset[str]) -> None:
@@ -128,13 +128,12 @@ class Place:
         while now < end:
             self._sleep(_SOON if now < self._quick_until else poll, end)
             now = time.monotonic()
-            tickets, beats = registry.tables(self.slot.handle)
             gone = any(not registry.still_waits(self.slot.handle, other) for other in others)
-            if gone or (is_near and tickets != self._tickets):
+            if gone or (is_near and registry.tickets(self.slot.handle) != self._tickets):
                 self._quick_until = now + _NEAR_POLLS
                 return
             if now >= check:
-                check = now + checks
+                check, beats = now + checks, registry.beats(self.slot.handle)
                 fresh = (_is_fresh(beats[other.slot], kernel.uptime()) for other in others)
                 if not (self.slot.is_current and all(fresh)) or stopped(others):
                     return

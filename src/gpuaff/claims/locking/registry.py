@@ -227,10 +227,10 @@ def read(handle: int, *, before: float = math.inf) -> tuple[Entry, ...]:
     with directory.lock_errors(path()):
         held = holding(handle)
         waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
-        tickets, beats = tables(handle)
-    slots = {at - WAITS for at in waiting if tickets[at - WAITS] < before}
+        ticket, beat = tickets(handle), beats(handle)
+    slots = {at - WAITS for at in waiting if ticket[at - WAITS] < before}
     return tuple(
-        Entry(slot, slot not in held, tickets[slot], beats[slot], **_read_record(handle, slot))
+        Entry(slot, slot not in held, ticket[slot], beat[slot], **_read_record(handle, slot))
         for slot in sorted(held | slots)
     )
 
@@ -240,11 +240,15 @@ def holding(handle: int) -> frozenset[int]:
     return frozenset(at - HOLDS for at in locks.locked_bytes(handle, HOLDS, HOLDS + SLOTS))
 
 
-def tables(handle: int) -> tuple[list[int], tuple[float, ...]]:
-    """The tickets and the beats of all slots. A waiter that comes or goes changes the tickets."""
-    head = os.pread(handle, RECORDS, 0).ljust(RECORDS, b"\0")
-    tickets = [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack_from(head)]
-    return tickets, BEATS.unpack_from(head, TICKETS.size)
+def tickets(handle: int) -> list[int]:
+    """The tickets of all slots: they change when a waiter comes or goes."""
+    data = os.pread(handle, TICKETS.size, 0).ljust(TICKETS.size, b"\0")
+    return [ticket if ticket <= MOST else 0 for ticket in TICKETS.unpack(data)]
+
+
+def beats(handle: int) -> tuple[float, ...]:
+    """When the writer of each slot has last written that it is well, since boot."""
+    return BEATS.unpack(os.pread(handle, BEATS.size, TICKETS.size).ljust(BEATS.size, b"\0"))
 
 
 def still_waits(handle: int, entry: Entry) -> bool:
