@@ -265,9 +265,7 @@ class Attempt(NamedTuple):
             warnings += set_thread_count(process, share.cores, self.ranks.local_size)
         warnings += binding_notices()
         try:
-            got, found = place(
-                process, share.cpus, state.is_free(seen.granted.of(state.free_masks))
-            )
+            got, found = place(process, share.cpus, state.is_free(seen.granted))
         except OSError as error:
             raise UnavailableError([*warnings, refusal(error, share.cpus)], plan) from error
         warnings += found
