@@ -62,7 +62,7 @@ def open_file(name: str, *, size: int = 0) -> int:
     while True:
         try:
             return _open_or_make(name, size)
-        except LockDirectoryError as error:
+        except LockDirectoryError as error:  # noqa: PERF203 - tried again, but for a while
             # Another user may be making it, and have yet to let everyone in.
             if error.errno != errno.EACCES or time.monotonic() >= end:
                 raise
