@@ -245,7 +245,7 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     say(notices, rank=rank)
 
 
-def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
+def put_threads(process: Process, share: CpuSet, reserved: CpuSet = frozenset()) -> list[Notice]:
     """Move the threads that are not where they should be; in a transaction."""
     state = process.state
     # Threads that have the main thread's mask were started after it was narrowed.
