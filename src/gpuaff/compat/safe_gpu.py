@@ -10,6 +10,7 @@ which this works.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import time
 from collections.abc import Callable, Iterator
@@ -231,7 +232,7 @@ def _original_lock(nb_gpus: int, logger: Any) -> Iterator[None]:
     # The claim inside takes the lock too. It is held here as well, so that the log lines are true.
     where = LOCK_FILENAME if LOCK_FILENAME != DEFAULT else None
     logger.info("acquiring lock")
-    with ExitStack() as at_end, holding(nb_gpus, limit=None, where=where):
+    with ExitStack() as at_end, holding(nb_gpus, limit=math.inf, where=where):
         at_end.callback(logger.info, "lock released")
         logger.info("lock acquired")
         yield
