@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpuaff.allocator.model import Plan
     from gpuaff.pinning.grant import Grant
     from gpuaff.pinning.memory import Change
+
     _T = TypeVar("_T")
 
     IsFree: TypeAlias = Callable[[int, CpuSet], bool]
