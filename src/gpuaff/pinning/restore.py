@@ -188,7 +188,8 @@ def rewind(process: Process, before: State) -> list[Notice]:
             home = then.kept or before.mask
         with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
             mask = kernel.get_affinity(tid)
-            if is_free(tid, mask) if bound.kept is None else mask == bound.kept:
+            is_there = is_free(tid, mask) if bound.kept is None else mask == bound.kept
+            if is_there:
                 spare.add(tid)
                 if mask != home:
                     threads.move(home, tid, mask, process.earlier)

@@ -97,7 +97,7 @@ class State(NamedTuple):
         return self.start or self
 
     def in_child(self) -> State:
-        """The state of a child that is forked now: its border is the mask that it starts with."""
+        """The state of a child that is forked now: its border is what is in force."""
         made = State(os.getpid(), self.mask, self.share, grant=self.grant)
         return made._replace(reserved=self.reserved, whole=self.whole)
 
@@ -131,7 +131,7 @@ class Process:
 
 
 _processes: dict[int, Process] = {}
-"""This process, by its id; empty until gpuaff is called in it, or where it has set nothing."""
+"""This process, by its id; empty until gpuaff is called in it, or in its parent before a fork."""
 
 
 def _start_anew() -> None:
