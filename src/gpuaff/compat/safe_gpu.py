@@ -78,16 +78,13 @@ class _Placeholder:
     _framework: ClassVar[str]
 
     def __init__(self, logger: Any = None) -> None:
-        """Take a logger; None is the root logger."""
         self.logger = logger or logging.getLogger()
 
     def __call__(self, device_no: int) -> Any:
-        """Occupy a GPU; the result is what occupies it."""
         make, _ = load(self._framework)
         return make(device_no)
 
     def release(self, placeholder: Any) -> None:  # noqa: ARG002 - safe_gpu's signature
-        """Log that the framework keeps the GPU."""
         self.logger.info(f"{self._framework} keeps its context on the GPU until the process ends")
 
 
@@ -104,7 +101,7 @@ class TensorflowPlaceholder(_Placeholder):
 
 
 class PyCudaPlaceholder(_Placeholder):
-    """Occupies GPUs with contexts of PyCUDA's; the last one is current, as scripts expect it."""
+    """Occupies GPUs with contexts of PyCUDA's; the last one is current."""
 
     _framework = "pycuda"
 
@@ -141,7 +138,6 @@ class GPUOwner:
         logger: Any = None,
         debug_sleep: float = 0.0,
     ) -> None:
-        """Claim GPUs: see :func:`claim_gpus`."""
         self.logger = logger or logging.getLogger()
         self.debug_sleep = debug_sleep
         self.placeholder_fn = placeholder_fn
