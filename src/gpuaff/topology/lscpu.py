@@ -239,23 +239,24 @@ class _Machine:
         node the first way is the usual one, and on a virtual machine both are.
         """
         least = min(self._expected, default=0)
-        size = self._threads or (2 if self._distance else 0)
-        if 0 < least < self._online and (size == 1 or self._is_doubtful):
-            size = self._all // least
-        if size not in (1, 2, 4, 8) or self._all % size:
+        threads = self._threads or (2 if self._distance else 0)
+        if 0 < least < self._online and (threads == 1 or self._is_doubtful):
+            threads = self._all // least
+        if threads not in (1, 2, 4, 8) or self._all % threads:
             return None
-        number, cores = self._all // size, None
-        if size > 1 and not self._is_power:
-            cores = self._within_nodes(lambda cpu: cpu % number)
+        count, cores = self._all // threads, None
+        if threads > 1 and not self._is_power:
+            cores = self._within_nodes(lambda cpu: cpu % count)
             # Offline CPUs have ids among the others; else where second threads begin is unknown.
             has_gaps = max(self.cpus) >= self._all
             if has_gaps or (cores and self._is_virtual and len(self._lists) < 2):
                 return None
-        cores = cores or self._within_nodes(lambda cpu: cpu // size)
-        if not cores or max(map(len, cores)) < size:
+        cores = cores or self._within_nodes(lambda cpu: cpu // threads)
+        if not cores or max(map(len, cores)) < threads:
             return None
-        found = len(cores) if self._is_complete else number
-        return cores if found in (self._expected or (number if size == 1 else found,)) else None
+        found = len(cores) if self._is_complete else count
+        expected = self._expected or (count if threads == 1 else found,)
+        return cores if found in expected else None
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core, or None when a core lies in two nodes."""
