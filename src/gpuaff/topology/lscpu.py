@@ -105,8 +105,7 @@ class _Machine:
         # On x86-64 Linux numbers the first threads of all cores before any second one, so with one
         # thread per core a list has no gap such as 0-15,128-143. POWER numbers siblings in turn.
         distances = {_distance(cpus) for cpus in self._lists}
-        is_known = len(distances) == 1 and not self._is_power
-        self._distance = (distances.pop() or 0) if is_known else 0
+        self._distance = distances.pop() if len(distances) == 1 and not self._is_power else 0
         self._all = max(numbers.get("CPU(s)", 2 * self._distance), len(self.cpus))  # with offline
         self._online = len(self.cpus) if self._is_complete else self._all
         # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
@@ -184,9 +183,7 @@ class _Machine:
             parts = {0: self.cpus}
         elif len(equal) == sockets and {len(part) * sockets for part in equal} == {len(self.cpus)}:
             parts = dict(enumerate(equal))
-            message = (
-                f"the {len(nodes)} NUMA nodes are taken to be in the {sockets} sockets in order"
-            )
+            message = f"the {len(nodes)} NUMA nodes are taken to be in {sockets} sockets, in order"
             self._note("packages-inferred", message, add="`lscpu -p` to be sure")
         else:
             self._note("packages-unknown", "the CPUs of each socket are unknown", add="`lscpu -p`")
@@ -265,12 +262,12 @@ class _Machine:
         return cores if all(len(set(map(node_of.get, core))) == 1 for core in cores) else None
 
 
-def _distance(cpus: CpuSet) -> int | None:
-    """How far apart the starts of two equal runs are, when these CPUs are just two such runs."""
+def _distance(cpus: CpuSet) -> int:
+    """How far apart the starts of two equal runs are; 0 when these CPUs are not two such runs."""
     half = len(cpus) // 2
     first, second = min(cpus), max(cpus) - half + 1
     runs = {*range(first, first + half), *range(second, second + half)}
-    return second - first if cpus == runs and second > first + half else None
+    return second - first if cpus == runs and second > first + half else 0
 
 
 def _numbers(paste: Paste) -> dict[str, int]:
