@@ -226,7 +226,7 @@ class Attempt(NamedTuple):
         gpus = own_gpus(self.ranks, visible=visible, is_rank=seen.is_own)
         if seen.share is not None and seen.is_own and visible:
             return plan_inside_share(topology, self.options, self.ranks, gpus, seen.share)
-        all_gpus = () if gpus is None else gpus_of_the_machine()
+        all_gpus = () if gpus is None else gpus_of_the_machine(topology)
         return plan_for_rank(topology, self.options, self.ranks, seen.masks, gpus, all_gpus)
 
     def _warnings(self, process: Process, seen: Observation, plan: Plan) -> list[Notice]:
