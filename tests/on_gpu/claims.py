@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-NOBODY = 65534
 
 FLOOR = """
 import ctypes
@@ -41,7 +40,6 @@ def context(gpu, alone=False):
 SAFE = "from safe_gpu import safe_gpu; safe_gpu.claim_gpus(1)"
 OURS = "import gpuaff; gpuaff.claim_gpus(1)"
 TENSOR = "import torch; torch.zeros(1, device='cuda')"
-SAFE_BY_CONTEXT = FLOOR + "from safe_gpu import safe_gpu; safe_gpu.claim_gpus(1, context)"
 
 
 def python(program: str) -> list[str]:
@@ -136,21 +134,17 @@ def race(count: int, claim: str, imports: str = "") -> tuple[list[float], list[f
 
 
 def check_costs(times: int, report: dict[str, Any]) -> None:
-    costs = compare(
-        {
-            "python": python("pass"),
-            "floor, all visible": python(FLOOR + "context(0)"),
-            "floor": python(FLOOR + "context(0, alone=True)"),
-            "claim": python(OURS),
-            "claim without context": python(
-                "import gpuaff; gpuaff.claim_gpus(1, placeholder=None)"
-            ),
-            "torch": python(TENSOR),
-            "claim + torch": python(f"{OURS}; {TENSOR}"),
-            "safe_gpu": python(SAFE),
-        },
-        times,
-    )
+    programs = {
+        "python": "pass",
+        "floor, all visible": FLOOR + "context(0)",
+        "floor": FLOOR + "context(0, alone=True)",
+        "claim": OURS,
+        "claim without context": "import gpuaff; gpuaff.claim_gpus(1, placeholder=None)",
+        "torch": TENSOR,
+        "claim + torch": f"{OURS}; {TENSOR}",
+        "safe_gpu": SAFE,
+    }
+    costs = compare({name: python(program) for name, program in programs.items()}, times)
     report["costs"] = {name: round(value, 3) for name, value in costs.items()}
     report["claim / floor"] = round(costs["claim"] / costs["floor"], 2)
     report["claim + torch / torch"] = round(costs["claim + torch"] / costs["torch"], 2)
