@@ -20,6 +20,14 @@ NODE_FILES = "BED_NODES"
 """The variable of a job that names a folder with a file for each node: lines ``export NAME=value``,
 by which its tasks see what the node has."""
 
+_SUBMIT = """
+job=$(sbatch --parsable "$@") || exit
+while squeue -h -j "$job" | grep -q .; do sleep 0.2; done
+scontrol show job "$job" | grep -q ExitCode=0:0
+"""
+SUBMIT = ("sh", "-c", _SUBMIT, "sbatch")
+"""``sbatch --wait``, which would look after 2, 10 and 42 seconds only."""
+
 _PROLOG = f"""\
 #!/bin/sh
 test -z "${NODE_FILES}" || cat "${NODE_FILES}/$SLURMD_NODENAME"

@@ -16,7 +16,7 @@ import pytest
 from tests.example_runs import EXAMPLES, table
 from tests.processes import environment
 from tests.schedulers.jobs import FIRST, SECOND, Stage
-from tests.schedulers.slurm_bed import NODE_FILES
+from tests.schedulers.slurm_bed import NODE_FILES, SUBMIT
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,7 +53,7 @@ def submit(
     job.write_text(text)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        ["sbatch", "--wait", *size, "job.slurm", *arguments],
+        [*SUBMIT, *size, "job.slurm", *arguments],
         cwd=folder,
         env=environment({**stage.variables, "PATH": path}),
         capture_output=True,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.schedulers.jobs import FIRST, GPUAFF, SECOND, Rank, Stage, by
+from tests.schedulers.slurm_bed import SUBMIT
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,7 +89,7 @@ def batch(stage: Stage, options: str, *commands: Sequence[str]) -> tuple[str, ..
     path = stage.folder / "job.sh"
     lines = [shlex.join(command) for command in commands]
     path.write_text("\n".join(["#!/bin/bash", f"#SBATCH {options}", *lines, ""]))
-    return ("sbatch", "--wait", "--output=out-%j", str(path))
+    return (*SUBMIT, "--output=out-%j", str(path))
 
 
 def test_a_batch_script_claims_what_it_was_granted(on_slurm: Stage) -> None:

@@ -55,11 +55,6 @@ def path() -> str:
     return found.rstrip("/") or "/"
 
 
-def is_shared() -> bool:
-    """Whether GPUAFF_LOCK_DIR is set, so that each claim takes a lock there as well."""
-    return env.option("lock_dir") is not None
-
-
 def open_file(name: str, *, size: int = 0) -> int:
     """Open a file of the lock directory, which is made with ``size`` bytes (0: only to be read)."""
     where = path()
@@ -102,9 +97,6 @@ def holder_in_words(pid: int | None) -> str:
     if pid is None or pid <= 0:
         return "a process that is not visible here"
     return process_in_words(kernel.name_of(pid) or "a process", pid)
-
-
-# ---- the guard -----------------------------------------------------------------------------------
 
 
 @contextmanager
