@@ -68,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def process_in_words(
-    command: str, pid: int | None, *, user: str | None = None, since: float | None = None
+    command: str | None, pid: int | None, *, user: str | None = None, since: float | None = None
 ) -> str:
     """A process: ``python train.py (pid 42) of alice, for 3 h 10 min``.
 
@@ -77,7 +77,8 @@ def process_in_words(
     number = "" if pid is None else f" (pid {pid})"
     owner = f" of {one_line(' '.join(user.split()), _USER)}" if user else ""
     age = "" if since is None else f", for {duration(time.time() - since)}"
-    return f"{one_line(' '.join(command.split()), _COMMAND)}{number}{owner}{age}"
+    words = " ".join((command or "an unknown program").split())
+    return f"{one_line(words, _COMMAND)}{number}{owner}{age}"
 
 
 class Span(NamedTuple):

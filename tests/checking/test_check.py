@@ -42,20 +42,6 @@ tell()
     assert said["gpus"] is None, "not asked"
 
 
-def test_threads_are_compared_where_nothing_was_set(driver: FakeDriver) -> None:
-    script = """
-tid_bound_to(None), tid_bound_to(None), tid_bound_to({min(before)})
-print([str(thread.state) for thread in gpuaff.check().threads], gpuaff.check().expected)
-os.sched_setaffinity(0, {min(before)})
-tell()
-"""
-    text = printed(THREADS + script, env=driver.env()).splitlines()
-    assert text[0] == "['ok', 'ok', 'ok', 'bound'] None"
-    said = json.loads(text[1])
-    assert not said["ok"]
-    assert said["threads"][0]["state"] == "narrowed"
-
-
 def test_each_kind_of_thread(driver: FakeDriver) -> None:
     script = """
 affinity = gpuaff.set_affinity(0, 2)

@@ -14,62 +14,19 @@ import pytest
 
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.registry import Entry
-from gpuaff.claims.model import Device
 from tests.processes import Program, run, stopped
 
 LOCKER = """
 import fcntl, os, resource, signal, subprocess, sys, time
-from pathlib import Path
 from gpuaff.claims.locking import directory, leases, queue, registry
-from gpuaff.claims.locking.leases import Lease
-from gpuaff.claims.model import Device
-from gpuaff.errors import LockDirectoryError
 from gpuaff._system import descriptors, locks
-
-def become(uid):
-    # Another user of the machine (root only).
-    os.setgroups([])
-    os.setgid(uid)
-    os.setuid(uid)
-
-def gpu(number, address=None):
-    return Device(index=number, uuid=f"GPU-{number}", pci_bus_id=address)
-
-def instance(number, of=0):
-    return Device(index=of, uuid=f"MIG-{number}", parent=f"GPU-{of}")
-
-def leased(*devices):
-    # A lease, or what is in the way.
-    lease = Lease()
-    taken = lease.take(devices)
-    return lease if taken is None else str(taken)
-
-def hear():
-    return sys.stdin.readline().strip()
-
-def refused(work):
-    # What an error says.
-    try:
-        work()
-    except LockDirectoryError as error:
-        return str(error)
-    return "not refused"
+from tests.programs.locking import *
 """
 """What a script may begin with that locks; imports come before another user, who may not read."""
 
 A_USER, ANOTHER = 65534, 65533
 
 two_users = pytest.mark.needs("two-users")
-
-
-def gpu(number: int, address: str | None = None) -> Device:
-    """A GPU without a directory in sysfs, unless it is told."""
-    return Device(index=number, uuid=f"GPU-{number}", pci_bus_id=address)
-
-
-def instance(number: int, *, of: int = 0) -> Device:
-    """A MIG instance."""
-    return Device(index=of, uuid=f"MIG-{number}", parent=f"GPU-{of}")
 
 
 def written(record: Mapping[str, Any], *, slot: int = 1, waits: bool = True, **more: Any) -> Entry:

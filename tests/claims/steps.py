@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 import gpuaff
 from gpuaff._system import locks
-from gpuaff._system.nvml import open_session
 from gpuaff.claims.locking import registry
 from tests.claims.everything import import_all
 from tests.programs.claiming import differs, locked, state
+from tests.programs.occupying import on_gpus
 
 LIMIT = 20
 """Seconds that a child may take."""
@@ -146,7 +146,7 @@ def interrupt(play: Play, at: int) -> list[str]:
         if held := gpuaff.current_claim():
             wrong += [] if is_whole(held) else ["half a claim"]
             held.release()
-        return [*wrong, *map(str, differs(before, state())), *map(str, contexts())]
+        return [*wrong, *map(str, differs(before, state())), *map(str, on_gpus())]
 
     said = child(interrupted)
     return said if isinstance(said, list) else [str(said)]
@@ -158,7 +158,7 @@ def is_whole(held: gpuaff.Claim) -> bool:
     return (
         not held.is_released
         and [str(gpu.index) for gpu in held.gpus] == shown
-        and len(contexts()) == len(held.placeholders)
+        and len(on_gpus()) == len(held.placeholders)
         and len(locked()) > len(shown)
     )
 
@@ -220,12 +220,6 @@ def held_locks() -> list[str]:
     files = [file for folder in folders for file in folder.glob("*")]
     names = {locks.identity(str(file)): file.name for file in files}
     return [f"{names[one.file]}: {one}" for one in locks.held_locks() if one.file in names]
-
-
-def contexts() -> list[int]:
-    """The GPUs on which the driver lists this process."""
-    with open_session() as session:
-        return [one.device.index for one in session.look() if os.getpid() in (one.compute or {})]
 
 
 def main() -> None:

@@ -73,13 +73,9 @@ def say(driver: FakeDriver, program: str) -> list[str]:
 
 
 @contextmanager
-def holder(
-    driver: FakeDriver, *, device: int = 0, code: int = 0, visible: str | None = None
-) -> Iterator[Program]:
+def holder(driver: FakeDriver, *, device: int = 0, code: int = 0) -> Iterator[Program]:
     """A process that has asked for a context, and was answered this code."""
     env = {**driver.env(), "DEVICE": str(device)}
-    if visible is not None:
-        env["CUDA_VISIBLE_DEVICES"] = visible
     with stopped(HOLD, env=env, fresh=True) as process:
         assert process.heard() == str(code)
         yield process

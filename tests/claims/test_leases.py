@@ -15,16 +15,8 @@ from gpuaff.claims.locking import leases
 from gpuaff.claims.locking.leases import Lease
 from gpuaff.claims.model import Device
 from tests import pci_devices
-from tests.claims.lockers import (
-    A_USER,
-    ANOTHER,
-    gpu,
-    instance,
-    locker,
-    said,
-    two_users,
-    until,
-)
+from tests.claims.lockers import A_USER, ANOTHER, locker, said, two_users, until
+from tests.programs.locking import free, gpu, instance, leased
 
 GPU = "gpu(0, '0000:01:00.0')"
 """One that has a directory in sysfs."""
@@ -51,19 +43,6 @@ def shown(tmp_path: Path) -> list[str]:
     return pci_devices.gpus(tmp_path, 1)
 
 
-def leased(*devices: Device) -> Lease | None:
-    """A lease of them; it excludes others of this process as those of other processes."""
-    lease = Lease()
-    return lease if lease.take(devices) is None else None
-
-
-def free(device: Device) -> bool:
-    lease = leased(device)
-    if lease is not None:
-        lease.release()
-    return lease is not None
-
-
 # ---- what excludes what ----------------------------------------------------------------------
 
 
@@ -86,7 +65,7 @@ def test_a_device_has_one_holder_until_it_releases_or_dies(lock_folder: Path, ho
 
 def test_all_or_none(lock_folder: Path) -> None:
     one, lease = leased(gpu(2)), Lease()
-    assert one is not None
+    assert isinstance(one, Lease)
     assert lease.take([gpu(1), gpu(2), gpu(3)]) == gpu(2)
     assert lease.fds == ()
     assert free(gpu(1))
@@ -113,7 +92,7 @@ def test_instances_share_their_gpu_and_exclude_a_lease_of_the_whole(
     lock_folder: Path, held: Device, wanted: Device, is_free: bool
 ) -> None:
     lease = leased(held)
-    assert lease is not None
+    assert isinstance(lease, Lease)
     assert free(wanted) == is_free
     lease.release()
 
@@ -132,7 +111,7 @@ def test_a_file_that_was_removed_before_it_was_locked_is_not_the_lock(
 
     monkeypatch.setattr(locks, "try_flock", late)
     lease = leased(gpu(0))
-    assert lease is not None
+    assert isinstance(lease, Lease)
     assert (len(tries), len(lease.fds)) == (2, 1)
     assert not free(gpu(0))
     lease.release()

@@ -113,11 +113,6 @@ class TestByName:
         assert said.startswith("InvalidOptionError gpus=")
         assert WHY in said
 
-    def test_more_than_are_left(self, lost: Lab) -> None:
-        assert lost.refused("4, wait=None") == (
-            f"NotEnoughGpusError requested 4 GPUs; this machine has 3 GPUs; {WHY}"
-        )
-
 
 def test_a_claim_inside_a_claim(lost: Lab) -> None:
     _, env = lost.enclosing("gpus=[3, 2], placeholder=None")

@@ -221,29 +221,31 @@ MEMORY = st.none() | st.dictionaries(PIDS, BYTES, max_size=4)
 DEVICES = [gpu(0), gpu(1), instance(1, index=2), instance(2, index=2, part=1), gpu(3)]
 
 
-@st.composite
-def readings(draw: st.DrawFn) -> list[DeviceReading]:
-    return [
-        DeviceReading(
-            device=device,
-            compute=draw(MEMORY),
-            graphics=draw(MEMORY),
-            used=draw(st.none() | st.integers(0, 4 * GIB)),
-            free=draw(st.none() | st.integers(0, 4 * GIB)),
-            total=draw(st.none() | st.just(4 * GIB)),
-            utilization=draw(st.none() | st.integers(0, 100)),
-            compute_mode=draw(st.none() | st.sampled_from(ComputeMode)),
-            display=draw(st.none() | st.booleans()),
-            lost=draw(st.integers(0, 5)) == 0,
+READINGS = st.tuples(
+    *(
+        st.builds(
+            DeviceReading,
+            device=st.just(device),
+            compute=MEMORY,
+            graphics=MEMORY,
+            used=st.none() | st.integers(0, 4 * GIB),
+            free=st.none() | st.integers(0, 4 * GIB),
+            total=st.sampled_from([None, 4 * GIB]),
+            utilization=st.none() | st.integers(0, 100),
+            compute_mode=st.sampled_from([None, *ComputeMode]),
+            display=st.sampled_from([None, False, True]),
+            lost=st.sampled_from([False] * 5 + [True]),
+            problems=st.just(()),
         )
         for device in DEVICES
-    ]
-
-
+    )
+)
 PEOPLE = st.builds(
     ListedProcesses,
     own=st.frozensets(PIDS),
     ended=st.frozensets(PIDS),
+    exiting=st.just(frozenset()),
+    names=st.just({}),
     me=st.none() | PIDS,
     first_namespace=st.booleans(),
 )
@@ -257,9 +259,9 @@ DEMANDS = st.none() | st.builds(
 )
 
 
-@given(readings(), PEOPLE, LEASED, DEMANDS)
+@given(READINGS, PEOPLE, LEASED, DEMANDS)
 def test_laws(
-    told: list[DeviceReading],
+    told: tuple[DeviceReading, ...],
     people: ListedProcesses,
     leased: dict[str, str],
     demand: Demand | None,

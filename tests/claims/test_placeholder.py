@@ -18,25 +18,11 @@ STAND_INS = str(Path(__file__).parent / "stand_in")
 UUIDS = tuple(f"GPU-00000000-0000-4000-8000-{place:012x}" for place in range(2))
 
 BEGIN = f"""
-{(Path(__file__).parent / "occupying.py").read_text()}
 import os, signal, sys
-from gpuaff.claims.placeholder import cuda_already_initialized, kind_of
-from gpuaff.errors import PlaceholderError
-from gpuaff._system import cuda, nvml
-
+from gpuaff.claims.placeholder import cuda_already_initialized
+from gpuaff._system import cuda
+from tests.programs.occupying import *
 UUIDS = {UUIDS}
-
-def on_gpus():
-    # On which GPUs the driver lists this process.
-    with nvml.open_session() as session:
-        return [one.device.index for one in session.look() if os.getpid() in one.compute]
-
-def refused(kind, *arguments, **options):
-    try:
-        Occupied(kind_of(kind), *arguments, **options)
-    except PlaceholderError as error:
-        return error
-    raise AssertionError("it was not refused")
 """
 
 
@@ -65,14 +51,6 @@ class TestWhatMayBeAskedFor:
     def test_a_word_that_is_nearly_one(self, word: str, meant: str) -> None:
         with pytest.raises(InvalidOptionError, match=rf"; did you mean {meant}\?$"):
             kind_of(word)
-
-    def test_a_release_that_is_no_function(self) -> None:
-        def make(device_no: int) -> int:
-            return device_no
-
-        make.release = 3  # type: ignore[attr-defined]  # functions may have any
-        with pytest.raises(InvalidOptionError, match=r"placeholder\.release=3"):
-            kind_of(make)
 
 
 @pytest.mark.fake_driver
@@ -145,7 +123,7 @@ class TestFrameworks:
     ) -> None:
         """Only pycuda lets its contexts go; and none of them is current when the process ends."""
         program = f"""
-occupied = Occupied(kind_of("{kind}"), UUIDS)
+occupied = Occupied("{kind}", UUIDS)
 print(on_gpus(), len(occupied.held))
 print(occupied.held[0])
 occupied.release()
@@ -157,7 +135,7 @@ print(on_gpus())
         assert found[2] == after
 
     def test_pycuda_contexts_that_are_still_held_at_the_end(self, driver: FakeDriver) -> None:
-        program = 'occupied = Occupied(kind_of("pycuda"), UUIDS); print("done")'
+        program = 'occupied = Occupied("pycuda", UUIDS); print("done")'
         assert lines(driver, program, PYTHONPATH=STAND_INS) == ["done"]
 
     def test_a_tensor_that_is_put_elsewhere(self, driver: FakeDriver) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import struct
-import subprocess
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +18,7 @@ from gpuaff.claims.locking import queue, registry
 from gpuaff.claims.locking.queue import TOO_LONG, Place
 from gpuaff.claims.locking.registry import Entry
 from tests.claims.lockers import locker, until
+from tests.programs.locking import stand
 
 NOW = 100.0
 
@@ -61,31 +60,13 @@ def test_in_the_way_are_those_that_must_leave_before_there_are_enough_to_choose_
 # ---- standing in it --------------------------------------------------------------------------
 
 STAND = """
-place = queue.Place()
-place.join(place.entries(), wanted=1, gpus=frozenset(["GPU-0"]))
+place = stand()
 print(registry.tickets(place.slot.handle)[place.slot.number])
 hear()
 place.slot.release()
 print("left")
 hear()
 """
-
-BEHIND = """
-place = queue.Place()
-place.join(place.entries(), wanted=1, gpus=frozenset(["GPU-0"]))
-(first,) = place.entries()
-print("waits")
-used = time.process_time()
-place.wait_behind([first])
-print(registry.still_waits(place.slot.handle, first), time.clock_gettime(time.CLOCK_MONOTONIC))
-print(time.process_time() - used)
-"""
-
-
-def stand(*gpus: str) -> Place:
-    place = Place()
-    place.join(place.entries(), wanted=1, gpus=frozenset(gpus or ["GPU-0"]))
-    return place
 
 
 def others(place: Place) -> list[Entry]:
@@ -96,22 +77,6 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.monotonic()
     work()
     return time.monotonic() - start
-
-
-@pytest.mark.parametrize("how", ["is killed", "is served"])
-def test_a_waiter_sees_that_the_one_before_has_gone(lock_folder: Path, how: str) -> None:
-    served = STAND.replace("place.slot.release()", "place.slot.hold_begins()")
-    with locker(served if how == "is served" else STAND) as one:
-        assert one.heard() == "1"
-        with locker(BEHIND) as other:
-            assert other.heard() == "waits"
-            time.sleep(0.1)
-            then = time.clock_gettime(time.CLOCK_MONOTONIC)
-            one.kill() if how == "is killed" else one.go_on()
-            still_waits, seen = other.heard().split()
-            assert still_waits == "False"
-            assert float(seen) - then < 3, "0.2 s, and these machines are shared"
-            assert float(other.heard()) < 0.05, "seconds of CPU"
 
 
 def test_waiting_ends_when_time_is_up_and_at_once_the_next_time(lock_folder: Path) -> None:
@@ -222,17 +187,4 @@ def test_the_first_waiter_sees_a_claim_end(lock_folder: Path) -> None:
     assert seconds(lambda: place.wait_for_gpus(holding, (), 0.3)) >= 0.3
     holder.release()
     assert seconds(lambda: place.wait_for_gpus(holding, ())) < 0.5
-    place.slot.release()
-
-
-def test_the_first_waiter_sees_a_process_end(lock_folder: Path) -> None:
-    place, other = stand(), subprocess.Popen(["sleep", "60"])
-
-    def end() -> None:
-        other.kill()
-        other.wait()
-
-    threading.Timer(0.2, end).start()
-    assert 0.2 <= seconds(lambda: place.wait_for_gpus(frozenset(), [other.pid])) < 0.8
-    assert seconds(lambda: place.wait_for_gpus(frozenset(), [other.pid], 0.02)) >= 0.02
     place.slot.release()

@@ -47,7 +47,6 @@ MACHINES: dict[str, Topology] = {
         ("dgx-1", 1, [], [0]),
         # 4 has lost its only NV2 partner in the quad, so it loses none.
         ("dgx-1", 1, [7], [4]),
-        ("dgx-1", 1, [4, 5, 6], [7]),
         # 1 and 3 lose one NV2 pair of the broken quad, 4 and 5 one of the whole one. 1 and 5 lose
         # 1-5 as well. Of the NV1 pairs within, 3 loses 1-3, and 4 loses two.
         ("dgx-1", 1, [0], [3]),
@@ -55,72 +54,44 @@ MACHINES: dict[str, Topology] = {
         ("dgx-1", 2, [], [0, 3]),
         # 5-6 is the last NV2 pair of the broken quad.
         ("dgx-1", 2, [7], [5, 6]),
-        # {1, 2}, {2, 3}, {4, 7} and {5, 6} lose two; then {1, 2} and {5, 6} lose 1-5; of the NV1
-        # pairs within, {2, 3} loses one and {4, 7} three.
-        ("dgx-1", 2, [0], [2, 3]),
         # Two NV2 and an NV1: {0, 2, 3}, {1, 2, 3} and their likes. {0, 1, 2} has only one NV2.
         ("dgx-1", 3, [], [0, 2, 3]),
         ("dgx-1", 4, [], [0, 1, 2, 3]),
         ("dgx-1", 4, [0], [4, 5, 6, 7]),
-        ("dgx-1", 4, [5], [0, 1, 2, 3]),
-        # Each has at most one link to the other quad, so three pairs are SYS at least. 5 would do
-        # as well as 4; 6 and 7 have only NV1.
-        ("dgx-1", 5, [], [0, 1, 2, 3, 4]),
         # NV2: 0-3, 1-2, 2-3. Without 0 and 3, or 1 and 2, one is left; without 2 and 3 none.
         ("a quarter of a DGX-1", 2, [], [0, 3]),
         ("a quarter of a DGX-1", 2, [3], [1, 2]),
         # Sixteen alike but for their nodes.
-        ("dgx-2", 1, [3], [0]),
         ("dgx-2", 1, [9], [8]),  # node 1 is the broken one
-        ("dgx-2", 2, [9, 10], [8, 11]),
         ("dgx-2", 4, [12, 13, 14, 15], [8, 9, 10, 11]),
-        ("dgx-2", 8, [3], list(range(8, 16))),
         ("dgx-2", 10, [], list(range(10))),  # 8 and 2: 16 pairs across, 7 and 3: 21
         # All alike, two on each node and four in each package.
-        ("dgx-a100", 2, [], [0, 1]),
         ("dgx-a100", 1, [0], [1]),  # the other one of its node
         # The package of 0 is broken: {2, 3} loses its own pair, as each does, and two pairs within
         # the package; {4, 5} would lose four.
         ("dgx-a100", 2, [0], [2, 3]),
         ("dgx-a100", 3, [0], [1, 2, 3]),  # it loses one pair on one node, {4, 5, 6} two
-        ("dgx-a100", 4, [0], [4, 5, 6, 7]),
         # All alike, four on each node.
-        ("dgx-h100", 2, [], [0, 1]),
         ("dgx-h100", 2, [5], [4, 6]),
-        ("dgx-h100", 4, [0], [4, 5, 6, 7]),
         ("dgx-h100", 5, [0], [1, 4, 5, 6, 7]),
-        ("all alike", 1, [], [0]),
         ("all alike", 2, [1], [0, 2]),
-        ("all alike", 4, [], [0, 1, 2, 3]),
         # Two pairs with one switch each on node 0, one pair on node 1. Each that is taken breaks a
         # pair; 4 and 5 have no others near them.
         ("switches", 1, [], [4]),
         ("switches", 1, [0], [1]),
         ("switches", 2, [], [4, 5]),
-        ("switches", 2, [4], [0, 1]),
-        ("switches", 3, [], [0, 1, 2]),
         ("switches", 4, [], [0, 1, 2, 3]),
         # Two pairs are SYS, in whatever set; the third is PIX only with 4 and 5.
         ("switches", 3, [0, 2], [1, 4, 5]),
-        ("bridges", 1, [2], [3]),
         ("bridges", 2, [1], [2, 3]),
-        ("bridges", 3, [], [0, 1, 2]),
-        ("l40x4", 1, [2], [3]),
         ("l40x4", 2, [1], [2, 3]),
         # Nodes count where all links are the same.
-        ("all SYS", 2, [0], [1, 2]),
         ("all SYS", 4, [0], [4, 5, 6, 7]),
-        ("islands", 1, [], [0]),
         ("islands", 1, [6], [4]),  # from the island that is broken
         ("islands", 2, [6], [4, 5]),  # no second island is broken
-        ("islands", 3, [6], [4, 5, 7]),
         ("islands", 4, [6], [0, 1, 2, 3]),
         ("islands", 1, [0, 4, 5], [6]),  # from the one that is broken more
-        ("islands", 5, [0], [1, 4, 5, 6, 7]),
         ("islands", 6, [0], [1, 2, 4, 5, 6, 7]),  # 8 pairs across; 3 and 3 would have 9
-        # Both are one short; where the left one is two short, it is broken already.
-        ("islands", 1, [3, 7], [0]),
-        ("islands", 1, [2, 3, 7], [0]),
     ],
 )
 def test_what_is_taken(machine: str, count: int, busy: list[int], expected: list[int]) -> None:

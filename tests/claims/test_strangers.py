@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ class TestNoProcessIsListed:
     @pytest.fixture
     def dark(self, make_lab: Callable[[Topology], Lab]) -> Lab:
         lab = make_lab(this_machine(3))
-        lab.driver.hide_all_processes()
+        lab.driver.state.hidden = 1
         return lab
 
     def test_one_that_comes_meanwhile_is_not_seen(self, dark: Lab) -> None:
@@ -79,12 +80,19 @@ class TestNoProcessIsListed:
 
 IN_A_CONTAINER = """
 try:
-    say(*indices(gpuaff.claim_gpus(placeholder=occupant_that_waits())))
+    say(*indices(gpuaff.claim_gpus({call})))
 except ClaimLostError as error:
     told(error)
     say(error.pids)
 go_on()
 """
+
+
+def claimer_in_a_container(
+    call: str, env: Mapping[str, str], below: Sequence[str] = ()
+) -> AbstractContextManager[Program]:
+    script = BEGIN + IN_A_CONTAINER.format(call=call)
+    return stopped(script, env=env, prefix=(*OTHER_NAMESPACE, *below))
 
 
 @pytest.mark.fake_driver
@@ -96,7 +104,7 @@ class TestOnlyTheContainersOwnAreListed:
     @pytest.fixture
     def driver(self, fake_driver: MakeDriver) -> FakeDriver:
         driver = fake_driver(this_machine(1))
-        driver.list_own_namespace()
+        driver.state.apart = 1
         return driver
 
     @pytest.fixture
@@ -105,7 +113,11 @@ class TestOnlyTheContainersOwnAreListed:
         return {**driver.env(), "GPUAFF_LOCK_DIR": locks, "GPUAFF_SAFE_GPU": "off"}
 
     def test_a_stranger_outside(self, driver: FakeDriver, env: Mapping[str, str]) -> None:
-        with stopped(BEGIN + IN_A_CONTAINER, env=env, prefix=OTHER_NAMESPACE) as claimer:
+        with stopped(
+            BEGIN + IN_A_CONTAINER.format(call="placeholder=occupant_that_waits()"),
+            env=env,
+            prefix=OTHER_NAMESPACE,
+        ) as claimer:
             assert claimer.heard() == "now"
             with stopped("import sys\n" + STRANGER.format(gpus=[0]), env=env) as stranger:
                 assert stranger.heard() == "there"
@@ -116,22 +128,17 @@ class TestOnlyTheContainersOwnAreListed:
                 claimer.end()
 
     def test_what_we_take_is_ours(self, driver: FakeDriver, env: Mapping[str, str]) -> None:
-        with stopped(BEGIN + IN_A_CONTAINER, env=env, prefix=OTHER_NAMESPACE) as claimer:
+        with stopped(
+            BEGIN + IN_A_CONTAINER.format(call="placeholder=occupant_that_waits()"),
+            env=env,
+            prefix=OTHER_NAMESPACE,
+        ) as claimer:
             assert claimer.heard() == "now"
             driver.state.processes[0].memory = 40 * GIB
             claimer.go_on()
             assert claimer.heard() == "0"
             assert driver.double_holdings() == []
             claimer.end()
-
-
-CLAIM_IN_A_CONTAINER = """
-try:
-    say(*indices(gpuaff.claim_gpus({call})))
-except ClaimLostError as error:
-    told(error)
-go_on()
-"""
 
 
 @pytest.mark.fake_driver
@@ -141,9 +148,8 @@ class TestTheHostsNumbersAreListed:
     def test_one_that_comes_while_we_claim(self, lab: Lab) -> None:
         env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}
         lab.driver.stop_at(INIT)
-        code = BEGIN + CLAIM_IN_A_CONTAINER.format(call="gpus=[0], visible=None")
-        below = (*OTHER_NAMESPACE, "sh", "-c", '"$@"; true', "sh")  # number 1 cannot be stopped
-        with stopped(code, env=env, prefix=below) as claimer:
+        below = "sh", "-c", '"$@"; true', "sh"  # number 1 cannot be stopped
+        with claimer_in_a_container("gpus=[0], visible=None", env, below) as claimer:
             until(lambda: [state_of(pid) for pid in line_of(claimer.pid)][2:] == ["T"])
             stranger = comes(lab, 0)
             os.kill(line_of(claimer.pid)[2], signal.SIGCONT)
@@ -153,10 +159,9 @@ class TestTheHostsNumbersAreListed:
 
     def test_a_large_context_of_unknown_size_is_ours(self, lab: Lab) -> None:
         env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}
-        lab.driver.set_context_size(0, 1 * GIB)
-        lab.driver.hide_process_memory()
-        code = BEGIN + CLAIM_IN_A_CONTAINER.format(call="gpus=[0]")
-        with stopped(code, env=env, prefix=OTHER_NAMESPACE) as claimer:
+        lab.driver.state.context_memory[0] = 1 * GIB
+        lab.driver.state.untold_memory = 1
+        with claimer_in_a_container("gpus=[0]", env) as claimer:
             assert claimer.heard() == "0"
             assert lab.driver.contexts_made(0) == 1
 

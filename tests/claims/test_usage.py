@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,33 +25,23 @@ MIG = [
     MigInstance(uuid=f"MIG-{number}", gpu_instance=2 + number, compute_instance=0)
     for number in (1, 2)
 ]
-MACHINE = Topology(
-    gpus=tuple(
-        Gpu(
-            index=index,
-            uuid=f"GPU-{index}",
-            pci_bus_id=address,
-            name="H100",
-            mig=tuple(MIG) if index == 1 else None,
-        )
-        for index, address in enumerate(("0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"))
-    )
-)
+ADDRESSES = "0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"
+GPUS = [
+    Gpu(index=i, uuid=f"GPU-{i}", pci_bus_id=address, name="H100")
+    for i, address in enumerate(ADDRESSES)
+]
+MACHINE = Topology(gpus=(GPUS[0], replace(GPUS[1], mig=tuple(MIG)), GPUS[2]))
 PLAIN = Topology(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(3)))
+
+
+def device(index: int, uuid: str, **more: Any) -> Device:
+    return Device(index=index, uuid=uuid, pci_bus_id=ADDRESSES[index], name="H100", **more)
+
+
 DEVICES = (
-    Device(index=0, uuid="GPU-0", pci_bus_id="0000:0a:00.0", name="H100"),
-    *(
-        Device(
-            index=1,
-            uuid=one.uuid,
-            pci_bus_id="0000:0b:00.0",
-            name="H100",
-            parent="GPU-1",
-            gpu_instance=one.gpu_instance,
-        )
-        for one in MIG
-    ),
-    Device(index=2, uuid="GPU-2", pci_bus_id="0000:0c:00.0", name="H100"),
+    device(0, "GPU-0"),
+    *(device(1, one.uuid, parent="GPU-1", gpu_instance=one.gpu_instance) for one in MIG),
+    device(2, "GPU-2"),
 )
 
 LOOK = """
@@ -141,7 +132,7 @@ def test_who_is_there(driver: FakeDriver) -> None:
 
 def test_on_a_cut_gpu_only_root_is_told_of_the_whole(driver: FakeDriver) -> None:
     driver.use(1, ELSEWHERE, slot=1)
-    driver.hide_processes()
+    driver.state.unprivileged = 1
     assert reasons(driver, ListedProcesses()) == [None, Busy.PROCESSES, None, None]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuaff.formatting import duration, enumeration, size
+from gpuaff.formatting import duration, size
 
 M, G = 2**20, 2**30
 
@@ -29,8 +29,3 @@ def test_sizes(number: int, said: str) -> None:
 )
 def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
-
-
-def test_enumerations() -> None:
-    said = [enumeration(list("abcde"[:count])) for count in (0, 1, 2, 3, 5)]
-    assert said == ["", "a", "a and b", "a, b and c", "a, b, c and 2 more"]

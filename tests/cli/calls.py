@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 
 from gpuaff.cli import main
+from tests.processes import environment, unmeasured
 
 
 class Said(NamedTuple):
@@ -55,3 +58,23 @@ def on_one_cpu() -> Iterator[str]:
         yield str(max(before))
     finally:
         os.sched_setaffinity(0, before)
+
+
+_AS_NOBODY = """
+import io, os, sys
+from contextlib import redirect_stdout
+from gpuaff.cli import main
+with redirect_stdout(io.StringIO()):  # all is imported: that user may not read this checkout
+    main(sys.argv[1:])
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def as_another_user(*words: str, env: Mapping[str, str], code: int = 0) -> Any:
+    """The JSON of a call by the user nobody."""
+    command = [sys.executable, "-c", _AS_NOBODY, *words, "--json"]
+    variables = unmeasured(environment(env))
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    return json.loads(done.stdout)

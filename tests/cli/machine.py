@@ -151,16 +151,11 @@ class Machine:
         finally:
             os.close(handle)
 
-    def write(self, slot: int, record: str) -> None:
-        """Write a holder's record in its place."""
-        with (self.locks / "registry").open("r+b") as file:
-            file.seek(registry.RECORDS + slot * registry.SLOT_SIZE)
-            file.write(record.encode().ljust(registry.SLOT_SIZE))
-
     def since(self, pid: int, time: float) -> None:
         """Let the record of a holder say that it has held its GPUs since another time."""
         (entry,) = (one for one in self.entries() if one.pid == pid)
-        with (self.locks / "registry").open("rb") as file:
+        with (self.locks / "registry").open("r+b") as file:
             file.seek(registry.RECORDS + entry.slot * registry.SLOT_SIZE)
-            record = json.loads(file.read(registry.SLOT_SIZE))
-        self.write(entry.slot, json.dumps({**record, "since": time}))
+            record = {**json.loads(file.read(registry.SLOT_SIZE)), "since": time}
+            file.seek(-registry.SLOT_SIZE, os.SEEK_CUR)
+            file.write(json.dumps(record).encode().ljust(registry.SLOT_SIZE))

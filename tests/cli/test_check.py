@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.calls import refused
+from tests.cli.calls import as_another_user, refused
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
 from tests.processes import CPUS, SRC, THREADS, Program, stopped
@@ -253,12 +253,6 @@ def test_no_such_process() -> None:
     assert line.startswith(f"gpuaff: --pid {zombie.pid}: no such process: it has ended")
 
 
-@pytest.mark.skipif(not Path("/proc/2/comm").exists(), reason="the kernel's threads are not shown")
-def test_a_thread_of_the_kernel(gpuaff: Runner) -> None:
-    found = checked(gpuaff, "--pid", "2", code=0)
-    assert found["processes"][0]["name"] == "kthreadd"
-
-
 STORM = """
 import threading, time
 def link():
@@ -295,30 +289,11 @@ def test_a_main_thread_that_has_ended(gpuaff: Runner) -> None:
     assert len(states(found)) == 1
 
 
-@pytest.mark.needs("two-cpus")
-@pytest.mark.needs("two-users")
+@pytest.mark.needs("two-cpus", "two-users")
 def test_another_user_looks_at_ours() -> None:
     """Masks are for everyone to see; libraries, variables and open files are not."""
     script = "tid_bound_to(None); tid_bound_to(None); os.sched_setaffinity(0, low)"
     with process(script, GOMP_CPU_AFFINITY="0") as narrowed:
-        look = f"""
-import contextlib, io, os, sys
-from gpuaff.cli import main
-command = ["check", "--json", "--pid", "{narrowed.pid}"]
-with contextlib.redirect_stdout(io.StringIO()):
-    main(command)  # who is nobody may not be able to import it any more
-os.setgid(65534)
-os.setuid(65534)
-sys.exit(main(command))
-"""
-        done = subprocess.run(
-            [sys.executable, "-c", look],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
-            check=False,
-        )
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
+        found = as_another_user("check", "--pid", str(narrowed.pid), env={}, code=1)
     assert states(found) == ["narrowed", "ok", "ok"]
     assert "some import" in found["processes"][0]["threads"][0]["reason"]

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuaff import formatting
-from gpuaff.allocator.model import Mode, Multithreading, Partition, Plan, Scope, Share
+from gpuaff.allocator.model import Mode, Multithreading, Plan, Scope, Share
 from gpuaff.cli import output, views
 from gpuaff.notices import Notice
 from gpuaff.topology.model import NumaNode, Source, Topology
+from tests.cli.calls import called
 
 VIEWS = Path(__file__).parents[1] / "data/views"
 TREES: dict[str, dict[str, Any]] = json.loads((VIEWS / "trees.json").read_text("utf-8"))
@@ -62,13 +63,8 @@ def share(rank: int, gpu: int | None, cpus: set[int], *, nodes: tuple[int, ...] 
 
 
 def plan(*shares: Share) -> Plan:
-    return Plan(
-        mode=Mode.UNIQUE_CONTIGUOUS,
-        scope=Scope.NODE,
-        multithreading=Multithreading.ALL_LOGICAL,
-        balanced=True,
-        shares=shares,
-    )
+    options: Any = {"mode": Mode.UNIQUE_CONTIGUOUS, "scope": Scope.NODE, "balanced": True}
+    return Plan(**options, multithreading=Multithreading.ALL_LOGICAL, shares=shares)
 
 
 def drawn(topology: Topology, *shares: Share) -> list[str]:
@@ -120,24 +116,20 @@ class TestPicture:
         assert shown(views.plan_blocks(box, plan(*THREE), "box")) == read("plan")
 
     @pytest.mark.parametrize(
-        ("chosen", "said"),
+        ("options", "said"),
         [
-            ({}, "unique_contiguous, by node"),
-            (
-                {"multithreading": Multithreading.SINGLE_LOGICAL},
-                "unique_contiguous, by node, single_logical",
-            ),
-            ({"balanced": False}, "unique_contiguous, by node, unbalanced"),
-            ({"mode": Mode.CORE_COMPLEX, "balanced": False}, "core_complex, by node, unbalanced"),
-            ({"mode": Mode.ALL, "balanced": False}, "all, by node"),
-            ({"partition": Partition.MACHINE}, "unique_contiguous, by node, cut by machine"),
+            ("", "unique_contiguous, by node"),
+            ("--scope socket", "unique_contiguous, by socket"),
+            ("--multithreading single_logical", "unique_contiguous, by node, single_logical"),
+            ("--unbalanced", "unique_contiguous, by node, unbalanced"),
+            ("--mode core_complex --unbalanced", "core_complex, by node, unbalanced"),
+            ("--mode all --unbalanced", "all, by node"),
+            ("--partition machine", "unique_contiguous, by node, cut by machine"),
         ],
     )
-    def test_names_only_what_is_not_the_default(
-        self, box: Topology, chosen: dict[str, Any], said: str
-    ) -> None:
-        heading = views.plan_blocks(box, replace(plan(*THREE[:1]), **chosen), "box")[0]
-        assert formatting.plain(heading) == f"box: 1 rank, {said}"
+    def test_names_only_what_is_not_the_default(self, options: str, said: str) -> None:
+        out = called("plan", "--from", "dgx-a100", *options.split()).out
+        assert out.splitlines()[0] == f"dgx-a100: 8 ranks, {said}"
 
     def test_shows_what_is_kept_for_helpers(self, box: Topology) -> None:
         """Rank 0 keeps core 1, rank 1 core 6; core 5 is kept for both; core 7 is not allowed."""

@@ -200,23 +200,26 @@ def test_the_environment_is_as_it_was(extra: dict[str, str]) -> None:
     as_directly(["env", "-0"], env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SRC), **extra})
 
 
+FILES = (
+    ("first/plain", 0o644, "#!/bin/sh\necho first\n"),
+    ("second/plain", 0o755, "#!/bin/sh\necho second\n"),
+    ("first/alone", 0o644, "#!/bin/sh\n"),
+    ("second/folder", 0o755, "#!/bin/sh\necho no folder\n"),
+    ("first/script", 0o755, 'echo "script $0 $1"\n'),
+    ("first/orphan", 0o755, "#!/no/such/interpreter\n"),
+    ("first/empty", 0o755, ""),
+)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Things that can be executed, and things that cannot."""
     first, second = tmp_path / "first", tmp_path / "second"
     for each in (first, second, first / "folder"):
         each.mkdir()
-    for file, text, mode in (
-        (first / "plain", "#!/bin/sh\necho first\n", 0o644),
-        (second / "plain", "#!/bin/sh\necho second\n", 0o755),
-        (first / "alone", "#!/bin/sh\n", 0o644),
-        (second / "folder", "#!/bin/sh\necho no folder\n", 0o755),
-        (first / "script", 'echo "script $0 $1"\n', 0o755),
-        (first / "orphan", "#!/no/such/interpreter\n", 0o755),
-        (first / "empty", "", 0o755),
-    ):
-        file.write_text(text)
-        file.chmod(mode)
+    for name, mode, text in FILES:
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
     (first / "dangling").symlink_to("nowhere")
     (first / "loop").symlink_to("loop")
     return tmp_path

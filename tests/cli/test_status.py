@@ -7,7 +7,6 @@ import os
 import pwd
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +18,13 @@ import pytest
 
 from gpuaff._system import kernel
 from gpuaff.topology.model import MigInstance
+from tests.cli.calls import as_another_user
 from tests.cli.machine import LIMIT, RUN, Machine, heard
 from tests.exits import LARGE, exiting
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
 from tests.fakedriver.state import NVML
-from tests.processes import environment, stopped, unmeasured
+from tests.processes import stopped
 
 pytestmark = pytest.mark.fake_driver
 
@@ -305,24 +305,12 @@ def test_a_lock_directory_that_cannot_be_used(machine: Machine, where: str) -> N
 @pytest.mark.needs("two-users")
 def test_as_another_user(shared_driver: MakeDriver) -> None:
     """Who holds is told to everyone; what other users' processes have open is not."""
-    script = """
-import io, os, sys
-from contextlib import redirect_stdout
-from gpuaff.cli import main
-with redirect_stdout(io.StringIO()):  # all is imported: that user may not read this checkout
-    main(["status", "--json"])
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-sys.exit(main(["status", "--json"]))
-"""
     driver = shared_driver(this_machine(2))
     machine = Machine(driver, driver.path.parents[1])
     with machine.holding("--gpus", "0") as one:
-        env = unmeasured(environment(machine.env))
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    lease = json.loads(done.stdout)["gpus"][0]["lease"]
-    facts(lease, pid=one.pid, user=ME, gone=False, command="sh -c echo; read x")
+        found = as_another_user("status", env=machine.env)
+    expected = {"pid": one.pid, "user": ME, "gone": False, "command": "sh -c echo; read x"}
+    facts(found["gpus"][0]["lease"], **expected)
 
 
 def test_another_machine(machine: Machine, tree: Path) -> None:

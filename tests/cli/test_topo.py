@@ -48,13 +48,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_topology_as_json() -> None:
     found = as_json("topo", "--from", "dgx-a100")
     assert list(found)[:3] == ["schema_version", "cpus", "allowed"]
-    assert found["cores"][0] == "0,128"
-    sockets = ["0-63,128-191", "64-127,192-255"]
-    assert [package["cpus"] for package in found["packages"]] == sockets
-    near = ["48-63,176-191", "16-31,144-159", "112-127,240-255", "80-95,208-223"]
-    assert [gpu["node_cpus"] for gpu in found["gpus"][::2]] == near
     assert [gpu["numa_node"] for gpu in found["gpus"]] == [3, 3, 1, 1, 7, 7, 5, 5]
-    assert found["visible"] == list(range(8))
     assert Topology.from_dict(as_json("topo", "--from", "gh200x4")) == Topology.named("gh200x4")
     assert called("topo", "--from", "dgx-2", "--json").out.startswith('{\n  "schema_version": 1,\n')
 

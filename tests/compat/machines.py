@@ -15,13 +15,10 @@ Options: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A machine, and a job on it.
+    """A machine, whose ``allowed`` is the mask of every rank, and a job of ``nproc`` ranks on it.
 
-    Attributes:
-        machine: what it has; ``allowed`` is the mask of every rank.
-        nproc: how many ranks.
-        visible: CUDA_VISIBLE_DEVICES; None: not set.
-        cpu_count: what ``os.cpu_count()`` says; None: how many CPUs there are.
+    ``visible`` is CUDA_VISIBLE_DEVICES; ``cpu_count`` what ``os.cpu_count()`` says, by default how
+    many CPUs there are.
     """
 
     machine: Topology
@@ -41,7 +38,6 @@ def _options() -> dict[str, Options]:
         *({"mode": mode, "max_physical_cores": 1} for mode in ("all", unique[1])),
         *({"mode": mode, "max_physical_cores": 3, "scope": "socket"} for mode in ("all", *unique)),
         *({"mode": mode, "min_physical_cores": 5} for mode in ("all", "single_unique", unique[0])),
-        {"min_physical_cores": 3, "max_physical_cores": 2},
     ]
     return {" ".join(f"{name}={value}" for name, value in one.items()): one for one in asked}
 

@@ -27,14 +27,8 @@ DIFFERENT: Mapping[str, Any] = json.loads(TABLE.with_name("differences.json").re
 def planned(case: Case, options: Mapping[str, Any]) -> Plan | None:
     """gpuaff's plan for a question as the drop-in asks it; None where gpuaff raises."""
     topology = case.machine.with_visible_devices(case.visible)
-    asked = {"min_physical_cores": 1, **options}
-    if asked["min_physical_cores"] > asked.get("max_physical_cores", 1 << 15):
-        most = asked.pop("max_physical_cores")
-        if planned(case, asked) is None:
-            return None
-        asked = {**options, "min_physical_cores": 1, "max_physical_cores": most}
     try:
-        return plan(topology, case.nproc, **asked)
+        return plan(topology, case.nproc, **{"min_physical_cores": 1, **options})
     except GPUAffinityError:
         return None
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import resource
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any
 from zlib import crc32
 
@@ -25,27 +29,55 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":  # then the first folder is this one, and gpuaff need not be installed
     sys.path[:1] = [str(ROOT), str(ROOT / "src")]
 
-from tests.fuzz.guard import TooSlowError, bound_memory, bounded  # noqa: E402 - found there only
-from tests.fuzz.targets import TARGETS, Refused  # noqa: E402 - likewise
+from tests.fuzz.targets import TARGETS, Refused  # noqa: E402 - found there only
+
+HANGING = 120
+"""After so many seconds by the clock the process is ended, wherever it is."""
+
+
+class TooSlowError(BaseException):
+    """An input took more than its processor time. Nothing that catches exceptions catches it."""
+
+
+def bound_memory(megabytes: int) -> None:
+    """Let this process have so much memory more than it has now; beyond it is a MemoryError."""
+    pages, *_ = Path("/proc/self/statm").read_text("ascii").split()
+    now = int(pages) * resource.getpagesize()
+    most = now + (megabytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise :class:`TooSlowError` where the block takes more processor time.
+
+    Processor time, since on a busy machine the clock says nothing of us. C code that never
+    returns to the interpreter is ended by a signal that has no handler.
+    """
+    signal.signal(signal.SIGVTALRM, _stop)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, HANGING)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise TooSlowError
 
 
 @dataclass
 class Tally:
-    """What came of some inputs.
-
-    Attributes:
-        inputs: how many there were.
-        refused: how many of them were refused, as they should be.
-        digest: a number that is the same whenever the same came of the same inputs.
-        slowest: the most processor time that one took, in seconds, and which.
-        failures: for each thing that does not hold, the inputs that show it, with what was said.
-    """
+    """What came of some inputs."""
 
     inputs: int = 0
-    refused: int = 0
-    digest: int = 0
-    slowest: tuple[float, int] = (0.0, -1)
-    failures: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    refused: int = 0  # as they should be
+    digest: int = 0  # the same whenever the same came of the same inputs
+    slowest: tuple[float, int] = (0.0, -1)  # seconds of processor time, and of which input
+    failures: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # by what fails
 
     def add(self, other: Tally) -> None:
         """Take in another's."""
@@ -57,12 +89,10 @@ class Tally:
             self.failures.setdefault(what, []).extend(shown)
 
     def fail(self, what: str, number: int, told: str) -> None:
-        """Note that something does not hold."""
         self.failures.setdefault(what, []).append((number, told))
 
 
 def random_of(target: str, seed: int, number: int) -> Random:
-    """The random numbers that make an input."""
     return Random(f"{target} {seed} {number}")
 
 
@@ -70,7 +100,8 @@ def run_one(target: str, seed: int, number: int, seconds: float, tally: Tally) -
     """Make an input and see what comes of it."""
     made = TARGETS[target].make(random_of(target, seed, number))
     outcome = "failed"
-    seconds *= 1 + _megabytes(made)
+    if isinstance(made, (str, bytes)):  # its time may grow as its text does
+        seconds *= 1 + len(made) / 2**20
     before = time.process_time()
     try:
         with bounded(seconds):
@@ -85,11 +116,6 @@ def run_one(target: str, seed: int, number: int, seconds: float, tally: Tally) -
     tally.slowest = max(tally.slowest, (time.process_time() - before, number))
     tally.digest ^= crc32(f"{number} {outcome}".encode("utf-8", "replace"))
     tally.inputs += 1
-
-
-def _megabytes(made: Any) -> float:
-    """How long a text is; its time may grow as it does."""
-    return len(made) / 2**20 if isinstance(made, (str, bytes)) else 0.0
 
 
 def _place(error: BaseException) -> str:
@@ -139,12 +165,6 @@ def run(target: str, asked: argparse.Namespace, count: int) -> Tally:
     return tally
 
 
-def counts(targets: Sequence[str], count: int) -> dict[str, int]:
-    """How many of all inputs each target gets."""
-    whole = sum(TARGETS[name].weight for name in targets)
-    return {name: max(1, count * TARGETS[name].weight // whole) for name in targets}
-
-
 def report(target: str, tally: Tally, seconds: float) -> None:
     """Say what came of a target's inputs."""
     slowest, number = tally.slowest
@@ -180,20 +200,19 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run; 1 if anything does not hold."""
     asked = _parser().parse_args(None if arguments is None else list(arguments))
     names = list(TARGETS) if asked.target == "all" else [asked.target]
-    failed = False
-    for target, count in counts(names, asked.count).items():
+    weight, failed = sum(TARGETS[name].weight for name in names), False
+    for target in names:
+        count = max(1, asked.count * TARGETS[target].weight // weight)
         start = time.monotonic()
-        tally = _only(target, asked) if asked.only is not None else run(target, asked, count)
+        tally = Tally()
+        if asked.only is None:
+            tally = run(target, asked, count)
+        else:
+            run_one(target, asked.seed, asked.only, asked.seconds, tally)
         report(target, tally, time.monotonic() - start)
         report_failures(target, asked, tally)
         failed |= bool(tally.failures)
     return int(failed)
-
-
-def _only(target: str, asked: argparse.Namespace) -> Tally:
-    tally = Tally()
-    run_one(target, asked.seed, asked.only, asked.seconds, tally)
-    return tally
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -203,12 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", type=int, metavar="N", help="input N of the target and seed")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=2.0,
-        help="processor time for an input, and more for each MiB of text",
-    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="for an input, or a MiB of it")
     parser.add_argument("--megabytes", type=int, default=1024, help="memory for all of an input")
     parser.add_argument("--failures", default="fuzz-failures", help="folder for what failed")
     return parser

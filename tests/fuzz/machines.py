@@ -13,15 +13,8 @@ from gpuaff.topology import serialize
 from gpuaff.topology.model import Gpu, NumaNode, Package, Source, Topology
 from tests.fuzz.seeds import UUID, topologies
 
-MODES = [
-    "all",
-    "single",
-    "single_unique",
-    "unique_interleaved",
-    "unique_contiguous",
-    "core_complex",
-]
-UNIQUE = MODES[3:]
+UNIQUE = ("unique_interleaved", "unique_contiguous", "core_complex")
+MODES = ("all", "single", "single_unique", *UNIQUE)
 
 
 @cache
@@ -115,13 +108,9 @@ def _nodes(random: Random, online: CpuSet) -> tuple[NumaNode, ...]:
 
 
 def _distance(random: Random, one: int, other: int) -> int:
-    return (
-        10
-        if one == other
-        else random.choice((12, 12, 21, 32, 255))
-        if one // 2 != other // 2
-        else 12
-    )
+    if one == other:
+        return 10
+    return 12 if one // 2 == other // 2 else random.choice((12, 12, 21, 32, 255))
 
 
 def _packages(random: Random, online: CpuSet) -> tuple[Package, ...] | None:

@@ -1,10 +1,14 @@
-"""Text made worse: characters, words, numbers and lines that somebody might paste or type."""
+"""Text and JSON made worse: what somebody might paste, type or change."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from random import Random
+from typing import Any
+
+from tests.fuzz.seeds import KEYS, SCALARS, nested
 
 NUMBERS: list[str] = [
     *map(str, (0, 1, 2, 7, 8, 9, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 999, 1000, 1023)),
@@ -36,38 +40,18 @@ def mutated(random: Random, text: str, others: Sequence[str], most: int = 8) -> 
     return text
 
 
-def _span(random: Random, text: str, most: int = 40) -> tuple[int, int]:
+def _edit(random: Random, text: str, others: Sequence[str]) -> str:
+    """A span doubled, or replaced by nothing, by a letter, or by a piece."""
     start = random.randint(0, len(text))
-    return start, min(len(text), start + random.randint(0, most))
-
-
-def _insert(random: Random, text: str, others: Sequence[str]) -> str:
-    at, _ = _span(random, text)
-    return text[:at] + random.choice(ODD) + text[at:]
-
-
-def _delete(random: Random, text: str, others: Sequence[str]) -> str:
-    start, end = _span(random, text)
-    return text[:start] + text[end:]
-
-
-def _flip(random: Random, text: str, others: Sequence[str]) -> str:
-    at, _ = _span(random, text)
-    letter = chr(random.choice((random.randrange(128), random.randrange(0x3000))))
-    return text[:at] + letter + text[at + 1 :]
-
-
-def _double(random: Random, text: str, others: Sequence[str]) -> str:
-    start, end = _span(random, text, 200)
-    return text[:end] + text[start:end] * random.choice((1, 1, 2, 30)) + text[end:]
+    end = start + random.choice((0, 0, 1, random.randrange(40), random.randrange(200)))
+    own, letter = text[start:end], random.choice((random.randrange(128), random.randrange(0x3000)))
+    new = random.choice(("", chr(letter), random.choice(ODD), own * random.choice((2, 3, 31))))
+    return text[:start] + new + text[end:]
 
 
 def _cut(random: Random, text: str, others: Sequence[str]) -> str:
-    return text[: random.randint(0, len(text))]
-
-
-def _behead(random: Random, text: str, others: Sequence[str]) -> str:
-    return text[random.randint(0, len(text)) :]
+    at = random.randint(0, len(text))
+    return random.choice((text[:at], text[at:]))
 
 
 def _splice(random: Random, text: str, others: Sequence[str]) -> str:
@@ -76,43 +60,33 @@ def _splice(random: Random, text: str, others: Sequence[str]) -> str:
 
 
 def _renumber(random: Random, text: str, others: Sequence[str]) -> str:
-    return _replace_one(random, text, _DIGITS, random.choice(NUMBERS))
+    new = random.choice(NUMBERS)
+    return _replace_one(random, text, _DIGITS, lambda _: new)
 
 
-def _add_one(random: Random, text: str, others: Sequence[str]) -> str:
-    found = list(_DIGITS.finditer(text))
-    if not found:
-        return text
-    one = random.choice(found)
-    number = max(0, int(one[0][:20]) + random.choice((-1, 1, 2, 100)))
-    return f"{text[: one.start()]}{number}{text[one.end() :]}"
+def _add(random: Random, text: str, others: Sequence[str]) -> str:
+    more = random.choice((-1, 1, 2, 100))
+    return _replace_one(random, text, _DIGITS, lambda old: str(max(0, int(old[:20]) + more)))
 
 
 def _reword(random: Random, text: str, others: Sequence[str]) -> str:
-    words = random.choice(others).split() or [""]
-    return _replace_one(random, text, _WORDS, random.choice((random.choice(words), "")))
+    new = random.choice((random.choice(random.choice(others).split() or [""]), ""))
+    return _replace_one(random, text, _WORDS, lambda _: new)
 
 
-def _replace_one(random: Random, text: str, what: re.Pattern[str], new: str) -> str:
+def _replace_one(
+    random: Random, text: str, what: re.Pattern[str], new: Callable[[str], str]
+) -> str:
     found = list(what.finditer(text))
     if not found:
         return text
     one = random.choice(found)
-    return text[: one.start()] + new + text[one.end() :]
+    return text[: one.start()] + new(one[0]) + text[one.end() :]
 
 
 def _blanks(random: Random, text: str, others: Sequence[str]) -> str:
-    old, new = random.choice(
-        (
-            ("\t", " "),
-            ("\t", ""),
-            (" ", "\t"),
-            ("  ", " "),
-            ("\n", " "),
-            ("\n", "\r\n"),
-            (",", ", "),
-        )
-    )
+    swaps = "\t| ", "\t|", " |\t", "  | ", "\n| ", "\n|\r\n", ",|, "
+    old, new = random.choice(swaps).split("|")
     return text.replace(old, new, random.choice((1, -1)))
 
 
@@ -135,11 +109,53 @@ def _lines(random: Random, text: str, others: Sequence[str]) -> str:
 
 def _long(random: Random, text: str, others: Sequence[str]) -> str:
     piece = random.choice((random.choice(ODD), random.choice(NUMBERS[:40]) + ",", "[", '{"a":'))
-    at, _ = _span(random, text)
+    at = random.randint(0, len(text))
     return text[:at] + piece * random.choice((10, 100, 1000)) + text[at:]
 
 
 _ALL: tuple[Callable[[Random, str, Sequence[str]], str], ...] = (
-    _insert, _delete, _flip, _double, _cut, _behead, _splice, _renumber, _renumber, _add_one,
-    _reword, _blanks, _lines, _lines, _long,
+    _edit, _edit, _edit, _edit, _cut, _cut, _splice, _renumber, _renumber, _add, _reword, _blanks,
+    _lines, _lines, _long,
 )  # fmt: skip
+
+
+def mangled(random: Random, value: Any, most: int = 4) -> Any:
+    """A JSON value with 1 to ``most`` members changed, dropped, doubled or moved, in place."""
+    for _ in range(random.randint(1, most)):
+        holders = list(_holders(value))
+        if holders:
+            _change(random, random.choice(holders), holders)
+    return value
+
+
+def _holders(value: Any) -> list[Any]:
+    """Every list and object that is not empty, the outermost first."""
+    found, queue = [], [value]
+    for one in queue:
+        if isinstance(one, (dict, list)) and one:
+            found.append(one)
+            queue += one.values() if isinstance(one, dict) else one
+    return found
+
+
+def _change(random: Random, holder: Any, holders: list[Any]) -> None:
+    place = (
+        random.choice(list(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
+    )
+    act = random.randrange(7)
+    if act == 0:
+        del holder[place]
+    elif act == 1:
+        other = random.choice(holders)
+        donor = random.choice(list(other.values()) if isinstance(other, dict) else other)
+        holder[place] = deepcopy(donor)
+    elif act == 2:
+        holder[place] = nested(random, 3)
+    elif act == 3 and isinstance(holder, dict):
+        holder[random.choice(KEYS)] = holder[place]
+    elif act == 3:
+        holder.insert(random.randrange(len(holder) + 1), deepcopy(holder[place]))
+    elif isinstance(holder[place], bool) or not isinstance(holder[place], int):
+        holder[place] = random.choice(SCALARS)
+    else:
+        holder[place] += random.choice((-1, 1, 7))

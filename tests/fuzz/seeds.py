@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from gpuaff.cpuset import format_cpulist
+from gpuaff.notices import Notice
 from gpuaff.topology import serialize
+from gpuaff.topology.model import Accelerator, Gpu, MigInstance, NumaNode, Package, Topology
 
 DATA = Path(__file__).parents[1] / "data"
 UUID = "{:08x}-1111-2222-3333-444444444444"
@@ -96,21 +99,19 @@ class Printer:
     def _row(self, cpu: int) -> tuple[int, int, int, int]:
         return cpu, self.core(cpu), self.node(cpu) * self.sockets // self.nodes, self.node(cpu)
 
+    def _lscpu_rows(self, header: str, row: str) -> str:
+        rows = [row.format(*self._row(cpu)) for cpu in range(self.count)]
+        return "\n".join([header, *rows, ""])
+
     def lscpu_parsable(self) -> str:
         """``lscpu -p``."""
-        rows = [
-            "{},{},{},{},,{},0,0,{}".format(*(row := self._row(c)), row[1], row[3])
-            for c in range(self.count)
-        ]
-        return "# CPU,Core,Socket,Node,,L1d,L1i,L2,L3\n" + "\n".join(rows) + "\n"
+        header = "# CPU,Core,Socket,Node,,L1d,L1i,L2,L3"
+        return self._lscpu_rows(header, "{0},{1},{2},{3},,{1},0,0,{3}")
 
     def lscpu_extended(self) -> str:
         """``lscpu -e``."""
-        rows = [
-            "{:3} {:4} {:6} {:4} 0:0:0:{} yes".format(*(row := self._row(c)), row[3])
-            for c in range(self.count)
-        ]
-        return "CPU CORE SOCKET NODE L1d:L1i:L2:L3 ONLINE\n" + "\n".join(rows) + "\n"
+        header = "CPU CORE SOCKET NODE L1d:L1i:L2:L3 ONLINE"
+        return self._lscpu_rows(header, "{0:3} {1:4} {2:6} {3:4} 0:0:0:{3} yes")
 
     def numactl(self) -> str:
         """``numactl -H``."""
@@ -156,9 +157,5 @@ SCALARS: Sequence[Any] = [
     "\ud800", "nvml", "sysfs", "given", "nearest", "all", "GPU-0", "MIG-0", "0000:07:00.0",
     "00000000:07:00.0", "X", "NV12", "a" * 1000, "9" * 5000, "٣",
 ]  # fmt: skip
-KEYS = [
-    "schema_version", "cpus", "allowed", "cores", "efficiency_cpus", "packages", "l3", "numa_nodes",
-    "gpus", "links", "visible", "notes", "id", "has_memory", "distances", "index", "uuid",
-    "pci_bus_id", "name", "node_cpus", "socket_cpus", "local_cpus", "numa_node", "memory_node",
-    "source", "mig", "gpu_instance", "compute_instance", "code", "message", "other",
-]  # fmt: skip
+_RECORDS = (Topology, Package, NumaNode, Gpu, MigInstance, Accelerator, Notice)
+KEYS = ["schema_version", "other", *(one.name for kind in _RECORDS for one in fields(kind))]

@@ -17,27 +17,18 @@ from gpuaff.topology import serialize
 from gpuaff.topology.model import Topology
 from gpuaff.topology.pasted import parse
 from tests.fuzz import machines
-from tests.fuzz.guided import mangled
-from tests.fuzz.mutate import NUMBERS, ODD, mutated
+from tests.fuzz.mutate import NUMBERS, ODD, mangled, mutated
 from tests.fuzz.seeds import Printer, nested, pastes, topologies
 from tests.sound import sound
 
 
 @dataclass(frozen=True)
 class Target:
-    """One thing that is fuzzed.
+    """One thing that is fuzzed."""
 
-    Attributes:
-        weight: how many of a hundred inputs are its own, when all targets run.
-        make: an input; the same for the same state of the random numbers.
-        check: what came of it, in words that are the same in every process. Raises
-            ``Refused`` where the input is refused as it should be, and anything else where
-            something does not hold.
-    """
-
-    weight: int
-    make: Callable[[Random], Any]
-    check: Callable[[Any], str]
+    weight: int  # how many of a hundred inputs are its own, when all targets run
+    make: Callable[[Random], Any]  # an input, the same for the same random numbers
+    check: Callable[[Any], str]  # what came of it, the same in every process, or ``Refused``
 
 
 class Refused(Exception):  # noqa: N818 - it is how things should be
@@ -45,17 +36,12 @@ class Refused(Exception):  # noqa: N818 - it is how things should be
 
 
 def _refused(error: GpuaffError) -> Refused:
-    """Check an error of ours: one line of text that can be printed."""
+    """Check an error of ours: one line of text that can be printed, short whatever was read."""
     problem = str(error)
     assert len(problem.splitlines()) == 1
+    assert len(problem) < 1200 or not isinstance(error, TopologyError)
     problem.encode("utf-8")
     return Refused(problem)
-
-
-def _unread(error: TopologyError) -> Refused:
-    """Check an error about something to read: it is not as long as that."""
-    assert len(str(error)) < 1200
-    return _refused(error)
 
 
 # --- pasted text ---------------------------------------------------------------------------
@@ -65,11 +51,11 @@ def make_pasted(random: Random) -> str:
     """Pasted text: real, printed by the rules of the commands, mutilated, or nonsense."""
     kind = random.random()
     if kind < 0.0005:
-        return _huge(
-            random, [*ODD, *NUMBERS, "\t", "GPU0\tX\t", "node 0 cpus: 1\n", "0-65535,", "1,1,,1,\n"]
-        )
+        rows = ["\t", "GPU0\tX\t", "node 0 cpus: 1\n", "0-65535,", "1,1,,1,\n"]
+        return _huge(random, [*ODD, *NUMBERS, *rows])
     if kind < 0.05:
-        return "".join(_letter(random) for _ in range(random.randint(0, 200)))
+        letters = [chr(random.randrange(random.choice((256, 0x11000)))) for _ in range(100)]
+        return "".join(random.choices([*letters, *ODD], k=random.randint(0, 200)))
     if kind < 0.15:
         words = " ".join(random.choices(pastes(), k=3)).split()
         return "".join(random.choice(words) + random.choice(" \t\n") for _ in range(60))
@@ -77,12 +63,6 @@ def make_pasted(random: Random) -> str:
     if kind > 0.9:
         text += random.choice(pastes())
     return mutated(random, text, pastes()) if random.random() < 0.9 else text
-
-
-def _letter(random: Random) -> str:
-    return random.choice(
-        (chr(random.randrange(256)), chr(random.randrange(0x11000)), random.choice(ODD))
-    )
 
 
 def _huge(random: Random, pieces: Sequence[str]) -> str:
@@ -96,7 +76,7 @@ def check_pasted(text: str) -> str:
     try:
         found = parse(text)
     except TopologyError as error:
-        raise _unread(error) from None
+        raise _refused(error) from None
     sound(found)
     written = _comes_back(found)
     _plan_somehow(found)
@@ -149,7 +129,7 @@ def check_snapshot(data: bytes | str) -> str:
     try:
         found = serialize.loads(data)
     except TopologyError as error:
-        raise _unread(error) from None
+        raise _refused(error) from None
     assert found.allowed <= found.cpus or not found.cpus
     assert set(found.visible) <= set(found.gpu_by_index)
     written = _comes_back(found)
@@ -183,7 +163,8 @@ def check_plan(given: tuple[Topology, dict[str, Any]]) -> str:
         assert all(share.cpus | share.reserved <= cut[share.gpu or 0] for share in made.shares)
     if asked["mode"] in machines.UNIQUE:
         _check_apart(made)
-    assert plan(_shuffled(found), **asked) == made
+    cores = None if found.cores is None else found.cores[::-1]
+    assert plan(replace(found, cores=cores, gpus=found.gpus[::-1]), **asked) == made
     return json.dumps(made.to_dict())
 
 
@@ -206,22 +187,12 @@ def _cpus(given: str | Iterable[int]) -> CpuSet:
 
 def _check_apart(made: Plan) -> None:
     """The unique modes: no CPU in two shares, or it is said; balanced shares are equal."""
-    if any(note.code in _SHARING for note in made.warnings):
+    if any(note.code in ("too-few-cores", "no-gpu", "cpus-unknown") for note in made.warnings):
         return
     given_out = [cpu for share in made.shares for cpu in share.cpus | share.reserved]
     assert len(given_out) == len(set(given_out))
     if made.balanced:
         assert len({share.cores for share in made.shares}) == 1
-
-
-_SHARING = ("too-few-cores", "no-gpu", "cpus-unknown")
-"""What is said where ranks share CPUs after all."""
-
-
-def _shuffled(found: Topology) -> Topology:
-    """The same machine, told in another order."""
-    cores = None if found.cores is None else found.cores[::-1]
-    return replace(found, cores=cores, gpus=found.gpus[::-1])
 
 
 # --- borders -------------------------------------------------------------------------------

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from tests.processes import CPUS, environment
+from tests.environments import variables
+from tests.processes import CPUS, environment, run
 
 pytestmark = pytest.mark.needs("two-cpus")
 
@@ -26,33 +24,17 @@ LOOK = """
     print(json.dumps([mask(over.parent), mask(over.starter), over.starter_name]))
 """
 
-TORCHRUN = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
-MPIRUN = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "1",
-}
-SRUN = {
-    "SLURM_LOCALID": "0",
-    "SLURM_PROCID": "4",
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-}
+TORCHRUN = variables("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none")
+MPIRUN = variables("OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=1")
+SRUN = variables("SLURM_LOCALID=0 SLURM_PROCID=4 SLURM_NODEID=0 SLURM_STEP_ID=0")
+SRUN |= variables("SLURM_STEP_TASKS_PER_NODE=2")
 
 STAY = ["sh", "-c", '"$0" "$@"; exit $?']
 """A shell that stays between."""
 
 
 def look(prefix: Sequence[str], env: Mapping[str, str], size: int = 2) -> Any:
-    script = textwrap.dedent(LOOK).format(size=size)
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=environment(env),
-        check=False,
-    )
+    done = run(LOOK.format(size=size), env=env, prefix=prefix)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -106,5 +88,3 @@ def test_an_unknown_launcher_is_the_parent() -> None:
     assert look(bound(*STAY), {"RANK": "0", "SLURM_LOCALID": "0"})[1:] == [ONE, "sh"]
     single = {**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}
     assert look(bound(*STAY), single, size=1)[1:] == [ONE, "sh"], "nobody else to agree with"
-    lacking = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    assert look(bound(*STAY), lacking)[1:] == [ONE, "sh"]

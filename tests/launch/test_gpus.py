@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,20 +19,17 @@ def found(rank: Started, changes: str = "", *, visible: int = 1) -> OwnGpus | No
     return own_gpus(rank.ranks, visible=visible, get=said.get)
 
 
-OWN = {
-    "gpus-per-task": [OwnGpus(own=(0,), on_node=2), OwnGpus(own=(1,), on_node=2)],
-    "map-gpu": [OwnGpus(own=(1,), on_node=2), OwnGpus(own=(0,), on_node=2)],
-    "job-gpus": [OwnGpus(named=(0, 1), own=(r,), on_node=2) for r in (0, 1)],
-    "job-map-gpu": [OwnGpus(named=(0, 1), own=(r,), on_node=2) for r in (1, 0)],
-    "two-tasks-a-gpu": [OwnGpus(own=(r // 2,), on_node=2, shared=True) for r in range(4)],
-    "tres-per-task": [OwnGpus(named=(8, 9)), OwnGpus(named=(8, 9))],
-}
+def owned(fields: dict[str, Any] | None) -> OwnGpus | None:
+    if fields is None:
+        return None
+    lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return OwnGpus(**lists)
 
 
 @pytest.mark.case("D10")
-@pytest.mark.parametrize(("name", "expected"), OWN.items())
-def test_srun_gives_each_rank_its_own(name: str, expected: list[OwnGpus]) -> None:
-    assert [found(rank) for rank in started("slurm", name)] == expected
+@pytest.mark.parametrize(("name", "expected"), table("own gpus"))
+def test_srun_gives_each_rank_its_own(name: str, expected: list[dict[str, Any]]) -> None:
+    assert [found(rank) for rank in started("slurm", name)] == [*map(owned, expected)]
 
 
 def test_the_batch_scripts_gpus_are_the_first_nodes() -> None:
@@ -50,36 +48,10 @@ def test_all_ranks_see_all_gpus(name: str, visible: int) -> None:
         assert found(rank, "SLURM_GPUS_PER_TASK=1", visible=visible) is None, "by sbatch"
 
 
-BOTH = OwnGpus(named=(0, 1), on_node=2)
-OF_TASK = OwnGpus(own=(0,), on_node=2)
-
-CHANGED: dict[tuple[str, str], OwnGpus | None] = {
-    # What was requested of sbatch.
-    ("gres", "SLURM_GPUS_PER_TASK=1"): BOTH,
-    ("gres", "SLURM_TRES_PER_TASK=cpu=4,gres/gpu:h100=1"): BOTH,
-    ("gres", "SLURM_GPU_BIND=verbose,map_gpu:1,0"): BOTH,
-    ("gres", "SLURM_GPU_BIND=mask_gpu:0x1,0x2"): BOTH,
-    ("gres", "SLURM_TRES_BIND=gres/gpu:single:1"): BOTH,
-    # One GPU for all tasks is shared; a wrapper hid the other one.
-    ("gres", "SLURM_STEP_GPUS=0 SLURM_GPUS_ON_NODE=1"): None,
-    ("gres", "SLURM_STEP_GPUS=0,1"): None,
-    ("gres", "SLURM_GPU_BIND=none"): None,
-    ("gres", "SLURM_TRES_PER_TASK=cpu=4"): None,
-    ("gres", "SLURM_GPUS_PER_TASK="): None,
-    # A wrapper hides one of two own GPUs; a release that names the GPUs of the step.
-    ("gpus-per-task", "SLURM_STEP_GPUS=0,1 SLURM_GPUS_ON_NODE=4"): OwnGpus(own=(0, 1), on_node=4),
-    ("job-gpus", "SLURM_STEP_GPUS=0,3 SLURM_JOB_GPUS=0-3"): OwnGpus(named=(0, 3), on_node=2),
-    # How many tasks are on each GPU.
-    ("gpus-per-task", "SLURM_NTASKS_PER_TRES=1"): OF_TASK,
-    ("gpus-per-task", "SLURM_NTASKS_PER_TRES=2"): OF_TASK._replace(shared=True),
-    ("gpus-per-task", "SLURM_NTASKS_PER_GPU=1"): OF_TASK,
-    ("gpus-per-task", "SLURM_NTASKS_PER_GPU=2"): OF_TASK._replace(shared=True),
-}
-
-
-@pytest.mark.parametrize(("name", "changes"), CHANGED)
-def test_what_variables_say_of_a_task(name: str, changes: str) -> None:
-    assert found(started("slurm", name)[0], changes) == CHANGED[name, changes]
+@pytest.mark.parametrize(("text", "expected"), table("own gpus of the first task, with changes"))
+def test_what_variables_say_of_a_task(text: str, expected: dict[str, Any] | None) -> None:
+    name, _, changes = text.partition(" ")
+    assert found(started("slurm", name)[0], changes) == owned(expected)
 
 
 @pytest.mark.case("D10")
@@ -115,12 +87,9 @@ def test_no_gpu_or_one_rank() -> None:
     assert found(replace(rank, ranks=Ranks(local_rank=0, local_size=1))) is None
 
 
-INDICES = {"0": (0,), "3,1": (1, 3), "0-2,10": (0, 1, 2, 10), "": None, None: None, "x": None}
-
-
-@pytest.mark.parametrize(("text", "expected"), INDICES.items())
-def test_indices(text: str | None, expected: tuple[int, ...] | None) -> None:
-    assert gpu_indices(text) == expected
+@pytest.mark.parametrize(("text", "expected"), table("gpu lists"))
+def test_indices(text: str, expected: list[int] | None) -> None:
+    assert gpu_indices(text) == (expected and tuple(expected))
 
 
 # Among whom granted GPUs are divided.

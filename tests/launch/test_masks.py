@@ -46,23 +46,6 @@ def test_each_launcher_has_its_own_remedy(environ: str, unbound: str) -> None:
     assert masks.unbound.startswith(unbound)
 
 
-NAMED = {
-    "gres": [{0}, {1}],
-    "gpus-per-task": [{0}, {1}],
-    "map-gpu": [{0}, {1}],
-    "map-cpu": [{1}, {0}],
-    "list-used-again": [{0}, {0}, {1}, {0}],
-}
-
-
-@pytest.mark.case("B19", "A17")
-@pytest.mark.parametrize(("name", "expected"), NAMED.items())
-def test_srun_names_every_ranks_mask(name: str, expected: list[set[int]]) -> None:
-    for rank in started("slurm", name):
-        named = tuple(map(frozenset, expected))
-        assert rank.masks() == Masks("", named, True, "srun --cpu-bind=none")
-
-
 TABLES = json.loads((FOLDER.parent / "masks.json").read_text("utf-8"))
 """What is seen of each rank of a recorded start, or of the first of two that srun has bound, and
 what is known of the masks then; CPUs as lists."""
@@ -75,6 +58,14 @@ def cases(name: str) -> Any:
 
 def read(seen: dict[str, str]) -> dict[str, Any]:
     return {k: text if k == "starter_name" else parse_cpulist(text) for k, text in seen.items()}
+
+
+@pytest.mark.case("B19", "A17")
+@pytest.mark.parametrize("name", TABLES["named"])
+def test_srun_names_every_ranks_mask(name: str) -> None:
+    named = tuple(map(frozenset, TABLES["named"][name]))
+    for rank in started("slurm", name):
+        assert rank.masks() == Masks("", named, True, "srun --cpu-bind=none")
 
 
 @pytest.mark.parametrize(("launcher", "name", "seen", "whose", "why"), cases("starts"))
@@ -178,22 +169,7 @@ def test_an_unknown_launcher_is_judged_by_its_mask(seen: dict[str, Any], whose: 
     assert whose_masks(masks_seen({}, ranks, **seen)) == whose
 
 
-ALONE = [
-    *(("openmpi", "bound", "", True), ("openmpi", "unbound", "", False)),
-    *(
-        ("slurm", "gres", "", True),
-        ("slurm", "map-cpu", "", True),
-        ("slurm", "job-gpus", "", False),
-    ),
-    ("slurm", "gres", "SLURM_CPU_BIND_LIST=0x1,0x3", False),
-    ("slurm", "gres", "SLURM_CPU_BIND_LIST=?", False),
-    ("slurm", "gres", "SLURM_LOCALID=", False),
-    ("slurm", "gres", "SLURM_LOCALID=2", False),
-    ("slurm", "gres", "SLURM_STEP_TASKS_PER_NODE=", False),
-]
-
-
-@pytest.mark.parametrize(("launcher", "name", "changes", "bound"), ALONE)
+@pytest.mark.parametrize(("launcher", "name", "changes", "bound"), cases("alone"))
 def test_whether_a_launcher_bound_a_rank_that_is_alone(
     launcher: str, name: str, changes: str, bound: bool
 ) -> None:

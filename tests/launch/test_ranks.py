@@ -142,18 +142,7 @@ def test_a_bad_rank_is_not_replaced_by_that_of_the_launcher_around(text: str) ->
     assert codes(here) == ["bad-rank"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "is_inside"),
-    [
-        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_1", True),
-        ("0::/system.slice/slurmstepd.scope/job_7/step_0", True),
-        ("9:cpuset:/\n4:memory:/slurm/uid_0/job_7/step_0/task_1\n0::/", True),
-        ("0::/system.slice/slurmstepd.scope/job_7/step_extern/user", False),
-        ("0::/system.slice/slurmstepd.scope/job_77/step_0/user", False),
-        ("0::/system.slice/slurmstepd.scope/job_7/step_01/user", False),
-        ("0::/", False),
-    ],
-)
+@pytest.mark.parametrize(("lines", "is_inside"), TABLES["cgroups"].items())
 def test_a_step_is_known_by_its_cgroup(lines: str, is_inside: bool) -> None:
     """Where a node's name in Slurm is not its host's, and root's processes cannot be seen."""
     here = at(STEP, host="ip-10-0-0-1", cgroup=lines)

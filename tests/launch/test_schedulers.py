@@ -18,51 +18,35 @@ from tests.environments import started, table, variables
 from tests.processes import printed
 
 
-def of(
-    said: Mapping[str, str], *, gpu_file: str | None = None, host: str | None = "node7"
-) -> Granted:
+def of(said: Mapping[str, str], **how: str | None) -> Granted:
     names = [name for name in said if name.startswith("SGE_HGR_")]
-    return classify_grant(said.get, names=names, gpu_file=gpu_file, host=host)
+    return classify_grant(said.get, names=names, **{"host": "node7", **how})
 
 
-def counted(
-    said: Mapping[str, str], *, gpu_file: str | None = None, host: str | None = "node7"
-) -> tuple[int | None, tuple[int, ...] | None]:
-    found = of(said, gpu_file=gpu_file, host=host)
-    return found.count, found.indices
+def counted(said: Mapping[str, str], **how: str | None) -> list[Any]:
+    """The number, and the list of indices."""
+    found = of(said, **how)
+    return [found.count, found.indices and list(found.indices)]
 
 
 # Slurm: what it was seen to set, without what CUDA shows, and with it.
 
-SLURM: dict[str, list[tuple[int | None, tuple[int, ...] | None]]] = {
-    "gres": [(2, (0, 1))] * 2,
-    "gpus-per-task": [(1, (0,)), (1, (1,))],
-    "map-gpu": [(1, (1,)), (1, (0,))],
-    "gpu-bind-none": [(2, None)] * 2,
-    "job-gpus": [(1, (0,)), (1, (1,))],
-    "second-node": [(1, (0,)), (1, (2,))],
-    "tres-per-task": [(2, (8, 9))] * 2,
-    "batch-script": [(2, (0, 1))] * 2,
-    "no-plugin": [(None, None)] * 2,
-}
 
-
-@pytest.mark.parametrize(("name", "expected"), SLURM.items())
-def test_slurm(name: str, expected: list[tuple[int | None, tuple[int, ...] | None]]) -> None:
+@pytest.mark.parametrize(("name", "expected"), table("recorded"))
+def test_slurm(name: str, expected: list[Any]) -> None:
     for rank, (count, indices) in zip(started("slurm", name), expected, strict=True):
         unset = {k: text for k, text in rank.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-        assert counted(unset) == (count, indices)
-        assert counted({**unset, "CUDA_VISIBLE_DEVICES": "0"}) == (count, None)
+        assert counted(unset) == [count, indices]
+        assert counted({**unset, "CUDA_VISIBLE_DEVICES": "0"}) == [count, None]
 
 
 @pytest.mark.parametrize(("said", "granted"), table("grants"))
 def test_what_variables_grant(said: str, granted: list[Any]) -> None:
-    count, indices = granted
-    assert counted(variables(said)) == (count, indices and tuple(indices))
+    assert counted(variables(said)) == granted
 
 
 def test_a_map_is_listed_with_blanks() -> None:
-    assert counted({"SGE_HGR_gpu": "0 2"}) == (2, (0, 2))
+    assert counted({"SGE_HGR_gpu": "0 2"}) == [2, [0, 2]]
 
 
 @pytest.mark.parametrize(("said", "source"), table("sources"))
@@ -73,20 +57,11 @@ def test_where_it_comes_from(said: str, source: str) -> None:
 TORQUE = {"PBS_GPUFILE": "/var/spool/torque/aux//12.headgpu"}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("node7-gpu0\nnode7-gpu10\n", (2, (0, 10))),
-        ("node7.example.org-gpu3", (1, (3,))),
-        ("node6-gpu0\nnode7-gpu1\n", (1, (1,))),
-        ("rack-gpu-gpu1\nnode7-gpu2", (1, (2,))),
-        *((text, (None, None)) for text in ("node6-gpu0\n", "", "node7\n", "node7-gpux\n", None)),
-    ],
-)
-def test_torque(text: str | None, expected: object) -> None:
+@pytest.mark.parametrize(("text", "expected"), [*table("torque"), (None, [None, None])])
+def test_torque(text: str | None, expected: list[Any]) -> None:
     assert counted(TORQUE, gpu_file=text) == expected
     assert counted(TORQUE, gpu_file=text, host="NODE7.example.org") == expected
-    assert counted(TORQUE, gpu_file=text, host=None) == (None, None)
+    assert counted(TORQUE, gpu_file=text, host=None) == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +94,7 @@ def test_other_vendors_variables_prove_nothing() -> None:
 @pytest.mark.parametrize("name", ["gpu-2", "array", "binding", "parallel"])
 def test_a_grid_engine_without_maps_tells_nothing(name: str) -> None:
     for rank in started("grid_engine", name):
-        assert counted(rank.environ) == (None, None)
+        assert counted(rank.environ) == [None, None]
 
 
 NAMES = (

@@ -16,21 +16,7 @@ from tests import pci_devices
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import THREADS, environment, run
 
-START = (
-    THREADS
-    + """
-from gpuaff.pinning.grant import take_grant
-
-def refused(gpus):
-    # The error of a strict call, which must change nothing.
-    there = now()
-    try:
-        take_grant(gpus, strict=True)
-    except gpuaff.GpuaffError as error:
-        holds(now() == there)
-        return f"{type(error).__name__}: {error}"
-"""
-)
+START = f"{THREADS}\nfrom gpuaff.pinning.grant import take_grant\n"
 
 
 def of_script(folder: Path, script: str, *arguments: str, env: Mapping[str, str]) -> list[Any]:
@@ -64,10 +50,6 @@ class Machine:
         done = run(START + script, env=variables, prefix=prefix, inside=self.inside)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
-
-    def all_hold(self, script: str, *, env: dict[str, str] | None = None) -> None:
-        """Run a script all of whose facts must hold."""
-        assert self.says(f"{script}\nprint('the end')\n", env=env)[-2:] == ["the", "end"]
 
 
 @pytest.fixture(scope="module")

@@ -54,22 +54,13 @@ def test_a_cpuset_is_a_border(driver: FakeDriver) -> None:
 @pytest.mark.case("A17")
 def test_a_cpuset_that_shrinks_and_grows_under_the_process(driver: FakeDriver) -> None:
     with inside(driver) as (box, do, everywhere, _):
-        assert do("found = gpuaff.set_affinity(0, 1)") == CPUS
-        box.set(CPUS[1:])
-        assert do("found = last = gpuaff.set_affinity(0, 1)") == CPUS[1:], "of what is granted"
-        box.set(CPUS)
-        assert do("found = last.restore()") == CPUS, "the original mask is back"
-        assert everywhere() == {frozenset(CPUS)}
-
-
-def test_threads_that_a_cpuset_has_moved_meanwhile(driver: FakeDriver) -> None:
-    with inside(driver) as (box, do, everywhere, _):
-        do("gpuaff.set_affinity(0, 2)")
-        box.set(CPUS[-1:])  # the kernel moves all threads there
-        do("second = gpuaff.set_affinity(0, 1)")
-        box.set(CPUS)  # and gives them back what they asked for last
-        do("second.restore()")
-        assert everywhere() == {frozenset(CPUS)}
+        for call, left in (("(0, 1)", CPUS[1:]), ("(0, 2)", CPUS[-1:])):
+            do(f"gpuaff.set_affinity{call}")
+            box.set(left)  # the kernel moves all threads there
+            assert do("found = last = gpuaff.set_affinity(0, 1)") == left, "of what is granted"
+            box.set(CPUS)  # and gives them back what they requested last
+            assert do("found = last.restore()") == CPUS, "the original mask is back"
+            assert everywhere() == {frozenset(CPUS)}
 
 
 # The cpuset changes after the machine was read and before the mask is set.
@@ -152,14 +143,6 @@ def test_restore_while_a_cpuset_has_taken_the_share_away(
         if grown:
             box.set(CPUS)
         do(order)
-        box.set(CPUS)
-        assert everywhere() == {frozenset(CPUS)}
-
-
-def test_restore_inside_a_cpuset_that_shrank_to_the_share(driver: FakeDriver) -> None:
-    with inside(driver) as (box, do, everywhere, _):
-        box.set(do("found = affinity = gpuaff.set_affinity(0, 2)"))
-        do("affinity.restore()")
         box.set(CPUS)
         assert everywhere() == {frozenset(CPUS)}
 

@@ -50,20 +50,26 @@ print(codes(made), made.pinned, now() == {{{CPUS[0]}}})
 @pytest.mark.parametrize(
     ("env", "code", "error"),
     [
-        ({}, "grant-unpinned", "GPUAffinityError"),
-        ({"LD_LIBRARY_PATH": ""}, "grant-unpinned", "NoDriverError"),
-        ({"GPUAFF": "off"}, "off", "None"),
-        ({"GPUAFF_FSROOT": "/nowhere"}, "other-machine", "GPUAffinityError"),
+        ({}, "grant-unpinned", ["GPUAffinityError"]),
+        ({"LD_LIBRARY_PATH": ""}, "grant-unpinned", ["NoDriverError"]),
+        ({"GPUAFF": "off"}, "off", []),
+        ({"GPUAFF_FSROOT": "/nowhere"}, "other-machine", ["GPUAffinityError"]),
     ],
     ids=["not in sysfs", "no driver", "off", "another machine"],
 )
-def test_where_the_mask_stays(bare: Machine, env: dict[str, str], code: str, error: str) -> None:
+def test_where_the_mask_stays(
+    bare: Machine, env: dict[str, str], code: str, error: list[str]
+) -> None:
     script = """
 made = take_grant([0])
 holds(not made.pinned, now() == before == made.cpus == made.give_back())
-print(codes(made)[-1], str(refused([0])).partition(":")[0])
+try:
+    take_grant([0], strict=True)
+except gpuaff.GpuaffError as error:
+    print(type(error).__name__)
+print(codes(made)[-1], now() == before)
 """
-    assert bare.says(script, env=env) == [code, error]
+    assert bare.says(script, env=env) == [*error, code, "True"]
 
 
 @pytest.mark.parametrize("call", [203, 204])
@@ -82,16 +88,6 @@ made.give_back()
     assert done.stdout.strip() == expected
 
 
-def test_the_one_line(machine: Machine) -> None:
-    script = """
-import logging
-logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-made = take_grant([1, 0])
-"""
-    said = " ".join(machine.says(script))
-    assert said.startswith("gpuaff: claim of GPUs 0-1 -> cpus ")
-
-
 # Inside a claim, GPUAFF_CLAIM is set.
 
 INSIDE = {"GPUAFF_CLAIM": "v1:3:1:1:GPU-00000000-0000-4000-8000-000000000000"}
@@ -103,29 +99,25 @@ print(made.plan.partition, *codes(made))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "partition"),
+    ("arguments", "env", "expected"),
     [
         ("0, 2", {}, "machine"),
         ("0, 2, partition='auto'", {}, "machine"),
         ("0, 2, partition='job'", {}, "job"),
         ("0, 2", {"GPUAFF_PARTITION": "job"}, "job"),
         ("0, 2", {"GPUAFF_CLAIM": ""}, "job"),
+        ("0, 2", {"GPUAFF_CLAIM": "v2:what"}, "job claim-unreadable"),
     ],
 )
 def test_auto_is_machine_inside_a_claim(
-    machine: Machine, arguments: str, env: dict[str, str], partition: str
+    machine: Machine, arguments: str, env: dict[str, str], expected: str
 ) -> None:
     said = machine.says(SAID.format(arguments=arguments), env={**INSIDE, **env})
-    assert said == [partition]
+    assert said == expected.split()
 
 
 def test_auto_without_a_border(bare: Machine) -> None:
     assert bare.says(SAID.format(arguments="0, 2"), env=INSIDE) == ["job", "border-unused"]
-
-
-def test_a_claim_that_cannot_be_read(machine: Machine) -> None:
-    said = machine.says(SAID.format(arguments="0, 2"), env={"GPUAFF_CLAIM": "v2:what"})
-    assert said == ["job", "claim-unreadable"]
 
 
 def test_a_rank_that_has_claimed_for_itself(machine: Machine) -> None:
@@ -133,15 +125,13 @@ def test_a_rank_that_has_claimed_for_itself(machine: Machine) -> None:
     script = """
 from gpuaff.launch.inherited import ParentClaim as Claimed
 from gpuaff._system.kernel import thread_facts
-started = thread_facts(os.getpid(), os.getpid()).started + {later}
+started = thread_facts(os.getpid(), os.getpid()).started
 claim = Claimed(slot=0, pid=os.getpid(), started=started, uuids=("GPU-1",))
 os.environ["GPUAFF_CLAIM"] = str(claim)
 made = gpuaff.set_affinity(3, 4)
 print(made == take_grant([made.gpu]).cpus, *codes(made))
 """
-    env = {"CUDA_VISIBLE_DEVICES": "1"}
-    assert machine.says(script.format(later=0), env=env) == ["True"]
-    assert "too-few-cores" in machine.says(script.format(later=1), env=env), "its number used again"
+    assert machine.says(script, env={"CUDA_VISIBLE_DEVICES": "1"}) == ["True"]
 
 
 @pytest.mark.parametrize(("env", "is_said"), [({}, True), (INSIDE, False)])

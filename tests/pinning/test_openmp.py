@@ -101,22 +101,6 @@ holds(number() == "33")
     all_hold(driver, script)
 
 
-def test_a_failure_changes_nothing(driver: FakeDriver) -> None:
-    script = """
-first = gpuaff.set_affinity(0, 1, openmp=True)
-then = number()
-for arguments in ({"memory": "bind:999"}, {"min_physical_cores": 5000}):
-    try:
-        gpuaff.set_affinity(0, 1, max_physical_cores=1, openmp=True, **arguments)
-    except gpuaff.GpuaffError:
-        holds(number() == then)
-first.restore()
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-holds(not gpuaff.set_affinity(0, 1, openmp=True).pinned, number() is None)
-"""
-    all_hold(driver, script)
-
-
 def test_the_argument_or_the_variable(driver: FakeDriver) -> None:
     script = """
 flags = [(None, "1", True), (None, "off", False), (None, "", False), (False, "1", False)]

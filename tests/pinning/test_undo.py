@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakedriver.driver import FakeDriver
-from tests.processes import CPUS, THREADS, all_hold, masks, printed, stopped
+from tests.processes import CPUS, THREADS, all_hold, masks, stopped
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
@@ -44,45 +44,6 @@ thread.join()
 holds(there[0] == second, there[1] == before)
 """
     all_hold(script, env=driver.env())
-
-
-# The kernel refuses the share of a second call, twice: a cpuset moves away under it.
-REFUSED = (
-    THREADS
-    + """
-import json, sys
-from gpuaff.pinning import pin
-from gpuaff.pinning.threads import move
-
-first = gpuaff.set_affinity(0, 2)
-other = bound_to(first)
-
-def refuse(cpus, *how):
-    if cpus in (first, frozenset(before)):
-        return move(cpus, *how)
-    raise OSError(22, "Invalid argument")
-
-pin.threads.move = refuse
-try:
-    second = gpuaff.set_affinity(1, 2, strict=sys.argv[1:] == ["strict"])
-except gpuaff.GPUAffinityError as error:
-    print("raised", "pin-failed" in str(error))
-else:
-    print(second == first, second.pinned, [w.code for w in second.warnings])
-print(now() == first, other() == first)
-print(first.restore() == before, other() == before)
-"""
-)
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_second_call_that_is_refused_leaves_the_first_in_force(
-    driver: FakeDriver, strict: bool
-) -> None:
-    arguments = ["strict"] if strict else []
-    lines = printed(REFUSED, *arguments, env=driver.env()).splitlines()
-    assert lines[0] == ("raised True" if strict else "True False ['pin-failed']")
-    assert lines[1:] == ["True True", "True True"]
 
 
 STAYS = (

@@ -324,7 +324,7 @@ def an_unknown_rank_narrows_nothing() -> None:
         holds(affinity.rank is None, affinity.plan is None, affinity.memory is None)
         holds(not affinity.pinned, now() == before, "OMP_NUM_THREADS" not in os.environ)
     (notice,) = affinity.warnings
-    holds("2 GPUs are visible, so the mask stays; " in notice.message, notice.code == "no-rank")
+    holds("and the mask stays where several are; " in notice.message, notice.code == "no-rank")
     holds(notice.message.endswith("call set_affinity(local_rank, nproc_per_node)"))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.schedulers.jobs import FIRST, GPUAFF, SECOND, Rank, Stage, by
+from tests.schedulers.slurm_bed import SUBMIT
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,7 +89,7 @@ def batch(stage: Stage, options: str, *commands: Sequence[str]) -> tuple[str, ..
     path = stage.folder / "job.sh"
     lines = [shlex.join(command) for command in commands]
     path.write_text("\n".join(["#!/bin/bash", f"#SBATCH {options}", *lines, ""]))
-    return ("sbatch", "--wait", "--output=out-%j", str(path))
+    return (*SUBMIT, "--output=out-%j", str(path))
 
 
 def test_a_batch_script_claims_what_it_was_granted(on_slurm: Stage) -> None:
@@ -97,15 +98,6 @@ def test_a_batch_script_claims_what_it_was_granted(on_slurm: Stage) -> None:
     array = batch(on_slurm, "-N1 -n1 --gres=gpu:2 --array=0-1 --nodelist=n1", one)
     with on_slurm.ranks(*array, count=2) as ranks:
         assert sorted(rank.claim for rank in ranks) == [[0, 1], [2, 3]]
-
-
-def test_tasks_of_a_batch_script(on_slurm: Stage) -> None:
-    task = ("srun", "--cpu-bind=none", *on_slurm.rank("claim=auto", "pin"))
-    script = batch(on_slurm, "-N1 -n2 --gpus-per-task=1", task)
-    with on_slurm.ranks(*script, count=2) as ranks:
-        ranks = by(ranks, "SLURM_PROCID")
-        assert [rank.claim for rank in ranks] == [[0], [1]]
-        assert [rank.cpus for rank in ranks] == [FIRST, SECOND]
 
 
 @pytest.mark.parametrize("command", [[], [*GPUAFF, "--per-rank", "-n", "auto", "--"]])

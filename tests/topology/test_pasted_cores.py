@@ -105,8 +105,7 @@ def test_one_offline_cpu_of_a_dgx_a100() -> None:
     assert cores(topology) == [*pairs(0, 126, 128), "127"]
     assert ranks(topology, 8) == DGX_RANKS
     assert message(topology, "contradiction") == (
-        "lscpu says 1 thread per core, but 255 CPUs online on 128 cores; its threads per core are "
-        "not used"
+        "lscpu's threads per core (1) are not used, as 255 CPUs are online on 128 cores"
     )
     assert "the first core: 0, 128" in message(topology, "cores-inferred")
 

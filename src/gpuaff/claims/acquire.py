@@ -68,9 +68,6 @@ def preview(arguments: Mapping[str, object]) -> tuple[Device, ...]:
         return _attempts(session, request).preview()
 
 
-# Before the devices are leased.
-
-
 def _attempts(session: Session, request: Request) -> Attempts:
     devices, left_out = _devices(session)
     supply = Supply(
@@ -134,9 +131,6 @@ def _for_bound_cuda(request: Request, supply: Supply) -> Request:
             uuids,
         )
     return replace(request, gpus=uuids, candidates=None, count=len(uuids))
-
-
-# From leased devices to the claim.
 
 
 def _complete(attempts: Attempts, devices: Sequence[Device], undo: ExitStack) -> Claim:
@@ -215,14 +209,12 @@ def _ordinals(attempts: Attempts, devices: Sequence[Device]) -> Sequence[int]:
     if isinstance(kind, Placeholder):
         return numbers_of([device.uuid for device in devices], kind.value)
     shown, notes = candidates.shown_by_cuda(attempts.supply)
-    for note in notes:
-        if note.code in ("visible-lost", "visible-order"):  # only CUDA knows its order (case D6)
-            unknown = f"before CUDA is started, its numbers are not known: {note.message}"
-            raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
-    hidden = [device.uuid for device in devices if device not in shown]
-    if hidden:  # a MIG instance beside whole GPUs
-        expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"
-        raise InvalidOptionError("visible", None, expected)
+    unknown = [note.message for note in notes if note.code in ("visible-lost", "visible-order")]
+    why = [f"before CUDA is started, its numbers are not known: {one}" for one in unknown]
+    # A MIG instance beside whole GPUs is not shown.
+    why += [f"as it is, CUDA does not show {one.uuid}" for one in devices if one not in shown]
+    if why:
+        raise InvalidOptionError("visible", None, f"index or uuid: {why[0]}")
     return [shown.index(device) for device in devices]
 
 
@@ -232,14 +224,9 @@ def _remember_bound_gpus(gpus: tuple[ClaimedGpu, ...]) -> None:
         state.cuda_bound_gpus = gpus
 
 
-# Warnings.
-
-
 def _pinned_far(session: Session, gpus: Sequence[ClaimedGpu]) -> tuple[Notice, ...]:
-    """Warn when the process was pinned before, and not near the GPUs that it got.
-
-    Not of a GPU whose near CPUs this process may not use at all: there is no remedy.
-    """
+    """Warn when the process was pinned before, and not near the GPUs that it got."""
+    # Not of a GPU whose near CPUs this process may not use at all: there is no remedy.
     pinning = sys.modules.get("gpuaff.pinning.state")
     process = None if pinning is None else pinning.remembered()
     if process is None or process.share is None:

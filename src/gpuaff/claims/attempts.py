@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from gpuaff.launch.inherited import ParentClaim
     from gpuaff.notices import Notice
 
-# A process without a lease that comes in this time is found by the look after occupying.
+# So old may a look be, in seconds, when the guard is locked. A process without a lease that comes
+# in this time is found by the look after occupying.
 _FRESH = 0.3
-"""How old a look may be, in seconds, when the guard is locked: else the driver is asked again."""
 
 _REMEDY = "to queue: wait=600 (at most so many seconds) or wait=None (no limit)"
 
@@ -143,13 +143,14 @@ class Attempts:
         self.place: Place
         self.lease = Lease()
         self._started = time.monotonic()
+        self._patience = math.inf if request.wait is None else request.wait
         self._reported: object = None
 
     def obtain(self, undo: ExitStack) -> tuple[Device, ...]:
         """Lease devices, waiting in the queue if that was requested. They are in CUDA's order."""
         self.place = Place()
         undo.callback(self._release)
-        settling, wait = Settling(), self.request.wait
+        settling = Settling()
         while isinstance(result := self._attempt(), _Snapshot):
             self._refuse_if_hopeless(result)
             now = time.monotonic()
@@ -161,10 +162,9 @@ class Attempts:
                     time.sleep(STEP)
                 continue
             # A short wait is no less patient than none.
-            limit = math.inf if wait is None else max(wait, EXITS if settles else 0)
-            left = self._started + limit - now
+            left = self._started + max(self._patience, EXITS if settles else 0) - now
             if left <= 0 or not self.place.is_queued:
-                raise self._not_free(result, wait)
+                raise self._not_free(result, self._patience)
             self._report(result)
             if result.in_the_way:
                 self.place.wait_behind(result.in_the_way, left)
@@ -198,8 +198,7 @@ class Attempts:
                 return snapshot
         with ExitStack() as locked:
             if self._parent is None:  # inside a claim, safe_gpu's users never choose
-                wait = self.request.wait
-                limit = None if wait is None else max(safe_gpu.LIMIT, wait)
+                limit = max(safe_gpu.LIMIT, self._patience)
                 self.warnings = locked.enter_context(safe_gpu.holding(self._count, limit=limit))
             while True:
                 # Before the guard, so that many claimers start their driver at the same time.
@@ -211,7 +210,7 @@ class Attempts:
                     result = self._choose_and_lease()
                     if not isinstance(result, _Snapshot):
                         self.until_occupied = locked.pop_all()
-                    elif self.request.wait != 0 and not self.place.is_queued:
+                    elif self._patience and not self.place.is_queued:
                         self._join(result)
                     return result
 
@@ -224,8 +223,7 @@ class Attempts:
             chosen = self._choose(free)
             leased = self.lease.take(chosen)
             if leased is None:
-                gpus = [self._key(device) for device in chosen]
-                slot.write({**registry.about_me(), "gpus": gpus})
+                slot.write({**registry.about_me(), "gpus": [*map(self._key, chosen)]})
                 slot.hold_begins()
                 return chosen
             # Its lease is not in the registry: it may be about to end.
@@ -266,8 +264,6 @@ class Attempts:
         """The registry's name of a device."""
         return device.uuid if self._parent is None else f"{self._parent.slot}/{device.uuid}"
 
-    # Messages about devices that are not free.
-
     def _refuse_if_hopeless(self, snapshot: _Snapshot) -> None:
         usable = sum(not usage.lasting for usage in snapshot.usages)
         if len(snapshot.usages) > usable and usable < self._count:
@@ -276,7 +272,7 @@ class Attempts:
             reason = "\n  ".join([f"{usable or 'none'} can be used", *never])
             raise NotEnoughGpusError(self._count, usable, reason)
 
-    def _not_free(self, snapshot: _Snapshot, wait: float | None) -> Exception:
+    def _not_free(self, snapshot: _Snapshot, wait: float) -> Exception:
         free, reasons = len(snapshot.free()), self._reasons(snapshot)
         busy = GpusBusyError(self._count, free, reasons, self._narrowed, "" if wait else _REMEDY)
         return ClaimTimeoutError(time.monotonic() - self._started, busy) if wait else busy

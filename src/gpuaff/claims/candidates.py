@@ -50,17 +50,14 @@ class VisibleAs(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The arguments of ``claim_gpus``, checked.
+    """The arguments of ``claim_gpus``, checked."""
 
-    A ``count`` of None is as many as the scheduler has granted; a ``wait`` of None has no limit.
-    """
-
-    count: int | None
+    count: int | None  # None: as many as the scheduler has granted
     gpus: tuple[Name, ...] | None = None
     candidates: tuple[Name, ...] | None = None
     min_free_memory: int | None = None
     max_utilization: int | None = None
-    wait: float | None = 0.0
+    wait: float | None = 0.0  # None: without limit
     visible: VisibleAs | None = VisibleAs.INDEX
     placeholder: Kind = None
     pin: bool = False
@@ -146,8 +143,7 @@ class Supply(NamedTuple):
 def find_candidates(request: Request, supply: Supply) -> tuple[tuple[Device, ...], int, str]:
     """The devices that a claim may choose from, how many of them it takes, and why not from all.
 
-    They are in order of their indices, or as ``gpus=`` names them. NotEnoughGpusError where there
-    are too few: waiting would not help.
+    In order of their indices, or as ``gpus=`` names them. NotEnoughGpusError where there are few.
     """
     allowed, why = allowed_devices(supply)
     count = _count(request, allowed, supply, why)
@@ -180,10 +176,8 @@ def find_candidates(request: Request, supply: Supply) -> tuple[tuple[Device, ...
 
 
 def allowed_devices(supply: Supply) -> tuple[tuple[Device, ...], str]:
-    """The devices that this process may use, and why these.
-
-    The variables count all that CUDA may show, also inside a claim of some.
-    """
+    """The devices that this process may use, and why these."""
+    # The variables count all that CUDA may show, also inside a claim of some.
     allowed, why = _granted(supply)
     why = "; ".join([why, *map(str, supply.left_out)])
     if supply.parent is None:
@@ -231,10 +225,7 @@ def _count(request: Request, allowed: Sequence[Device], supply: Supply, why: str
 
 
 def slice_for_rank(ranks: Ranks, count: int) -> slice:
-    """A rank's share of so many GPUs that were granted to all ranks of the node.
-
-    They are divided in blocks, in CUDA's order and by rank, so that a rank's GPUs are neighbours.
-    """
+    """A rank's block of the GPUs that were granted to all ranks of the node, in CUDA's order."""
     if count < ranks.local_size:
         were = "was" if count == 1 else "were"
         why = (

@@ -110,9 +110,7 @@ class _State:
     claim: Claim | None = None
     # What CUDA shows for good, since it was started under a claim that is over.
     cuda_bound_gpus: tuple[ClaimedGpu, ...] | None = None
-
-    def __init__(self) -> None:
-        self.claim_lock = threading.Lock()  # locked while a claim is being made
+    claim_lock = threading.Lock()  # locked while a claim is being made
 
 
 state = _State()

@@ -15,7 +15,7 @@ from importlib import import_module
 from gpuaff._system import cuda
 from gpuaff._system.cuda import NOT_INITIALIZED, CudaError
 from gpuaff._system.interrupts import interruptible
-from gpuaff.errors import InvalidOptionError, NoDriverError, PlaceholderError
+from gpuaff.errors import NoDriverError, PlaceholderError
 from gpuaff.options import word
 
 TYPE_CHECKING = False
@@ -44,15 +44,9 @@ Kind: TypeAlias = Placeholder | Callable[[int], object] | None
 
 def kind_of(value: object) -> Kind:
     """Check the argument: a member of :class:`Placeholder`, its string, a function, or None."""
-    if value is None:
-        return None
-    if not callable(value):
-        more = ", a function of a device number, or None"
-        return word("placeholder", value, Placeholder, more=more)
-    release = getattr(value, "release", None)
-    if release is not None and not callable(release):
-        raise InvalidOptionError("placeholder.release", release, "a function, or none at all")
-    return value
+    if value is None or callable(value):
+        return value
+    return word("placeholder", value, Placeholder, more=", a function of a device number, or None")
 
 
 def occupy(
@@ -103,8 +97,6 @@ def _make_or_explain(
         problem = f"{failed} (CUDA device {ordinal}): {explain(error)}"
         raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
 
-
-# ---- CUDA ----------------------------------------------------------------------------------------
 
 _CLAIM_FIRST = (
     "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the beginning of "
@@ -204,12 +196,10 @@ _INITIALIZERS = {
 }
 
 
+# In a forked child CUDA does not report that the parent had initialised it; its first call there
+# fails (error 3).
 def cuda_already_initialized() -> str | None:
-    """Why it is too late for a claim, as CUDA fixes its visible GPUs once (case D9); else None.
-
-    Nothing is imported, loaded or initialised to find out. In a forked child CUDA does not report
-    that the parent had initialised it; its first call there fails (error 3).
-    """
+    """Why it is too late for a claim, as CUDA fixes its visible GPUs once (case D9); else None."""
     torch = getattr(sys.modules.get("torch"), "cuda", None)  # it may use another libcuda
     if not (cuda.is_initialized() or getattr(torch, "is_initialized", bool)() is True):
         return None
@@ -222,14 +212,8 @@ def cuda_already_initialized() -> str | None:
     )
 
 
-# ---- frameworks: a context of theirs stays until the process ends, except for pycuda's -----------
-
-
 def load(name: str) -> tuple[Callable[[int], object], Callable[[Any], object] | None]:
-    """Import a framework; returns what occupies the GPU of an ordinal, and what frees its result.
-
-    PlaceholderError where that fails, or it has no CUDA.
-    """
+    """Import a framework; returns what occupies a GPU of an ordinal, and what frees the result."""
     wanted, package, make, release = _FRAMEWORKS[name]
     problem = f"placeholder={name!r}: the Python module {name}"
     try:
@@ -266,12 +250,9 @@ def _tensorflow(tensorflow: Any, ordinal: int) -> object:
 
 
 def _pycuda(driver: Any, ordinal: int) -> object:
-    """A context of pycuda's own that is not current.
-
-    One that is still current when the process ends makes pycuda abort it. Primary contexts do not
-    work: when pycuda releases one, it stays current in CUDA although it is gone
-    (``primary_context::detach_internal`` in its ``cuda.hpp`` pops nothing).
-    """
+    # One that is still current when the process ends makes pycuda abort it. Primary contexts do not
+    # work: when pycuda releases one, it stays current in CUDA although it is gone
+    # (``primary_context::detach_internal`` in its ``cuda.hpp`` pops nothing).
     driver.init()
     context = driver.Device(ordinal).make_context()
     driver.Context.pop()
@@ -285,7 +266,8 @@ def _cupy(cupy: Any, ordinal: int) -> object:
 
 # The module that is imported, the package that has it, what occupies a GPU, and what frees it.
 # Scripts written for safe_gpu name all of these but CuPy, and their needs differ: TensorFlow takes
-# memory by its own rules, and pycuda's contexts are not primary. For others a function will do.
+# memory by its own rules, and pycuda's contexts are not primary. For others a function will do. All
+# but pycuda's contexts stay until the process ends.
 _FRAMEWORKS: dict[str, tuple[str, str, Callable[[Any, int], object], Any]] = {
     "torch": ("torch", "torch", _torch, None),
     "tensorflow": ("tensorflow", "tensorflow", _tensorflow, None),

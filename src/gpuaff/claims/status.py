@@ -246,8 +246,8 @@ def _gpu(
     first = queue.kept_for((one for one in waiting if one.slot in snapshot.well), uuid)
     if busy is None and first is not None:
         kept_for = snapshot.writer(first)
-        command = kept_for.command or "an unknown program"
-        message = f"kept for {process_in_words(command, kept_for.pid, user=kept_for.user)}"
+        who = process_in_words(kept_for.command, kept_for.pid, user=kept_for.user)
+        message = f"kept for {who}"
         busy = Busy.KEPT
     uses = tuple(_uses(snapshot, reading))
     return GpuStatus(reading, busy, message, lease, kept_for, uses)

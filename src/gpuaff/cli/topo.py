@@ -28,11 +28,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON, for programs")
-    how.add_argument(
-        "--save",
-        metavar="FILE",
-        help="write the JSON to FILE, which --from reads on any machine",
-    )
+    meaning = "write the JSON to FILE, which --from reads on any machine"
+    how.add_argument("--save", metavar="FILE", help=meaning)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,18 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the machine."""
-    parser.add_argument(
-        "--from",
-        dest="what",
-        metavar="WHAT",
-        help='a saved JSON or pasted text ("-": standard input), or a machine that ships',
-    )
-    parser.add_argument(
-        "--visible-devices",
-        metavar="STR",
-        help="read STR as CUDA_VISIBLE_DEVICES; write --visible-devices=-1 for one that "
-        "begins with a dash",
-    )
+    meaning = 'a saved JSON or pasted text ("-": standard input), or a machine that ships'
+    parser.add_argument("--from", dest="what", metavar="WHAT", help=meaning)
+    meaning = "read STR as CUDA_VISIBLE_DEVICES; --visible-devices=-1 where it begins with a dash"
+    parser.add_argument("--visible-devices", metavar="STR", help=meaning)
 
 
 def observe(
@@ -97,9 +86,8 @@ def observe(
         if what is None and not tree.exists("sys/devices/system"):
             problem = "there is no sys/devices/system below it"
             raise TopologyError(f"GPUAFF_FSROOT={tree.root}", problem)
-        seen = _read(what) if what is not None else (tree.root, Topology.observe(links=links))
-        name, topology = seen
-        topology = _neutral(topology, name, shown, is_limited=limit is not None)
+        name, seen = (tree.root, Topology.observe(links=links)) if what is None else _read(what)
+        topology = _neutral(seen, name, shown, is_limited=limit is not None)
     if limit is not None:
         topology = _limited(topology, name, *limit)
     return topology, name, live

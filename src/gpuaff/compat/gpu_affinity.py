@@ -9,8 +9,6 @@ Nothing else changes: names, arguments, enums, errors and CPUs are those of gpu_
 
 from __future__ import annotations
 
-from functools import partial
-
 from gpuaff.allocator.model import Mode, Multithreading, Scope
 from gpuaff.cpuset import MAX_CPU_ID, format_cpulist
 from gpuaff.errors import GpuaffError, GPUAffinityError, InvalidOptionError
@@ -64,10 +62,8 @@ def set_affinity(
     if None in (gpu_id, nproc_per_node):  # for gpuaff.set_affinity None means: ask the launcher
         raise TypeError("set_affinity() needs two numbers: gpu_id and nproc_per_node")
     most = _NO_LIMIT if max_physical_cores is None else min(max_physical_cores, _NO_LIMIT)
-    least = max(1, min_physical_cores)
     try:
-        pin = partial(
-            set_own_affinity,
+        affinity = set_own_affinity(
             gpu_id,
             nproc_per_node,
             mode=word("mode", mode, Mode),
@@ -75,11 +71,9 @@ def set_affinity(
             multithreading=word("multithreading", multithreading, Multithreading),
             balanced=bool(balanced),
             partition="job",
+            min_physical_cores=max(1, min_physical_cores),
+            max_physical_cores=most,
         )
-        if least > most:  # gpu_affinity checks the minimum before it applies the maximum
-            with pin(min_physical_cores=least, max_physical_cores=_NO_LIMIT):
-                least = 1
-        affinity = pin(min_physical_cores=least, max_physical_cores=most)
     except GPUAffinityError:
         raise
     except GpuaffError as error:  # gpu_affinity has one error, and other names of arguments
@@ -89,7 +83,7 @@ def set_affinity(
     plan, rank, notices = affinity.plan, affinity.rank, affinity.warnings
     if any(notice.code == "off" for notice in notices):
         return set(affinity)
-    if not affinity.pinned or plan is None or rank is None:
+    if plan is None or rank is None or not affinity.pinned:
         raise GPUAffinityError("; ".join(notice.message for notice in notices))
     # Scripts catch this error, and one core for each process, the default, is a demand there.
     if reason := refusal(plan, rank):

@@ -10,6 +10,7 @@ which this works.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import time
 from collections.abc import Callable, Iterator
@@ -77,16 +78,13 @@ class _Placeholder:
     _framework: ClassVar[str]
 
     def __init__(self, logger: Any = None) -> None:
-        """Take a logger; None is the root logger."""
         self.logger = logger or logging.getLogger()
 
     def __call__(self, device_no: int) -> Any:
-        """Occupy a GPU; the result is what occupies it."""
         make, _ = load(self._framework)
         return make(device_no)
 
     def release(self, placeholder: Any) -> None:  # noqa: ARG002 - safe_gpu's signature
-        """Log that the framework keeps the GPU."""
         self.logger.info(f"{self._framework} keeps its context on the GPU until the process ends")
 
 
@@ -103,7 +101,7 @@ class TensorflowPlaceholder(_Placeholder):
 
 
 class PyCudaPlaceholder(_Placeholder):
-    """Occupies GPUs with contexts of PyCUDA's; the last one is current, as scripts expect it."""
+    """Occupies GPUs with contexts of PyCUDA's; the last one is current."""
 
     _framework = "pycuda"
 
@@ -140,7 +138,6 @@ class GPUOwner:
         logger: Any = None,
         debug_sleep: float = 0.0,
     ) -> None:
-        """Claim GPUs: see :func:`claim_gpus`."""
         self.logger = logger or logging.getLogger()
         self.debug_sleep = debug_sleep
         self.placeholder_fn = placeholder_fn
@@ -231,7 +228,7 @@ def _original_lock(nb_gpus: int, logger: Any) -> Iterator[None]:
     # The claim inside takes the lock too. It is held here as well, so that the log lines are true.
     where = LOCK_FILENAME if LOCK_FILENAME != DEFAULT else None
     logger.info("acquiring lock")
-    with ExitStack() as at_end, holding(nb_gpus, limit=None, where=where):
+    with ExitStack() as at_end, holding(nb_gpus, limit=math.inf, where=where):
         at_end.callback(logger.info, "lock released")
         logger.info("lock acquired")
         yield

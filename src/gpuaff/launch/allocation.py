@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
 from gpuaff.formatting import one_line
-from gpuaff.launch import Get, number, slurm
+from gpuaff.launch import Get, number, short_name, slurm
 from gpuaff.options import natural
 
 _NO_SCHEDULER = (
@@ -166,8 +166,8 @@ def _of_torque(get: Get, gpu_file: str | None, host: str | None) -> Granted | No
     if not name:
         return None
     lines = [_OF_TORQUE.fullmatch(line) for line in (gpu_file or "").split()]
-    here = slurm.short_name(host or "")
-    found = [number(line[2]) for line in lines if line and slurm.short_name(line[1]) == here]
+    here = short_name(host or "")
+    found = [number(line[2]) for line in lines if line and short_name(line[1]) == here]
     indices = [index for index in found if index is not None]
     if None in lines or not indices:
         return _grant(f"PBS_GPUFILE={name} has no line <host>-gpu<index> of this host, or others")

@@ -230,7 +230,9 @@ def own_gpus(
     claim, _ = inherited.claim_in_environment(get)
     # A worker that a rank started has the rank's variables, too, and shares what it claimed.
     if claim and (claim.pid == os.getpid() or (not is_worker and _is_of_rank(get, claim, ranks))):
-        return OwnGpus(claimed=True)
+        facts = kernel.thread_facts(claim.pid, claim.pid)  # ids are used again
+        if facts is None or facts.started == claim.started:
+            return OwnGpus(claimed=True)
     return None if is_worker else _by_launcher(get, ranks, visible)
 
 

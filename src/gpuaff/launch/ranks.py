@@ -13,7 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
+from gpuaff.launch import (
+    BY_PROGRAM,
+    ROWS,
+    Get,
+    Launcher,
+    Row,
+    inherited,
+    number,
+    quoted,
+    short_name,
+)
 from gpuaff.notices import Notice
 
 __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "ranks"]
@@ -91,12 +101,8 @@ def classify_ranks(
     ``/proc/self/cgroup`` are read only where variables contradict each other or this machine.
     """
     rows, warnings = list(present(get)), tuple[Notice, ...]()
-    others, is_stale = [row for row in rows if row.launcher is not Launcher.SLURM], False
-    if others != rows:
-        from gpuaff.launch import slurm
-
-        is_stale = slurm.is_stale(get, host, ancestors, cgroup)
-    if is_stale:
+    others = [row for row in rows if row.launcher is not Launcher.SLURM]
+    if others != rows and _is_stale(get, host, ancestors, cgroup):
         rows = others
         text = (
             f"SLURMD_NODENAME={quoted(get('SLURMD_NODENAME'))} is not this machine, {host}, and "
@@ -104,9 +110,8 @@ def classify_ranks(
             f"or, in a container with another host name, {_CALL}"
         )
         warnings = (Notice("ranks-stale", text),)
-    report, contradiction = _settle([_report(get, row) for row in rows], ancestors)
-    if contradiction is not None:
-        warnings = (*warnings, contradiction)
+    report, contradictions = _settle([_report(get, row) for row in rows], ancestors)
+    warnings += contradictions
     if report is None:
         alone = _with_job_numbers(ALONE, get, _PMI)
         return replace(alone, warnings=(*warnings, _no_rank(get, alone)))
@@ -125,7 +130,26 @@ def classify_ranks(
     return _with_job_numbers(here, get, report.row)
 
 
+def _is_stale(
+    get: Get, host: str | None, ancestors: Callable[[], tuple[str, ...]], cgroup: Callable[[], str]
+) -> bool:
+    """Whether srun's variables are those of a step on another machine: ssh may hand them on.
+
+    A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
+    proves that they are right; so does the step's cgroup (``…/job_7/step_0/user/task_1``), where
+    /proc hides root's processes.
+    """
+    node = get("SLURMD_NODENAME")
+    if host is None or not node or short_name(node) == short_name(host):
+        return False
+    step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
+    return step not in cgroup().replace("\n", "/") + "/" and "slurmstepd" not in ancestors()
+
+
 # What one launcher says.
+
+# ``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task.
+_INTERACTIVE = str(0xFFFFFFFA)
 
 
 class _Report(NamedTuple):
@@ -150,14 +174,14 @@ def present(get: Get) -> Iterator[Row]:
     ``LOCAL_RANK`` belongs to the first launcher whose marks are set.
     """
     taken: set[str] = set()
+    # Of ``salloc``, or of ``srun --pty``: what is started there is started by hand.
+    is_shell = get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
     for row in ROWS:
         is_set = all(map(get, (row.local_rank, *row.marks)))
         if row.launcher is Launcher.UNKNOWN:  # one alone is an incomplete rank, which is reported
             is_set = any(map(get, (row.local_rank, row.local_size)))
-        if is_set and row.launcher is Launcher.SLURM:
-            from gpuaff.launch import slurm  # only tasks of Slurm need it
-
-            is_set = not slurm.is_shell(get)
+        if is_shell and row.launcher is Launcher.SLURM:
+            continue
         if is_set and row.local_rank not in taken:
             taken.add(row.local_rank)
             yield row
@@ -167,7 +191,7 @@ def local_size(get: Get, row: Row) -> int | None:
     """How many processes a launcher says that it started on this node; None if it does not."""
     if row.launcher is not Launcher.SLURM:
         return number(get(row.local_size))
-    from gpuaff.launch import slurm
+    from gpuaff.launch import slurm  # only tasks of Slurm need it
 
     return slurm.tasks_here(get)
 
@@ -235,7 +259,7 @@ def _virtual_rank(get: Get) -> tuple[int, str] | None:
 
 def _settle(
     reports: list[_Report], ancestors: Callable[[], tuple[str, ...]]
-) -> tuple[_Report | None, Notice | None]:
+) -> tuple[_Report | None, tuple[Notice, ...]]:
     """The report that counts, and a warning where the next one contradicts it."""
     if not all(report.problem for report in reports):
         # Another launcher gives what a partial report lacks, but for torchrun and its like: they
@@ -243,7 +267,7 @@ def _settle(
         reports = [report for report in reports if report.row.is_python or not report.is_partial]
     first = reports[0] if reports else None
     if first is None or first.row.is_python:  # launchers around torchrun are `ranks-beside`
-        return first, None
+        return first, ()
     # A launcher that started one process here may have started the other launcher.
     others = [
         report
@@ -252,33 +276,28 @@ def _settle(
         if report.size > 1 or report.row.launcher is Launcher.UNKNOWN
     ]
     if not others:
-        return first, None
-    is_unknown = others[0].row.launcher is Launcher.UNKNOWN
+        return first, ()
+    other = others[0]
+    is_unknown = other.row.launcher is Launcher.UNKNOWN
     if is_unknown and first.size == 1:
-        return others[0], None  # the one process of the launcher has started the ranks
+        return other, ()  # the one process of the launcher has started the ranks
     nearest = next((BY_PROGRAM[name] for name in ancestors() if name in BY_PROGRAM), None)
-    if nearest is others[0].row.launcher:
-        return others[0], _ranks_contradict(others[0], first, is_proven=True)
-    is_proven = nearest is first.row.launcher
-    if is_proven and not is_unknown:
-        return first, None
-    return first, _ranks_contradict(first, others[0], is_proven=is_proven)
-
-
-def _ranks_contradict(used: _Report, other: _Report, *, is_proven: bool) -> Notice:
+    used, unused = (other, first) if nearest is other.row.launcher else (first, other)
+    is_proven = nearest is used.row.launcher
+    if is_proven and used is first and not is_unknown:
+        return first, ()
     gives = [
         f"{one.rank_variable} gives no valid rank"
         if one.problem
         else f"{one.rank_variable} and {one.size_variable} give rank {one.rank} of {one.size}"
-        for one in (used, other)
+        for one in (used, unused)
     ]
     started = "started this process" if is_proven else "usually runs inside the other"
-    return Notice(
-        "ranks-contradict",
+    text = (
         f"{', but '.join(gives)}: the first is used, because {used.row.launcher.value} {started}; "
-        f"unset the variables that are left over, or {_CALL}",
-        rank=used.rank,
+        f"unset the variables that are left over, or {_CALL}"
     )
+    return used, (Notice("ranks-contradict", text, rank=used.rank),)
 
 
 # Numbers in the whole job.
@@ -315,8 +334,6 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
 
 # No rank.
 
-_ASSUMED = "rank 0 of 1 is assumed"
-
 
 def _no_rank(get: Get, alone: Ranks) -> Notice:
     if alone.rank is not None and alone.size != 1:
@@ -329,13 +346,11 @@ def _no_rank(get: Get, alone: Ranks) -> Notice:
             "no launcher has set the rank on this node (LOCAL_RANK and LOCAL_WORLD_SIZE, "
             "SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK and others are unset)"
         )
-    return Notice("no-rank", f"{why}: {_ASSUMED}; start under torchrun, srun or mpirun, or {_CALL}")
-
-
-def narrows_nothing(no_rank: Notice, visible: int) -> Notice:
-    """The warning ``no-rank`` where ``visible`` GPUs are visible, more than one."""
-    instead = f"{visible} GPUs are visible, so the mask stays"
-    return replace(no_rank, message=no_rank.message.replace(_ASSUMED, instead))
+    text = (
+        f"{why}: rank 0 of 1 is assumed where one GPU is visible, and the mask stays where several "
+        f"are; start under torchrun, srun or mpirun, or {_CALL}"
+    )
+    return Notice("no-rank", text)
 
 
 def active_row(get: Get, ranks: Ranks) -> Row:

@@ -9,14 +9,11 @@ them itself. Where tasks have GPUs of their own, ``SLURM_STEP_GPUS`` lists those
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist, parse_mask
 from gpuaff.launch import Get, number
 from gpuaff.options import natural
-
-# ``SLURM_INTERACTIVE_STEP`` of ``slurm.h``: the shell of ``salloc``, a step of one task.
-_INTERACTIVE = str(0xFFFFFFFA)
 
 LISTED = ("mask_cpu", "map_cpu")  # the kinds of binding whose masks ``SLURM_CPU_BIND_LIST`` lists
 _GPU_BINDINGS = frozenset({"closest", "map", "map_gpu", "mask", "mask_gpu", "per_task", "single"})
@@ -38,32 +35,6 @@ def tasks_here(get: Get) -> int | None:
             tasks_here = tasks
         node -= nodes
     return tasks_here
-
-
-def is_shell(get: Get) -> bool:
-    """Whether the step is an interactive shell, of ``salloc`` or ``srun --pty``."""
-    return get("SLURM_STEP_ID") == _INTERACTIVE or bool(get("SLURM_PTY_PORT"))
-
-
-def is_stale(
-    get: Get, host: str | None, ancestors: Callable[[], tuple[str, ...]], cgroup: Callable[[], str]
-) -> bool:
-    """Whether the variables are those of a step on another machine: ssh may hand them on.
-
-    A node's name in Slurm may differ from its host name, so the step's daemon among the ancestors
-    proves that they are right; so does the step's cgroup (``…/job_7/step_0/user/task_1``), where
-    /proc hides root's processes.
-    """
-    node = get("SLURMD_NODENAME")
-    if host is None or not node or short_name(node) == short_name(host):
-        return False
-    step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
-    return step not in cgroup().replace("\n", "/") + "/" and "slurmstepd" not in ancestors()
-
-
-def short_name(host: str) -> str:
-    """A host's name without its domain."""
-    return host.partition(".")[0].lower()
 
 
 # The tasks' CPUs.

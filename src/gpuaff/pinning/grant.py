@@ -54,12 +54,11 @@ class Grant(NamedTuple):
         release its parent's claim. Returns the calling thread's CPUs afterwards.
         """
         process = known_process()
-        if process is not None and self.pinned:
+        before = process.state.outside if process and process.state.grant is self else None
+        if process is not None and before is not None:
             try:
                 with transaction(process, memory=True, undoes=True):
-                    before, notices = process.state.outside, list[Notice]()
-                    if before is not None and process.state.grant is self:
-                        notices = rewind(process, before) + put_extras_back(process, before)
+                    notices = rewind(process, before) + put_extras_back(process, before)
             except OSError as error:
                 notices = [refusal(error)]
             say(notices)
@@ -120,7 +119,7 @@ def _take(process: Process, gpus: Sequence[int]) -> Grant:
     if why is not None:
         raise UnavailableError([*warnings, why])
     warnings += mig_warnings(topology, gpus)
-    is_free = before.is_free(granted.of(before.free_masks))
+    is_free = before.is_free(granted)
     got, notices = place(process, cpus, is_free)
     if got != cpus:
         raise UnavailableError([_unpinned("a cpuset has changed meanwhile", granted.cpus & got)])

@@ -15,7 +15,7 @@ from gpuaff.formatting import counted
 from gpuaff.launch import inherited
 from gpuaff.launch.binding import Masks, classify_masks, consistency, observe_ancestry, own_gpus
 from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
-from gpuaff.launch.ranks import Ranks, narrows_nothing
+from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.ranks import ranks as launched_ranks
 from gpuaff.notices import Notice, one_reason
 from gpuaff.options import count, flag
@@ -178,7 +178,7 @@ class Attempt(NamedTuple):
             no_rank = next((one for one in self.ranks.warnings if one.code == "no-rank"), None)
             if no_rank is not None and visible > 1:  # it may start the ranks itself
                 others = [one for one in self.remarks if one is not no_rank]
-                others += [*_of_topology(seen.topology), narrows_nothing(no_rank, visible)]
+                others += [*_of_topology(seen.topology), no_rank]
                 return _unpinned(None, others, strict=self.strict)
             plan = self._plan(seen)
             share, warnings = plan.share_of(rank), self._warnings(process, seen, plan)
@@ -265,9 +265,7 @@ class Attempt(NamedTuple):
             warnings += set_thread_count(process, share.cores, self.ranks.local_size)
         warnings += binding_notices()
         try:
-            got, found = place(
-                process, share.cpus, state.is_free(seen.granted.of(state.free_masks))
-            )
+            got, found = place(process, share.cpus, state.is_free(seen.granted))
         except OSError as error:
             raise UnavailableError([*warnings, refusal(error, share.cpus)], plan) from error
         warnings += found

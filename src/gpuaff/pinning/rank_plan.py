@@ -66,21 +66,6 @@ def plan_inside_share(
     return replace(plan, shares=(replace(plan.shares[0], reserved=share.reserved),))
 
 
-def inputs_of_all(
-    topology: Topology, options: Options, rank: int, sets: Sequence[CpuSet]
-) -> tuple[Topology, Options]:
-    """What every rank plans from when each has a mask of its own: all that any rank may use."""
-    own = sets[rank] & topology.allowed
-    if not own:
-        raise GPUAffinityError(
-            f"rank_allowed gives rank {rank} the CPUs {format_cpulist(sets[rank])}, but it may use "
-            f"{format_cpulist(topology.allowed) or 'none'} only (set by its launcher, taskset or a "
-            "cpuset): name CPUs that it may use"
-        )
-    cut = (*sets[:rank], own, *sets[rank + 1 :])  # as the kernel would cut it
-    return topology.with_allowed(frozenset().union(*cut)), options._replace(rank_allowed=cut)
-
-
 class _Rank(NamedTuple):
     """What a rank plans from."""
 
@@ -123,10 +108,18 @@ class _Rank(NamedTuple):
     def with_named_masks(self, sets: Sequence[CpuSet]) -> Plan:
         """The plan where the mask of each rank is known."""
         rank, topology = self.ranks.local_rank, self.topology
-        for_all, options = inputs_of_all(topology, self.options, rank, sets)
         own = sets[rank] & topology.allowed
+        if not own:
+            raise GPUAffinityError(
+                f"rank_allowed gives rank {rank} the CPUs {format_cpulist(sets[rank])}, but it may "
+                f"use {format_cpulist(topology.allowed) or 'none'} only (set by its launcher, "
+                "taskset or a cpuset): name CPUs that it may use"
+            )
         if self.gpus is None:
-            plan = self._replace(topology=for_all, options=options).for_all()
+            cut = (*sets[:rank], own, *sets[rank + 1 :])  # as the kernel would cut it
+            options = self.options._replace(rank_allowed=cut)
+            everywhere = topology.with_allowed(frozenset().union(*cut))
+            plan = self._replace(topology=everywhere, options=options).for_all()
         else:
             # Only the rank itself knows which GPU it has, so it cannot plan for the others.
             plan = self._replace(topology=topology.with_allowed(own)).alone()

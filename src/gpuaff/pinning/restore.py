@@ -83,15 +83,14 @@ class Affinity(frozenset[int]):
         """Give the process the CPUs back that it had before gpuaff was first called.
 
         Every thread that still has what gpuaff has set goes back, also when a later call has set
-        it; threads that the program has bound elsewhere since stay. The main thread also goes back
-        from a part of the share: a runtime has narrowed it. A memory policy goes back in the
-        calling thread only: the thread that called :func:`set_affinity` should restore.
-        OMP_NUM_THREADS is removed if it was set here and is still the same.
+        it, and the main thread from a part of that: a runtime has narrowed it. Threads that the
+        program has bound elsewhere since stay. A memory policy goes back in the calling thread
+        only: the thread that called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed
+        if it was set here and is still the same.
 
-        May be called again, and from any thread. In a forked child (a DataLoader worker) it moves
-        the child's threads, if they have what was set here, or what the child has set itself since,
-        as by :func:`gpuaff.spread`. While a cpuset denies all of the CPUs that the process had,
-        nothing is given back; call it again when that has changed.
+        May be called again, from any thread, and in a forked child (a DataLoader worker) for the
+        child's threads, also after calls of its own. While a cpuset denies all of the CPUs that the
+        process had, nothing is given back; call it again when that has changed.
 
         Returns:
             The calling thread's CPUs afterwards; none while the interpreter shuts down.
@@ -109,12 +108,12 @@ class Affinity(frozenset[int]):
     def reapply(self) -> CpuSet:
         """Put this share into force again: after an import or a framework has moved threads.
 
-        The calling thread goes there, the main thread, every thread that is not inside, and those
-        started by a narrowed main thread that have its mask. Threads that are bound to a part of
-        the share, or to reserved CPUs, stay; so do those that were bound elsewhere when
-        :func:`set_affinity` was called. Never wider than the share; what a cpuset denies by now is
-        cut, with a warning. Only CPUs are set. May be called again, from any thread, after
-        ``restore()``, and in a forked child, such as a DataLoader worker (cases C8, C10).
+        The calling thread goes there, the main thread, those that it has started since it was
+        narrowed, and every thread that is not inside. Threads that are bound to a part of the
+        share, or to reserved CPUs, stay; so do those that were bound elsewhere when
+        :func:`set_affinity` was called. What a cpuset denies by now is cut, with a warning. Only
+        CPUs are set. May be called again, from any thread, after ``restore()``, and in a forked
+        child, such as a DataLoader worker (cases C8, C10).
 
         Returns:
             The calling thread's CPUs afterwards; none while the interpreter shuts down.
@@ -181,7 +180,7 @@ def _undo(process: Process, before: State, after: State) -> list[Notice]:
 def rewind(process: Process, before: State) -> list[Notice]:
     """Move the threads to where they were before."""
     state = process.state
-    is_free = state.is_free(threads.granted(state.original).of(state.free_masks))
+    is_free = state.is_free(threads.granted(state.original))
     spare = set()
     for tid, bound in state.bound.items():
         then, home = before.bound.get(tid), bound.mask

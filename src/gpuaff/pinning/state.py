@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 from typing import NamedTuple
@@ -101,8 +101,9 @@ class State(NamedTuple):
         made = State(os.getpid(), self.mask, self.share, grant=self.grant)
         return made._replace(reserved=self.reserved, whole=self.whole)
 
-    def is_free(self, masks: Collection[CpuSet]) -> IsFree:
-        """Whether a thread, by its id and mask, is free, where free ones have these masks."""
+    def is_free(self, granted: threads.Granted) -> IsFree:
+        """Whether a thread, by its id and mask, is free, where this is what the kernel grants."""
+        masks = granted.of(self.free_masks)
         # The main thread also is on a part of what is in force: a runtime has narrowed it.
         return lambda tid, mask: (
             mask in masks
@@ -197,7 +198,8 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         process.thread = threading.get_ident()
         before, process.earlier = process.state, {}
         undo.callback(setattr, process, "state", before)
-        undo.callback(_put_variables, {name: env.get(name) for name in VARIABLES})
+        for name in VARIABLES:
+            undo.callback(env.put, name, env.get(name))
         if memory or before.memory is not None:
             from gpuaff._system import mempolicy  # only where a policy may change
 
@@ -208,12 +210,6 @@ def transaction(process: Process, *, memory: bool = False, undoes: bool = False)
         if not undoes:
             deliver_pending()  # Ctrl-C that came meanwhile raises here: all is undone
         undo.pop_all()
-
-
-def _put_variables(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if env.get(name) != value:
-            env.put(name, value)
 
 
 def _move_back(process: Process, before: State) -> None:

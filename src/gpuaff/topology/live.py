@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuaff._system import env, kernel, nvml
 from gpuaff._system.kernel import Tree
-from gpuaff._system.nvml_records import GpuReading, Matrix
+from gpuaff._system.nvml_records import GpuReading
 from gpuaff.cpuset import CpuSet, format_cpulist
 from gpuaff.errors import NoDriverError
 from gpuaff.notices import Notice
@@ -52,20 +52,13 @@ def _from_files(tree: Tree, machine: Topology) -> Topology:
 
 
 def _observe_here(tree: Tree, machine: Topology, links: bool, mask: CpuSet) -> Topology:
-    notes: list[Notice] = []
     if mask and mask.isdisjoint(machine.cpus):
         # Unreadable, or of another machine (a container's own /sys): the kernel's mask is true.
-        notes.append(_no_sysfs(tree))
-        machine = Topology(cpus=mask)
-    gpus, matrix, lost = _gpus(tree, machine, links, notes)
-    topology = replace(
-        machine, allowed=mask & machine.cpus, gpus=gpus, links=matrix, notes=tuple(notes)
-    )
-    return topology.with_visible_devices(
-        env.get("CUDA_VISIBLE_DEVICES"),
-        device_order=env.get("CUDA_DEVICE_ORDER"),
-        lost=lost,
-    )
+        machine = Topology(cpus=mask, notes=(_no_sysfs(tree),))
+    machine = replace(machine, allowed=mask & machine.cpus)
+    topology, lost = _with_gpus(tree, machine, links)
+    text, order = env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
+    return topology.with_visible_devices(text, device_order=order, lost=lost)
 
 
 def with_accelerators(topology: Topology, tree: Tree, machine: Topology) -> Topology:
@@ -78,24 +71,21 @@ def with_accelerators(topology: Topology, tree: Tree, machine: Topology) -> Topo
 
 def _no_sysfs(tree: Tree) -> Notice:
     where = f"{tree.root.rstrip('/')}/sys/devices/system/cpu"
-    return Notice(
-        "no-sysfs",
-        f"{where} cannot be read, or names none of this process's CPUs: cores and NUMA nodes are "
-        "unknown",
-    )
+    problem = "cannot be read, or names none of this process's CPUs"
+    return Notice("no-sysfs", f"{where} {problem}: cores and NUMA nodes are unknown")
 
 
-def _gpus(
-    tree: Tree, machine: Topology, links: bool, notes: list[Notice]
-) -> tuple[tuple[Gpu, ...], Matrix | None, frozenset[int]]:
-    """The GPUs that this process may use, how they are connected, and which of them are lost."""
+def _with_gpus(tree: Tree, machine: Topology, links: bool) -> tuple[Topology, frozenset[int]]:
+    """The machine with the GPUs that this process may use, and which of them are lost."""
+    notes = list(machine.notes)
     try:
         with nvml.open_session() as session:
             readings, matrix = session.read_gpus(links=links)
     except NoDriverError as error:
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
-        return sysfs.gpus_at(tree, machine, tree.list(sysfs.DRIVER)), None, frozenset()
+        gpus = sysfs.gpus_at(tree, machine, tree.list(sysfs.DRIVER))
+        return replace(machine, gpus=gpus, notes=tuple(notes)), frozenset()
     for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
@@ -103,7 +93,7 @@ def _gpus(
     gpus = tuple(_merged(tree, machine, readings[place]) for place in places)
     lost = frozenset(reading.index for reading in readings if reading.lost)
     matrix = matrix and tuple(tuple(matrix[a][b] for b in places) for a in places)
-    return gpus, matrix, lost
+    return replace(machine, gpus=gpus, links=matrix, notes=tuple(notes)), lost
 
 
 def _merged(tree: Tree, machine: Topology, reading: GpuReading) -> Gpu:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, format_cpulist, grouped, parse_cpulist
-from gpuaff.formatting import counted
 from gpuaff.topology.model import NumaNode, Package, Topology
 from gpuaff.topology.sysfs import slow_cores
 
@@ -46,9 +45,6 @@ _HEADER = re.compile(r"CPU(?:(?:,[\w:%]*)+|(?:[ \t]+[A-Z][\w:%]*)+)", re.ASCII)
 
 _CELL = re.compile(r"(\d{1,9})(?:\.\d{1,9})?", re.ASCII)
 
-_ONLINE = -1
-"""In the place of a node: all CPUs that are online."""
-
 Rows: TypeAlias = Mapping[int, Mapping[str, int]]
 """The numbers in the row of each CPU, by its column's name in lower case."""
 
@@ -68,6 +64,8 @@ def read_machine(paste: Paste, near: Collection[CpuSet]) -> Topology:
     """
     machine = _Machine(paste, near)
     machine.note_missing()
+    if not machine.cpus:
+        return Topology()
     return Topology(
         cpus=machine.cpus,
         allowed=machine.cpus,
@@ -85,7 +83,7 @@ class _Machine:
     def __init__(self, paste: Paste, near: Collection[CpuSet]) -> None:
         self._paste, self._note = paste, paste.note
         self._numbers, lists = _numbers(paste), _lists(paste)
-        online = lists.pop(_ONLINE, frozenset())
+        online = lists.pop(-1, frozenset())
         self._rows = self._whole_rows(online or frozenset().union(*lists.values()))
         lists = lists or self._rows_by("node", self._rows)
         self._distances = _distances(paste.text)
@@ -158,7 +156,6 @@ class _Machine:
         )
 
     def note_missing(self) -> None:
-        """Note which CPUs and nodes are not known."""
         count, found, nodes = self._numbers.get("CPU(s)"), len(self.cpus), len(self.nodes)
         all_nodes = max(self._numbers.get("NUMA node(s)", 0), len(self._distances))
         hint = f" (lscpu counts {count})" if count else ""
@@ -171,8 +168,8 @@ class _Machine:
         if not nodes:
             self._note("numa-unknown", "the NUMA nodes are unknown", add="`lscpu` or `numactl -H`")
         elif all_nodes > nodes:
-            message = f"{nodes} of {all_nodes} NUMA nodes are listed"
-            self._note("nodes-missing", message, add="`lscpu`, whole")
+            listed = f"{nodes} of {all_nodes} NUMA nodes are listed"
+            self._note("nodes-missing", listed, add="`lscpu`, whole")
         if nodes > 1 and any(node.distances is None for node in self.nodes):
             self._note("distances-unknown", "NUMA distances are missing", add="`numactl -H`")
 
@@ -181,8 +178,6 @@ class _Machine:
         sockets, nodes = self._numbers.get("Socket(s)", 0), self._node_cpus
         each = max(1, len(nodes) // max(1, sockets))
         equal = [frozenset().union(*nodes[at : at + each]) for at in range(0, len(nodes), each)]
-        if not self.cpus:
-            return None
         if self._rows and all("socket" in row for row in self._rows.values()):
             parts = self._rows_by("socket", self.cpus)
         elif sockets == 1:
@@ -194,8 +189,7 @@ class _Machine:
             )
             self._note("packages-inferred", message, add="`lscpu -p` to be sure")
         else:
-            message = "which CPUs are in which socket is unknown"
-            self._note("packages-unknown", message, add="`lscpu -p`")
+            self._note("packages-unknown", "the CPUs of each socket are unknown", add="`lscpu -p`")
             return None
         return tuple(Package(id=number, cpus=parts[number]) for number in sorted(parts))
 
@@ -203,8 +197,7 @@ class _Machine:
         """The CPUs of each L3 domain, from the rows alone."""
         if any("l3" in row for row in self._rows.values()):
             return tuple(self._rows_by("l3", self.cpus).values())
-        if self.cpus:
-            self._note("l3-unknown", "which CPUs share an L3 cache is unknown", add="`lscpu -p`")
+        self._note("l3-unknown", "which CPUs share an L3 cache is unknown", add="`lscpu -p`")
         return None
 
     def efficiency_cpus(self) -> CpuSet:
@@ -221,22 +214,17 @@ class _Machine:
         if rows and all("core" in row for row in rows.values()):
             # The ids of `lscpu -y` repeat in each socket.
             return grouped(self.cpus, lambda cpu: (rows[cpu].get("socket"), rows[cpu]["core"]))
-        if not self.cpus:
-            return None
         cores = self._numbered_cores()
         self._note_cores(cores)
         return cores
 
     def _note_cores(self, cores: Sequence[CpuSet] | None) -> None:
         if self._is_doubtful and self._is_complete:
-            message = (
-                f"lscpu says {counted(self._threads, 'thread')} per core, but {self._online} CPUs "
-                f"online on {min(self._expected)} cores; its threads per core are not used"
-            )
+            found = f"{self._online} CPUs are online on {min(self._expected)} cores"
+            message = f"lscpu's threads per core ({self._threads}) are not used, as {found}"
             self._note("contradiction", message)
         if cores is None:
-            message = "which CPUs share a core is unknown, and the numbering does not show it"
-            message = f"{message}, so each counts as a core of its own"
+            message = "which CPUs share a core is unknown, so each counts as a core of its own"
             self._note("cores-unknown", message, add="`lscpu -p`")
         elif len(cores) < len(self.cpus) or self._threads != 1:
             first = ", ".join(map(str, sorted(cores[0])))
@@ -297,7 +285,7 @@ def _numbers(paste: Paste) -> dict[str, int]:
 
 
 def _lists(paste: Paste) -> dict[int, CpuSet]:
-    """The CPUs of each node, and those that are online."""
+    """The CPUs of each node, and as those of node -1 all that are online."""
     lists: dict[int, CpuSet] = {}
     found = [(node, text.replace("\n", "")) for node, text in _LIST.findall(paste.text)]
     found += [(node, ",".join(text.split())) for node, text, _ in _NODE.findall(paste.text)]
@@ -307,7 +295,7 @@ def _lists(paste: Paste) -> dict[int, CpuSet]:
         if cpus is None or not (cpus or node):
             paste.note("line-unreadable", f"{what} cannot be read ({text[:40]!r})")
         else:
-            paste.keep(lists, int(node or _ONLINE), cpus, what)
+            paste.keep(lists, int(node or -1), cpus, what)
     return lists
 
 

@@ -1,9 +1,8 @@
 """Topologies from text that was pasted into bug reports.
 
 Recognized are ``nvidia-smi topo -m``, ``nvidia-smi -L``, ``lscpu``, ``lscpu -p``, ``lscpu -e`` and
-``numactl -H``, in English, in any mix and order; other lines are ignored. A paste is often cut, and
-a command often missing: what the text does not contain stays None, and a note names the command
-whose output would; what may be wrong is not used.
+``numactl -H``, in English, in any mix and order; other lines are ignored. What the text does not
+contain stays None, and a note names the command whose output would; what may be wrong is not used.
 """
 
 from __future__ import annotations
@@ -38,7 +37,9 @@ _HEADER = re.compile(r"(GPU\d{1,3}(?:\s+[A-Za-z][\w.:-]{0,39}\d)*)\s+CPU\b(.{0,2
 _LINK = re.compile(r"X|NV\d{1,3}|SYS|SOC|NODE|PHB|PXB|PIX|PSB|C2C", re.ASCII)
 """How two devices are connected. ROCm's tables have the same shape and other words."""
 
-_ROW = re.compile(rf"GPU(\d{{1,3}})\s+(?:{_LINK.pattern})\b.*", re.ASCII)
+_ROW = re.compile(rf"GPU(\d{{1,3}})(?!.*\b(?:OK|.?NS)\b)\s+(?:{_LINK.pattern})\b.*", re.ASCII)
+"""Not one of ``nvidia-smi topo -p2p``, which prints OK, NS, CNS and the like."""
+
 
 _LISTED = re.compile(r"GPU\s{1,4}(\d{1,3}):\s*(.*)", re.ASCII)
 _MAKER = re.compile(r"(?:NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID)\b", re.ASCII)
@@ -105,8 +106,7 @@ def parse(text: str) -> Topology:
     """Parse pasted text, as :meth:`gpuaff.Topology.parse` does."""
     paste = Paste(text)
     if _ROCM.search(paste.text):
-        message = "the output of rocm-smi or amd-smi is ignored: only NVIDIA's tools are read"
-        paste.note("rocm-ignored", message)
+        paste.note("rocm-ignored", "the output of rocm-smi or amd-smi is ignored: not NVIDIA's")
     (named, whole), listed = _read_table(paste), _read_list(paste)
     near = frozenset(filter(None, (read_cpulist(row.cpu) for row in whole.values())))
     machine = read_machine(paste, near)
@@ -232,64 +232,44 @@ class _Row(NamedTuple):
     gpu_numa: str = ""
 
 
-class _Table(NamedTuple):
-    """A table as found: the devices and columns that its header names, and its lines by GPU."""
-
-    devices: Sequence[str]
-    columns: int
-    lines: dict[int, str]
-
-
 def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
     """The table of ``nvidia-smi topo -m``: the GPUs that it names, and the rows by GPU."""
-    tables: list[_Table] = []
-    for line in paste.lines:
-        if header := _HEADER.fullmatch(line):
-            columns = 1 + sum(name in header[2] for name in ("NUMA Aff", "GPU NUMA"))
-            tables.append(_Table(header[1].split(), columns, {}))
-        elif (row := _ROW.fullmatch(line)) and tables:
-            tables[-1].lines.setdefault(int(row[1]), line)
-        elif row:
-            message = "there are rows of a table without its header, which are not used"
-            paste.note("header-missing", message, add=_WHOLE_TABLE)
-    if not tables:
+    headers = [header for line in paste.lines if (header := _HEADER.fullmatch(line))]
+    found = [row for line in paste.lines if (row := _ROW.fullmatch(line))]
+    if not headers:
+        if found:
+            paste.note("header-missing", "rows without a header are not used", add=_WHOLE_TABLE)
         return set(), {}
-    table = tables[0]
-    if any(other != table for other in tables):
+    lines = {int(row[1]): row[0] for row in found}
+    if len({header[0] for header in headers}) > 1 or len({row[0] for row in found}) > len(lines):
         raise paste.error("tables of `nvidia-smi topo -m` differ: paste one, of one machine, whole")
-    named = {int(name[3:]) for name in table.devices if re.fullmatch(r"GPU\d{1,3}", name)}
-    return named | table.lines.keys(), _rows(paste, table)
+    devices = headers[0][1].split()
+    columns = 1 + sum(name in headers[0][2] for name in ("NUMA Aff", "GPU NUMA"))
+    rows = {gpu: _row(line, devices, columns) for gpu, line in lines.items()}
+    for gpu in rows:
+        if not rows[gpu].links:
+            paste.note("row-cut", f"the row of GPU {gpu} is too short: not used", add=_WHOLE_TABLE)
+    named = {int(name[3:]) for name in devices if re.fullmatch(r"GPU\d{1,3}", name)}
+    return named | lines.keys(), rows
 
 
-def _rows(paste: Paste, table: _Table) -> Mapping[int, _Row]:
-    count, rows = len(table.devices), {}
-    cells = {gpu: _cells(line) for gpu, line in table.lines.items()}
-    for gpu, row in cells.items():
-        links = [*takewhile(_LINK.fullmatch, row[:count])]
-        is_filled = sum(map(bool, row)) >= count + table.columns
-        # A row that ends with N/A is whole: its empty cells left no trace.
-        if len(links) < count or not (is_filled or row[-1].endswith("N/A")):
-            message = f"the row of GPU {gpu} is too short and not used"
-            paste.note("row-cut", message, add=_WHOLE_TABLE)
-            rows[gpu] = _Row()
-            continue
-        affinity = _affinity(row[count:], table.columns, has_tabs="\t" in table.lines[gpu])
-        rows[gpu] = _Row(dict(zip(table.devices, links, strict=True)), *affinity)
-    return rows
-
-
-def _cells(line: str) -> list[str]:
-    """A row's cells behind its name: separated by tabs, where an empty one counts, and blanks."""
-    return [word for cell in line.split("\t") for word in (cell.split() or [""])][1:]
-
-
-def _affinity(tail: Sequence[str], columns: int, *, has_tabs: bool) -> Sequence[str]:
-    """CPU Affinity, NUMA Affinity and GPU NUMA ID, from the cells behind the links."""
-    is_cpus = tail[0] == "N/A" or "-" in tail[0] or "," in tail[0]
-    if not (has_tabs or is_cpus or len(tail) >= columns):  # a lone number may be a node as well
-        tail = ["", *tail]
-    cpu, numa, gpu_numa, *_ = [tail[0], *filter(None, tail[1:]), "", ""]
-    return ["" if cell == "N/A" else cell for cell in (cpu, numa, gpu_numa)]
+def _row(line: str, devices: Sequence[str], columns: int) -> _Row:
+    """A row of the table; an empty one where it is not whole."""
+    count = len(devices)
+    # Cells are separated by tabs, where an empty one counts, and blanks.
+    cells = [word for cell in line.split("\t") for word in (cell.split() or [""])][1:]
+    links = [*takewhile(_LINK.fullmatch, cells[:count])]
+    is_filled = sum(map(bool, cells)) >= count + columns
+    # A row that ends with N/A is whole: its empty cells left no trace.
+    if len(links) < count or not (is_filled or cells[-1].endswith("N/A")):
+        return _Row()
+    cpu, *rest = cells[count:]
+    is_cpus = "\t" in line or cpu == "N/A" or "-" in cpu or "," in cpu
+    if not is_cpus and len(rest) + 1 < columns:  # a lone number may be a node as well
+        cpu, rest = "", [cpu, *rest]
+    numa, gpu_numa, *_ = [*filter(None, rest), "", ""]
+    affinity = ["" if cell == "N/A" else cell for cell in (cpu, numa, gpu_numa)]
+    return _Row(dict(zip(devices, links, strict=True)), *affinity)
 
 
 def _read_list(paste: Paste) -> Mapping[int, Gpu]:

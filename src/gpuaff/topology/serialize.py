@@ -1,9 +1,8 @@
 """Topologies as JSON: saved, loaded and shipped; ``docs/topology-json.md`` has the schema.
 
-A file may be written by hand or by a later release, so every member is checked; unknown members
-are ignored. The records of :mod:`gpuaff.topology.model` say by their types which members there
-are: one without a default is required. ``machines/`` has files of machines, to plan for one that
-is not at hand; ``docs/machines.md`` says where their figures are from.
+A file may be written by hand or by a later release, so every member is checked by the types of the
+records in :mod:`gpuaff.topology.model`; one without a default is required, unknown ones are
+ignored. ``docs/machines.md`` says where the figures of the machines that ship are from.
 """
 
 from __future__ import annotations
@@ -105,6 +104,8 @@ class _Reader:
                 if one.name not in value:
                     self.fail(own, "is missing")
                 found[one.name] = self.read(_types(kind)[one.name], value[one.name], own)
+        if kind is Gpu and (found.get("node_cpus") or found.get("socket_cpus")):
+            found.setdefault("source", Source.GIVEN)
         return kind(**found)
 
     def _items(self, kind: Any, values: list[Any], path: str) -> tuple[Any, ...]:
@@ -202,16 +203,10 @@ def from_dict(data: Any, source: str = "the topology") -> Topology:
     reader.check_sizes(found)
     return replace(
         found,
-        gpus=tuple(map(_with_source, found.gpus)),
         allowed=found.cpus if data.get("allowed") is None else found.allowed,
         visible=tuple(found.gpu_by_index) if data.get("visible") is None else found.visible,
         notes=(*found.notes, *reader.notes),
     )
-
-
-def _with_source(gpu: Gpu) -> Gpu:
-    is_known = gpu.node_cpus or gpu.socket_cpus
-    return replace(gpu, source=Source.GIVEN) if is_known and not gpu.source else gpu
 
 
 def to_dict(topology: Topology) -> dict[str, Any]:

@@ -241,32 +241,29 @@ def _driver_file(tree: Tree, address: str, file: str) -> dict[str, str]:
 
 def device_files(tree: Tree, by_address: Mapping[str | None, int]) -> dict[str, int]:
     """GPU indices by the GPUs' device files (``/dev/nvidia3``), whose numbers may differ."""
-    minors = {
-        address.lower(): _driver_file(tree, address, "information").get("Device Minor", "")
-        for address in tree.list(DRIVER)
-    }
-    return {
-        f"/dev/nvidia{minor}": by_address[address]
-        for address, minor in minors.items()
-        if minor.isdecimal() and address in by_address
-    }
+    found = {}
+    for address in tree.list(DRIVER):
+        minor = _driver_file(tree, address, "information").get("Device Minor", "")
+        if minor.isdecimal() and address.lower() in by_address:
+            found[f"/dev/nvidia{minor}"] = by_address[address.lower()]
+    return found
 
 
 def accelerators(tree: Tree, machine: Topology) -> tuple[Accelerator, ...]:
     """Every accelerator of the machine, by address; empty where no PCI bus is visible."""
-    # A machine has hundreds of PCI devices: one file each, until it looks like an accelerator.
-    vendors = {name: _vendor(tree, name) for name in tree.list(_DEVICES)}
-
-    def device(address: str) -> Accelerator:
-        local, node = place(tree, address, machine)
-        vendor = vendors[address].removeprefix("0x")
-        return Accelerator(pci_bus_id=address, vendor=vendor, local_cpus=local, numa_node=node)
-
-    return tuple(map(device, _in_order(name for name, vendor in vendors.items() if vendor)))
+    found = []
+    for address in _in_order(tree.list(_DEVICES)):
+        if vendor := _vendor(tree, address):
+            local, node = place(tree, address, machine)
+            found.append(
+                Accelerator(pci_bus_id=address, vendor=vendor, local_cpus=local, numa_node=node)
+            )
+    return tuple(found)
 
 
 def _vendor(tree: Tree, address: str) -> str:
-    """The vendor of a device that counts, as sysfs has it; empty for any other."""
+    """The vendor of a device that counts, four digits; empty for any other."""
+    # A machine has hundreds of PCI devices: one file each, until it looks like an accelerator.
     kind = tree.read(f"{_DEVICES}/{address}/class") or ""
     if not kind.startswith(_CLASSES):
         return ""
@@ -275,7 +272,7 @@ def _vendor(tree: Tree, address: str) -> str:
     if vendor not in _VENDORS or (vendor == _INTEL and (address == "0000:00:02.0" or is_npu)):
         return ""
     # A link, in a copy of the tree mostly a broken one: that its name is there is enough.
-    return "" if "physfn" in tree.list(f"{_DEVICES}/{address}") else vendor
+    return "" if "physfn" in tree.list(f"{_DEVICES}/{address}") else vendor[2:]
 
 
 # ---- cgroups -----------------------------------------------------------------------------------
@@ -291,9 +288,8 @@ def cpuset_of(tree: Tree, process: int | str = "self") -> CpuSet | None:
 def quotas(tree: Tree, process: int | str = "self") -> dict[str, float]:
     """The limits that a process is under, each in CPUs, by the folder of its cgroup.
 
-    A quota (``docker --cpus``, Kubernetes' ``limits.cpu``) limits time and leaves the mask alone:
-    a process with a thread for each CPU of its mask is stopped for a part of each period
-    (``Documentation/scheduler/sched-bwc.rst``).
+    A quota limits time and leaves the mask alone: a process with a thread for each CPU of its mask
+    is stopped for a part of each period (``Documentation/scheduler/sched-bwc.rst``).
     """
     folders = chain.from_iterable(_folders(tree, process, "cpu"))
     limits = {folder: _limit(tree, folder) for folder in folders}

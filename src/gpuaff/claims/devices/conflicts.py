@@ -1,9 +1,8 @@
 """Has a process that takes no lease started on a GPU between the look and the claim?
 
-Such a process is listed now, was not before, and is not ours. In a container the driver may not
-list it: there, memory reveals it that has come into use since and that no listed process has, where
-the driver lists us with our memory, as it does for a PID namespace's own processes (case E15;
-580.159.04, H200).
+Such a process is listed now, was not before, and is not ours. In a container, where it may not be
+listed, memory reveals it that has come into use since and that no listed process has, if the driver
+lists us with our memory, as in a PID namespace (case E15; 580.159.04, H200).
 """
 
 from __future__ import annotations
@@ -13,15 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from gpuaff._system.interrupts import interruptible
-from gpuaff.claims.devices.occupancy import (
-    EXCLUSIVE,
-    STEP,
-    UNEXPLAINED,
-    ListedProcesses,
-    Settling,
-    memory_of_listed,
-    same_memory,
-)
+from gpuaff.claims.devices import occupancy
+from gpuaff.claims.devices.occupancy import ListedProcesses, Settling
 from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.model import Device, DeviceReading, Usage
 from gpuaff.errors import ClaimLostError
@@ -33,21 +25,19 @@ _SETTLES = 0.5
 _LONGEST_BACK_OFF = 1.0
 
 
+# It does not where a display is active (the lists show only part of its memory), where the compute
+# mode allows one process, and where another part of the same GPU instance (MIG) uses the memory
+# too: a rightful neighbour may not be listed either.
 def unlisted(
     readings: Sequence[DeviceReading], devices: Collection[Device]
 ) -> Mapping[Device, int]:
-    """The bytes in use on each of some devices that no listed process has, as far as that counts.
-
-    It does not where a display is active (the lists show only part of its memory), where the
-    compute mode allows one process, and where another part of the same GPU instance (MIG) uses the
-    memory too: a rightful neighbour may not be listed either.
-    """
+    """The bytes on each of some devices that no listed process has, as far as that counts."""
     return {
-        one.device: one.used - memory_of_listed(readings, one.device)[0]
+        one.device: one.used - occupancy.memory_of_listed(readings, one.device)[0]
         for one in readings
         if one.device in devices and one.used is not None
-        if not (one.display or one.compute_mode in EXCLUSIVE)
-        if sum(same_memory(other.device, one.device) for other in readings) == 1
+        if not (one.display or one.compute_mode in occupancy.EXCLUSIVE)
+        if sum(occupancy.same_memory(other.device, one.device) for other in readings) == 1
     }
 
 
@@ -75,9 +65,16 @@ class SecondLook:
         while found := list(self._others(self._probe.look())):
             exiting = all(one.leaving for one in found) and any(one.exiting for one in found)
             if not settling.goes_on(time.monotonic(), leaving=True, exiting=exiting):
-                raise _lost(found)
+                raise ClaimLostError(
+                    f"{found[0].device} was free and is leased, but a process that takes no lease "
+                    f"has started on it meanwhile ({found[0].message}); all was undone. CUDA has "
+                    "settled which GPUs this process sees: start it again, and let that program "
+                    "claim, too",
+                    gpus=tuple(one.device.uuid for one in found),
+                    pids=tuple(sorted({pid for one in found for pid in one.pids})),
+                )
             with interruptible():
-                time.sleep(STEP)
+                time.sleep(occupancy.STEP)
 
     def _others(self, readings: Sequence[DeviceReading]) -> Iterator[Usage]:
         """The use of the devices by processes that were not there before."""
@@ -98,28 +95,16 @@ class SecondLook:
                     leaving=others <= processes.leaving,
                     exiting=not others.isdisjoint(processes.exiting),
                 )
-            elif more > UNEXPLAINED and shows_our_memory(reading, new, processes):
+            elif more > occupancy.UNEXPLAINED and shows_our_memory(reading, new, processes):
                 message = f"{size(more)} more are in use, by no process that is listed here"
                 yield Usage(device=device, message=message)
 
 
-def _lost(found: Sequence[Usage]) -> ClaimLostError:
-    return ClaimLostError(
-        f"{found[0].device} was free and is leased, but a process that takes no lease has started "
-        f"on it meanwhile ({found[0].message}); all was undone. CUDA has settled which GPUs this "
-        "process sees: start it again, and let that program claim, too",
-        gpus=tuple(one.device.uuid for one in found),
-        pids=tuple(sorted({pid for one in found for pid in one.pids})),
-    )
-
-
+# Two jobs that come onto a GPU at the same time and both give up would otherwise collide again at
+# every new start.
 @contextmanager
 def backing_off() -> Iterator[None]:
-    """After a lost claim, when all is undone, wait a random moment before the error is raised.
-
-    Two jobs that come onto a GPU at the same time and both give up would otherwise collide again
-    at every new start.
-    """
+    """After a lost claim, when all is undone, wait a random moment before the error is raised."""
     try:
         yield
     except ClaimLostError:

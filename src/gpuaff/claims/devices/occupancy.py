@@ -4,8 +4,7 @@ The first rule that applies gives the reason: it can never be claimed; another c
 lease; its compute mode allows one process, and one is there; other processes compute on it; memory
 is in use that no listed process has; it does not meet the requirements now.
 
-The driver lists an exiting or ended process with what it still holds, so it makes a device busy and
-is reported as leaving. Memory of a process that is no longer listed is unexplained.
+The driver lists exiting and ended processes with what they still hold: those make a device busy.
 """
 
 from __future__ import annotations
@@ -29,23 +28,16 @@ EXCLUSIVE = {
 
 
 class ListedProcesses(NamedTuple):
-    """What is known of the processes that the driver lists.
+    """What is known of the processes that the driver lists."""
 
-    Attributes:
-        own: those that leave a GPU free.
-        exiting: those that have not ended yet.
-        me: this process, in the driver's numbers; None when unknown.
-        first_namespace: whether the driver lists all processes, as in the first PID namespace.
-            Elsewhere its lists may be empty, or their numbers mean other processes (case E15).
-        names: in words, as far as they were looked up.
-    """
-
-    own: AbstractSet[int] = frozenset()
+    own: AbstractSet[int] = frozenset()  # those that leave a GPU free
     ended: AbstractSet[int] = frozenset()
-    exiting: AbstractSet[int] = frozenset()
-    me: int | None = None
+    exiting: AbstractSet[int] = frozenset()  # those that have not ended yet
+    me: int | None = None  # this process, in the driver's numbers; None when unknown
+    # Whether it lists all processes, as in the first PID namespace. Elsewhere its lists may be
+    # empty, or their numbers mean other processes (case E15).
     first_namespace: bool = True
-    names: Mapping[int, str] = MappingProxyType({})
+    names: Mapping[int, str] = MappingProxyType({})  # in words, as far as they were looked up
 
     @property
     def leaving(self) -> AbstractSet[int]:
@@ -69,8 +61,8 @@ def evaluate(
 ) -> tuple[Usage, ...]:
     """Evaluate whether each device of the machine is free.
 
-    ``leased`` has the holders of leases by UUID, in one line each (empty: unknown), without our
-    own; a MIG GPU only when it is leased whole. ``ending`` are those whose holders are exiting.
+    ``leased`` has the holders of others' leases by UUID, in a line each (empty: unknown), a MIG
+    GPU only when it is leased whole; ``ending`` those whose holders are exiting.
     """
     demand = demand or Demand()
     return tuple(
@@ -109,9 +101,6 @@ def same_memory(one: Device, other: Device) -> bool:
         return True
     where = (other.parent, other.gpu_instance)
     return None not in where and (one.parent, one.gpu_instance) == where
-
-
-# ---- the rules: each returns None where it does not apply ----------------------------------------
 
 
 def _never(reading: DeviceReading, demand: Demand) -> Usage | None:
@@ -226,8 +215,6 @@ def _busy(
     return Usage(device=reading.device, busy=busy, pids=pids, message=message, **state)
 
 
-# ---- looking again at devices whose processes are about to end -----------------------------------
-
 # In seconds. The driver lists ended processes, and their memory, for another 0.10 to 0.15 s.
 SETTLES = 1.0
 # While a process is still exiting. It takes 0.1 to 0.5 s on four H200, and for each 16 GiB of the
@@ -238,24 +225,20 @@ STEP = 0.03  # between two looks
 
 
 class Settling:
-    """Decides how long to look again at GPUs whose processes are about to end. Pure.
+    """Decides how long to look again at GPUs whose processes are about to end. Pure."""
 
-    The kernel ends a process in steps: it gives back memory, then files and with them locks and
-    contexts, and only then is it a zombie. The driver lists it for ``settles`` seconds longer.
-    """
-
+    # The kernel ends a process in steps: it gives back memory, then files and with them locks and
+    # contexts, and only then is it a zombie. The driver lists it for ``settles`` seconds longer.
     def __init__(self, settles: float = SETTLES) -> None:
         self._settles = settles
         self._since: float | None = None
         self._exited = 0.0
         self._has_exiting = False
 
+    # Also once when a process was exiting at the last look, and what is left is not leaving: it may
+    # have ended between two readings of that look.
     def goes_on(self, now: float, *, leaving: bool, exiting: bool) -> bool:
-        """Whether to look again, by what was seen ``now``, in seconds of a monotonic clock.
-
-        Also once more when a process was exiting at the last look, and what is left is not leaving:
-        it may have ended between two readings of that look.
-        """
+        """Whether to look again, by what was seen ``now``, in seconds of a monotonic clock."""
         had_exiting, self._has_exiting = self._has_exiting, leaving and exiting
         if not leaving:
             self._since = None

@@ -20,16 +20,14 @@ from gpuaff.formatting import process_in_words
 _CUDA_OPENS = "/dev/nvidia-uvm"  # each process with a CUDA context does; NVML does not
 
 
+# Own are this process, its descendants, and its ancestors: a parent that has made contexts and then
+# starts ranks. Not its siblings: another rank of the job needs a GPU of its own.
+#
+# Outside of the first PID namespace the driver's numbers may be the host's, and happen to be those
+# of other processes here (case E15). So they count there only if each of them exists here, and only
+# one that has CUDA's device file open counts as own, or is named.
 def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True) -> ListedProcesses:
-    """Which of the processes that the driver lists are own, exiting or ended.
-
-    Own are this process, its descendants, and its ancestors: a parent that has made contexts and
-    then starts ranks. Not its siblings: another rank of the job needs a GPU of its own.
-
-    Outside of the first PID namespace the driver's numbers may be the host's, and happen to be
-    those of other processes here (case E15). So they count there only if each of them exists here,
-    and only a process that has CUDA's device file open counts as own, or is named.
-    """
+    """Which of the processes that the driver lists are own, exiting or ended."""
     pids = listed(readings)
     first = kernel.in_first_pid_namespace()
     if not first and any(kernel.process_of(pid) != pid for pid in pids):
@@ -49,15 +47,11 @@ def process_info(readings: Sequence[DeviceReading], *, own_is_free: bool = True)
 
 
 def _computes(pid: int) -> bool:
-    """Whether a process has CUDA's device file open, as far as this user may see."""
     return _CUDA_OPENS in kernel.open_files(pid).values()
 
 
 def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
-    """Descriptions of listed processes, as far as they can be looked up.
-
-    It takes a while (psutil), so only an error or a wait calls it.
-    """
+    """Listed processes in words, for errors and waits: it takes a while (psutil)."""
     if processes.me is None:
         return {}
     sure = [pid for pid in pids if processes.first_namespace or _computes(pid)]
@@ -75,8 +69,8 @@ def describe(pid: int | None, entry: Entry | None = None, *, with_age: bool = Fa
         found = writer_of(entry, found, None if entry.uid is None else user_name(entry.uid))
     if found is None:
         return None
-    command, since = found.command or "an unknown program", found.since if with_age else None
-    return process_in_words(command, found.pid, user=found.user, since=since)
+    since = found.since if with_age else None
+    return process_in_words(found.command, found.pid, user=found.user, since=since)
 
 
 def writer_of(entry: Entry, found: ProcessInfo | None, user: str | None) -> ProcessInfo:
@@ -120,12 +114,12 @@ class Probe:
         self.processes = process_info(self.readings, own_is_free=self._own_is_free)
         return self.readings
 
+    # That takes longer than all the rest: to read /proc/locks stops all processors, 20 ms and more
+    # on a large machine. A claim finds such a lease when it tries to take its own.
     def usages(self, entries: Sequence[Entry], *, named: bool = False) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
 
-        With ``named`` messages have the names of processes, and leases count that are not in the
-        registry. That takes longer than all the rest: to read /proc/locks stops all processors, 20
-        ms and more on a large machine. A claim finds such a lease when it tries to take its own.
+        With ``named`` messages name processes, and leases count that are not in the registry.
         """
         held = [entry for entry in entries if not entry.waits]
         # A rank inside a claim holds its GPUs also when the process of that claim has died.

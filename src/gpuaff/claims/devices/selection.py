@@ -32,13 +32,8 @@ _PATHS = {"C2C": 0, "PIX": 1, "PSB": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5,
 def choose(
     count: int, free: Collection[int], *, topology: Topology, idle: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Choose GPUs of those that are free and meet all requirements, by their physical indices.
-
-    ``idle`` are other free GPUs, which this claim cannot use.
-    """
+    """Choose some of the free GPUs; ``idle`` are other free ones, which this claim cannot use."""
     pool = sorted(set(free))
-    if not 1 <= count <= len(pool):
-        raise ValueError(f"cannot choose {count} of {len(pool)} free GPUs {pool}")
     now = {*pool, *idle}
     indices = sorted(now | topology.gpu_by_index.keys())
     table = closeness(topology, indices) if count < len(pool) else []
@@ -50,10 +45,9 @@ def choose(
 
 
 class _Prices:
-    """Numbers for pairs, so that adding them up compares sets as the rules do.
+    """Numbers for pairs, so that adding them up compares sets as the rules do."""
 
-    One pair of a kind outweighs all pairs that there can be of the kinds that count after it.
-    """
+    # One pair of a kind outweighs all pairs that there can be of the kinds that count after it.
 
     def __init__(self, table: Sequence[Sequence[int]], idle: Sequence[int]) -> None:
         """Of a table of :func:`closeness`, and the rows of the GPUs that are free now."""
@@ -68,10 +62,7 @@ class _Prices:
             self._worths[i][i] = 0
 
     def best(self, count: int, pool: Sequence[int]) -> Chosen:
-        """The best of all sets: of those that are alike by one rule, the next decides.
-
-        The last rule is the order of ``combinations``: the lowest indices.
-        """
+        """The best of all sets; the last rule is the order of ``combinations``: lowest indices."""
         sets = list(combinations(pool, count))
         for price in self._rules(count):
             prices = [price(chosen) for chosen in sets]
@@ -125,14 +116,12 @@ class _Prices:
         return min(map(grown, pool))[-1]
 
 
+# The link counts first (the more NVLinks the nearer, any of them before PCI), then whether they
+# share a NUMA node, or at least a package. Where the two cells of a pair differ, the farther
+# counts. An unknown pair (``N/A``, no table) is taken for PHB on one PCI bus, for NODE on one NUMA
+# node, else for SYS.
 def closeness(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
-    """How far apart each two of these GPUs are, from 0 for the nearest kind of pair among them.
-
-    The link counts first (the more NVLinks the nearer, any of them before PCI), then whether they
-    share a NUMA node, or at least a package. Where the two cells of a pair differ, the farther
-    counts. An unknown pair (``N/A``, no table) is taken for PHB on one PCI bus, for NODE on one
-    NUMA node, else for SYS.
-    """
+    """How far apart each two of these GPUs are, from 0 for the nearest kind of pair among them."""
     numbers = [gpu.index for gpu in topology.gpus]
     links = {
         (row, column): distance
@@ -173,12 +162,10 @@ def _distance(word: str) -> int | None:
     return _PATHS.get(word)
 
 
+# One CPU near each is enough to know its package. All, as planning needs them, would take longer to
+# read than the claim.
 def observe_connections(session: Session) -> Topology:
-    """How the GPUs of this machine are connected, by the driver; where they are, by sysfs.
-
-    One CPU near each is enough to know its package. All CPUs and masks, as planning needs them,
-    would take longer to read than the claim.
-    """
+    """How the GPUs of this machine are connected, by the driver; where they are, by sysfs."""
     indices, links = session.links()
     addresses = {device.index: device.pci_bus_id for device in session.devices()}
     tree, gpus, packages = Tree(), list[Gpu](), dict[int, set[int]]()

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from gpuaff._system import descriptors, locks
+from gpuaff._system import descriptors, env, locks
 from gpuaff.claims.locking import directory
 from gpuaff.claims.model import Device
 
@@ -29,7 +29,7 @@ def _paths(uuid: str, address: str | None) -> list[str]:
     found = []
     if address is not None and locks.identity(f"{_SYSFS}{address}") is not None:
         found.append(f"{_SYSFS}{address}")
-    if not found or directory.is_shared():
+    if not found or env.option("lock_dir") is not None:
         found.append(f"{directory.path()}/gpu-{uuid}")
     return found
 
@@ -37,9 +37,8 @@ def _paths(uuid: str, address: str | None) -> list[str]:
 def holders(devices: Iterable[Device]) -> dict[str, int | None]:
     """The processes that keep others from leasing devices, by UUID, from /proc/locks.
 
-    Each is the one that has taken the lock; children may share it, and have outlived that. None
-    where it is not visible here: a process in a PID namespace of its own does not see those
-    outside, and may miss their locks.
+    Each is the one that has taken the lock, which children may have outlived; None where it is not
+    visible here, as outside of this PID namespace, whose locks may even be missing.
     """
     held: dict[tuple[int, int] | None, list[locks.FileLock]] = {}
     for lock in locks.held_locks():

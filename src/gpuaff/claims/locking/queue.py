@@ -76,7 +76,7 @@ def _is_fresh(beat: float, now: float) -> bool:
 
 def who(entry: Entry) -> str:
     """The process of an entry, in words."""
-    return process_in_words(entry.name or "an unknown program", entry.pid)
+    return process_in_words(entry.name, entry.pid)
 
 
 class Place:

@@ -72,9 +72,6 @@ class Entry(NamedTuple):
         return int(slot) if slot.isdecimal() and len(slot) < 6 else None
 
 
-# ---- the processes behind the entries ----------------------------------------------------------
-
-
 def about_me() -> dict[str, Any]:
     """What this process writes about itself."""
     pid = os.getpid()
@@ -108,9 +105,6 @@ def _state(entry: Entry) -> str:
     if facts.exiting and kernel.is_exiting(entry.pid):
         return "exiting"
     return "ended" if facts.ended else "stopped" if facts.stopped else "running"
-
-
-# ---- this process's slot -----------------------------------------------------------------------
 
 
 class Slot:
@@ -196,9 +190,6 @@ def _lock_free_slot(handle: int) -> int:
             locks.free_range(handle, WAITS + number)
     why = f"all of its {SLOTS} slots are in use by claimers: see gpuaff status"
     raise LockDirectoryError(path(), why)
-
-
-# ---- reading -----------------------------------------------------------------------------------
 
 
 def path() -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from threading import Event, Thread
 
 from gpuaff._system import descriptors, env, locks
 from gpuaff._system.interrupts import interruptible
 from gpuaff.claims.locking.directory import holder_in_words
 from gpuaff.errors import ClaimTimeoutError, GpusBusyError, InvalidOptionError
-from gpuaff.formatting import printable
 from gpuaff.notices import Notice
 
 # It is built into safe_gpu.
@@ -31,8 +31,6 @@ LIMIT = 60.0
 STAND_BACK = 20.0
 _STEP = 0.005  # between two looks at the waiters
 _LOG_AFTER = 1.0  # so long a wait is logged, with the process that the claim waits for
-
-_logged: set[str] = set()
 
 
 def path() -> str | None:
@@ -51,13 +49,11 @@ def path() -> str | None:
 
 @contextmanager
 def holding(
-    wanted: int = 1, *, limit: float | None = LIMIT, where: str | None = None
+    wanted: int = 1, *, limit: float = LIMIT, where: str | None = None
 ) -> Iterator[tuple[Notice, ...]]:
     """Keep safe_gpu's users from choosing GPUs, by the lock file ``where``; None is :func:`path`.
 
-    Yields ``safe-gpu-unlocked`` where the file cannot be locked, and logs it. ClaimTimeoutError, of
-    the number of GPUs that is ``wanted``, where a safe_gpu user has held the lock for ``limit``
-    seconds; None is without limit.
+    Yields ``safe-gpu-unlocked`` where it cannot be locked; ClaimTimeoutError after ``limit``.
     """
     where = where or path()
     handle = -1
@@ -75,24 +71,17 @@ def holding(
         _close(handle)
 
 
-def _locked(where: str, wanted: int, limit: float | None) -> int:
-    """Open and lock the file; once more where it was replaced meanwhile, by what cleans /tmp."""
-    started = time.monotonic()
-    while True:
-        handle = _opened(where)
-        try:
-            _let_waiters_go_first(handle, where, limit)
-            is_locked = _try(handle) or _wait(handle, where, wanted, started, limit)
-            if is_locked and locks.identity(where) == locks.identity(handle):
-                return handle
-        except BaseException:
-            _close(handle)
-            raise
+def _locked(where: str, wanted: int, limit: float) -> int:
+    """Open and lock the file."""
+    handle = _opened(where)
+    try:
+        _let_waiters_go_first(handle, where, limit)
+        if not locks.try_range(handle, 0, length=locks.WHOLE, shared=True):
+            _wait(handle, where, wanted, limit)
+    except BaseException:
         _close(handle)
-
-
-def _try(handle: int) -> bool:
-    return locks.try_range(handle, 0, length=locks.WHOLE, shared=True)
+        raise
+    return handle
 
 
 def _close(handle: int) -> None:
@@ -113,29 +102,28 @@ def _opened(where: str) -> int:
     return handle
 
 
-def _let_waiters_go_first(handle: int, where: str, limit: float | None) -> None:
+def _let_waiters_go_first(handle: int, where: str, limit: float) -> None:
     """Let earlier waiters have their turn; when one of them holds the lock, we queue behind it."""
     # The kernel grants a shared lock beside other shared ones, so claims that keep coming would
     # starve a safe_gpu user.
     file = locks.identity(handle)
     if any(locks.identity(other) == file for other in descriptors.private - {handle}):
         return  # they wait for this process
-    ahead, missing = locks.exclusive_waiters(handle), 0
-    started = time.monotonic()
-    # Missing twice: one just being woken is in neither list, and /proc/locks may skip a line.
-    while ahead and missing < 2 and locks.exclusive_holder(handle) is None:
+    ahead, started = locks.exclusive_waiters(handle), time.monotonic()
+    while ahead and locks.exclusive_holder(handle) is None:
         waited = time.monotonic() - started
-        if waited >= (STAND_BACK if limit is None else min(STAND_BACK, limit)):
+        if waited >= min(STAND_BACK, limit):
             return
         if waited >= _LOG_AFTER:
             _log_wait(where, f"{holder_in_words(min(ahead))}, which waits for other claims,")
         with interruptible():
             time.sleep(_STEP)
-        missing = 0 if ahead & locks.exclusive_waiters(handle) else missing + 1
+        ahead &= locks.exclusive_waiters(handle)
 
 
-def _wait(handle: int, where: str, wanted: int, started: float, limit: float | None) -> bool:
+def _wait(handle: int, where: str, wanted: int, limit: float) -> None:
     """Lock the file when our turn has come in the kernel's queue."""
+    started = time.monotonic()
     # Polling would never get the lock where safe_gpu users follow each other, and such a sleep
     # cannot be interrupted, so a thread sleeps, with an open file of its own. When we give up it
     # stays asleep, and unlocks as soon as it gets the lock.
@@ -153,13 +141,13 @@ def _wait(handle: int, where: str, wanted: int, started: float, limit: float | N
     try:
         while not has_lock.is_set():
             waited = time.monotonic() - started
-            if limit is not None and waited >= limit:
+            if waited >= limit:
                 raise _timed_out(handle, where, wanted, waited)
             if waited >= _LOG_AFTER:
                 _log_wait(where, holder_in_words(locks.exclusive_holder(handle)))
             with interruptible():
-                has_lock.wait(_LOG_AFTER if limit is None else min(_LOG_AFTER, limit - waited))
-        return _try(handle)  # False where that is another file than the thread's by now
+                has_lock.wait(min(_LOG_AFTER, limit - waited))
+        locks.try_range(handle, 0, length=locks.WHOLE, shared=True)  # beside the thread's
     finally:
         is_over.set()
         if has_lock.is_set():
@@ -182,18 +170,14 @@ def _unlocked(where: str, error: OSError) -> Notice:
         "safe_gpu and chooses at the same moment may take the same GPU. Remove what is there, or "
         "ask its owner to; GPUAFF_SAFE_GPU names another file, or is off if safe_gpu is not used",
     )
-    _log("warning", f"gpuaff: {notice.message} [{notice.code}]")
+    from gpuaff.pinning.state import say
+
+    say([notice])
     return notice
 
 
+@cache  # so once in a process
 def _log_wait(where: str, process: str) -> None:
-    _log("info", f"gpuaff: waiting for {process} to choose GPUs with safe_gpu ({where})")
+    from gpuaff.pinning.state import log
 
-
-def _log(level: str, message: str) -> None:
-    """Log it, once in a process."""
-    if message not in _logged:
-        import logging  # only a claim that waits, or warns, pays for it
-
-        _logged.add(message)
-        getattr(logging.getLogger("gpuaff"), level)(printable(message))
+    log("info", f"waiting for {process} to choose GPUs with safe_gpu ({where})")
