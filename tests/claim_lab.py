@@ -67,12 +67,7 @@ class Lab:
         return self.one(f"told(refused({call}))", **env)
 
     def holder(self, code: str, **env: str | None) -> Program:
-        """A program that claims, and then holds until it is told to go on.
-
-        Args:
-            code: the call, as ``claim_gpus(2)``.
-            env: variables.
-        """
+        """A program that claims, by a call as ``claim_gpus(2)``, and holds until it may go on."""
         program = self.start(f"claim = gpuaff.{code}\nsay(*indices(claim))\ngo_on()", **env)
         program.heard()
         return program

@@ -32,17 +32,10 @@ def run_example(
     fails: bool = False,
     modules: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, which must be a good one (unless it ``fails``).
+    """Run a script below ``examples/`` to its end, which must be a good one (unless it ``fails``).
 
-    Args:
-        script: its path below ``examples/``.
-        arguments: what it is given.
-        env: further variables.
-        torchrun: start it by torchrun with these arguments.
-        cwd: the folder that it is run in.
-        timeout: how long it may take, in seconds.
-        fails: it must fail instead.
-        modules: run it in a fork of a process that has imported these, which takes seconds.
+    With ``torchrun``, its arguments, that starts it. With ``modules`` it is a fork of a process
+    that has imported these, which takes seconds.
     """
     path, variables = str(EXAMPLES / script), environment(env)
     by = ["-m", "torch.distributed.run", *torchrun] if torchrun else []

@@ -17,11 +17,7 @@ NAMES = tuple(sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob
 
 
 def unpack(name: str, folder: Path) -> Path:
-    """A machine's tree below a folder: its root.
-
-    It is unpacked once, also by workers that share the folder: a tree has thousands of files. So
-    nobody may write to a tree in a shared folder.
-    """
+    """A machine's tree below a folder: its root. Workers share the folder: do not write there."""
     place = folder / name
     if not place.exists():
         unfinished = Path(mkdtemp(dir=folder))
@@ -53,14 +49,10 @@ def _objects(root: Path, everything: bool) -> list[ET.Element]:
 
 
 class Lstopo:
-    """The reference's view of a tree.
-
-    Args:
-        root: the tree.
-        everything: also what the tree's cpuset denies.
-    """
+    """The reference's view of a tree."""
 
     def __init__(self, root: Path, *, everything: bool = True) -> None:
+        """With ``everything`` also what the tree's cpuset denies."""
         self._objects = _objects(root, everything)
 
     def sets(self, kind: str) -> set[frozenset[int]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpuaff._system.nvml_records import GpuReading, Matrix
-from gpuaff.cpuset import CpuSet, parse_cpulist
+from gpuaff.cpuset import parse_cpulist as cpus
 from gpuaff.errors import NoDriverError
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 from tests.fakedriver.driver import FakeDriver
@@ -56,10 +56,6 @@ def answer_of(output: str) -> DriverReading:
     return DriverReading(*answer)
 
 
-def cpus(text: str) -> CpuSet:
-    return parse_cpulist(text)
-
-
 SLICES = tuple(
     MigInstance(
         uuid=f"MIG-aaaaaaaa-0000-0000-0000-00000000000{number}",
@@ -94,17 +90,9 @@ FULL = Topology(
 
 def full(index: int) -> GpuReading:
     """What GPU ``index`` of FULL is to say."""
-    return GpuReading(
-        index=index,
-        uuid=f"GPU-{index:08x}-5555-6666-7777-888888888888",
-        name="GH200 480GB",
-        pci_bus_id=f"000{index}:01:00.0",
-        node_cpus=frozenset(range(4 * index, 4 * index + 4)),
-        socket_cpus=frozenset(range(16)),
-        memory_nodes=frozenset({index}),
-        memory_node=4 + 8 * index,
-        mig=SLICES if index == 0 else None,
-    )
+    gpu = FULL.gpus[index]
+    where = gpu.node_cpus, gpu.socket_cpus, frozenset({index}), gpu.memory_node
+    return GpuReading(index, gpu.uuid, gpu.name, gpu.pci_bus_id, *where, gpu.mig)
 
 
 def one_gpu(**about: Any) -> Topology:

@@ -31,16 +31,7 @@ def available() -> bool:
 
 
 def gpus(folder: Path, count: int, *, near: Iterable[int] = CPUS) -> list[str]:
-    """As many GPUs, at the addresses of the fake driver's.
-
-    Args:
-        folder: where to write them.
-        count: how many.
-        near: the CPUs that are near each.
-
-    Returns:
-        A prefix that makes a command see them.
-    """
+    """Write GPUs, at the addresses of the fake driver's; a prefix makes a command see them."""
     for place in range(1, count + 1):
         cpulist = ",".join(map(str, sorted(near)))
         write_pci(folder, f"0000:{place:02x}:00.0", numa_node="0", local_cpulist=cpulist)

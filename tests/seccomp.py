@@ -24,10 +24,7 @@ class _Program(ctypes.Structure):
 def refusing(error: int, *calls: int, first: int | None = None) -> list[str]:
     """A prefix for a command: these system calls, by number, fail with this errno.
 
-    Args:
-        error: the errno.
-        calls: the numbers of the calls.
-        first: only where this is their first argument.
+    With ``first`` only those with this first argument do.
     """
     listed = ",".join(map(str, calls))
     return [sys.executable, __file__, str(error), listed, "" if first is None else str(first)]

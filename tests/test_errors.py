@@ -43,7 +43,6 @@ ERRORS: list[tuple[GpuaffError, str, dict[str, object]]] = [
         {"waited": 1.5},
     ),
     (CudaInitializedError("late"), "late", {"gpus": ()}),
-    (ClaimLostError("lost"), "lost", {"gpus": (), "pids": (), "cuda_started": True}),
     (
         ClaimLostError("lost", GPUS, (7, 8), cuda_started=False),
         "lost",
@@ -54,11 +53,6 @@ ERRORS: list[tuple[GpuaffError, str, dict[str, object]]] = [
         PlaceholderError("no room", "torch", GPUS, 2),
         "no room",
         {"problem": "no room", "placeholder": "torch", "gpus": GPUS, "code": 2},
-    ),
-    (
-        LockDirectoryError("/tmp/gpuaff", "is a link"),
-        "/tmp/gpuaff: is a link",
-        {"path": "/tmp/gpuaff", "problem": "is a link", "errno": None, "filename": "/tmp/gpuaff"},
     ),
     (
         LockDirectoryError("/tmp/gpuaff", "is full", errno.ENOSPC),

@@ -47,12 +47,6 @@ def test_what_gnus_runtime_heeds() -> None:
     assert possible_causes({"libgomp-a34b3233.so.1.0.0"}, {"GOMP_CPU_AFFINITY": "0"})
 
 
-def test_gnus_runtime_is_off_by_one_variable() -> None:
-    variables = {"GOMP_CPU_AFFINITY": "0-3", "OMP_PROC_BIND": "false"}
-    _, gnus = OPENMP["GNU's OpenMP runtime"]
-    assert binding_variables(variables.get, gnus) == []
-
-
 @pytest.mark.case("C7")
 @pytest.mark.parametrize(
     ("variables", "spared"),

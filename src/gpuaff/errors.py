@@ -82,6 +82,9 @@ class TopologyError(GpuaffError, ValueError):
 class ClaimError(GpuaffError, RuntimeError):
     """GPUs could not be claimed. Everything is as it was before."""
 
+    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
+        self.problem, self.gpus = self.args = problem, gpus
+
 
 class NotEnoughGpusError(ClaimError):
     """More GPUs were requested than exist, or than may be used here; waiting does not help.
@@ -139,9 +142,6 @@ class CudaInitializedError(ClaimError):
     Those of an earlier claim, ``gpus``, can be claimed again, all of them.
     """
 
-    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
-        self.problem, self.gpus = self.args = problem, gpus
-
 
 class ClaimLostError(ClaimError):
     """A foreign process took a GPU between the probe and the claim; the claim was undone.
@@ -168,9 +168,6 @@ class AlreadyClaimedError(ClaimError):
 
     Its ``gpus`` are empty while it is being made.
     """
-
-    def __init__(self, problem: str, gpus: tuple[str, ...] = ()) -> None:
-        self.problem, self.gpus = self.args = problem, gpus
 
 
 class PlaceholderError(ClaimError):

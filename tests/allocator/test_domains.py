@@ -32,12 +32,6 @@ def test_a_change_of_any_domain_makes_the_version_2_and_is_in_the_changelog() ->
     assert DOMAIN_RULE == 1
 
 
-def test_no_gpu_swaps_its_local_cores_for_others() -> None:
-    """Both GPUs of a DGX A100's node keep half of it, though the free nodes are as large."""
-    found = gpu_domains(on_the_bus(dgx_a100()))
-    assert all(len(found[gpu] & cpus("48-63,176-191")) == 16 for gpu in (0, 1))
-
-
 def test_devices_that_the_driver_does_not_show_have_their_part() -> None:
     """One of four, on bus 3, is this process's; the others are with virtual machines."""
     known = on_the_bus(one_node(spread_cores(16, smt=1), gpus=4))
@@ -63,14 +57,8 @@ def test_a_gpu_that_sysfs_does_not_show_has_none() -> None:
 
 def test_where_the_driver_disagrees_with_sysfs_the_warning_names_the_domain() -> None:
     """sysfs puts GPU 0 next to 0-3, and so its domain; the driver says 4-7."""
-    known = on_the_bus(
-        box(
-            spread_cores(8, smt=1),
-            nodes=[range(4), range(4, 8)],
-            sockets=[[0], [1]],
-            gpus=[0, 1],
-        )
-    )
+    nodes = [range(4), range(4, 8)]
+    known = on_the_bus(box(spread_cores(8, smt=1), nodes=nodes, sockets=[[0], [1]], gpus=[0, 1]))
     mistaken = (replace(known.gpus[0], node_cpus=cpus("4-7"), numa_node=1), known.gpus[1])
     found = plan(replace(known, gpus=mistaken), 1, partition="machine")
     message = (

@@ -48,24 +48,18 @@ def test_integers_of_other_types_are_integers() -> None:
 def test_min_may_equal_max_but_not_be_above() -> None:
     found = plan(MACHINE, 2, min_physical_cores=2, max_physical_cores=2)
     assert [share.cores for share in found.shares] == [2, 2]
-    with pytest.raises(
-        InvalidOptionError, match=r"^min_physical_cores=3: expected at most max_physical_cores=2$"
-    ):
+    expected = r"^min_physical_cores=3: expected at most max_physical_cores=2$"
+    with pytest.raises(InvalidOptionError, match=expected):
         plan(MACHINE, 2, min_physical_cores=3, max_physical_cores=2)
 
 
 def test_words_and_members_mean_the_same() -> None:
     by_word = plan(MACHINE, 2, mode="single", scope="socket", multithreading="single_logical")
-    by_member = plan(
-        MACHINE,
-        2,
-        mode=Mode.SINGLE,
-        scope=Scope.SOCKET,
-        multithreading=Multithreading.SINGLE_LOGICAL,
-    )
+    one_each = Multithreading.SINGLE_LOGICAL
+    by_member = plan(MACHINE, 2, mode=Mode.SINGLE, scope=Scope.SOCKET, multithreading=one_each)
     assert by_word == by_member
-    assert (by_word.mode, by_word.scope) == (Mode.SINGLE, Scope.SOCKET)
-    assert by_word.multithreading is Multithreading.SINGLE_LOGICAL
+    found = by_word.mode, by_word.scope, by_word.multithreading
+    assert found == (Mode.SINGLE, Scope.SOCKET, one_each)
 
 
 AN_ID = "(an id is a whole number from 0 to 65535)"

@@ -21,10 +21,15 @@ from gpuaff.errors import GPUAffinityError
 from gpuaff.topology.model import Gpu, Source, Topology
 from gpuaff.topology.serialize import machine_names
 from tests.allocator import oracle
-from tests.allocator.described import codes, one_node, packed_cores, spread_cores, union
+from tests.allocator.described import codes, one_node, spread_cores, union
 from tests.allocator.random_machines import MODES, SCOPES, any_machine, regular, shuffled, some_of
 
 UNIQUE = ("unique_interleaved", "unique_contiguous", "core_complex")
+SMALL = ((1, 4), (2, 4), (3, 3))
+LARGER = [
+    pytest.param(*sizes, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
+    for sizes in ((3, 5), (4, 4))
+]
 LIMITS = st.integers(1, 4)
 
 
@@ -110,15 +115,6 @@ def assert_apart(job: Job, found: Plan) -> None:
         for core in job.cores:
             if core <= job.masks[one.rank] & job.masks[other.rank]:
                 assert not (core & one.cpus and core & other.cpus)
-
-
-@given(jobs(modes=(*UNIQUE, "single_unique")))
-def test_too_few_cores_is_said_only_where_shares_meet(job: Job) -> None:
-    found = job.plan()
-    held = [cpu for share in found.shares for cpu in share.cpus]
-    split = any(core & mask not in (core, frozenset()) for core in job.cores for mask in job.masks)
-    masked = "rank_allowed" in job.options
-    assert each_has_its_own(found) or len(held) > len(set(held)) or (masked and split)
 
 
 @given(jobs())
@@ -285,12 +281,12 @@ def test_sizes_are_max_min_fair(smt: int, data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, 4))
     some = some_of(range(len(cores)))
     near, masks = (data.draw(st.lists(some, min_size=ranks, max_size=ranks)) for _ in range(2))
-    machine = one_node(cores, gpus=ranks)
     gpus = tuple(
-        Gpu(index=rank, node_cpus=union(cores[at] for at in near[rank]), source=Source.NVML)
-        for rank in range(ranks)
+        Gpu(index=rank, node_cpus=union(cores[at] for at in own), source=Source.NVML)
+        for rank, own in enumerate(near)
     )
-    machine = replace(machine, gpus=gpus, numa_nodes=None, packages=None)
+    known = one_node(cores, gpus=ranks)
+    machine = replace(known, gpus=gpus, numa_nodes=None, packages=None)
     wanted = [mask & here or mask for mask, here in zip(masks, near, strict=True)]
     check_fair(machine, wanted, [union(cores[at] for at in mask) for mask in masks])
 
@@ -308,16 +304,7 @@ def check_fair(
             assert [share.cores for share in even.shares] == [best[0]] * ranks
 
 
-@pytest.mark.parametrize(
-    ("ranks", "cores"),
-    [
-        *((1, 4), (2, 4), (3, 3)),
-        *(
-            pytest.param(*sizes, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
-            for sizes in ((3, 5), (4, 4))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "cores"), [*SMALL, *LARGER])
 def test_all_masks_on_small_machines(ranks: int, cores: int) -> None:
     """Every choice of masks, but for the order of ranks."""
     machine = one_node(spread_cores(cores, smt=1), gpus=ranks)
@@ -326,14 +313,3 @@ def test_all_masks_on_small_machines(ranks: int, cores: int) -> None:
     ]
     for masks in combinations_with_replacement(every, ranks):
         check_fair(machine, masks, masks)
-
-
-@pytest.mark.parametrize("make", [spread_cores, packed_cores])
-@given(data=st.data())
-def test_masks_of_single_siblings_are_all_used(make: Any, data: st.DataObject) -> None:
-    """Masks that are apart but split cores: each rank has all of its own."""
-    owner = data.draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))
-    masks = [frozenset(cpu for cpu in range(8) if owner[cpu] == rank) for rank in range(3)]
-    masks = [mask for mask in masks if mask]
-    found = plan(one_node(make(4, 2), gpus=3), len(masks), balanced=False, rank_allowed=masks)
-    assert [share.cpus for share in found.shares] == masks

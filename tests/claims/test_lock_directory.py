@@ -127,6 +127,34 @@ print(refused(lambda: os.close(directory.open_file("guard"))), been)
     assert len(list(lock_folder.parent.iterdir())) == 1
 
 
+@two_users
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("made_before", [0, 2], ids=["the folder", "a file"])
+def test_a_second_user_waits_until_the_first_one_has_given_everyone_rights(
+    lock_folder: Path, made_before: int
+) -> None:
+    script = f"""
+import time
+changes = []
+def other_comes(event, _):
+    if event == "os.chmod":
+        changes.append(os.fork() if len(changes) == {made_before} else None)
+        if changes[-1] == 0:
+            os.seteuid(0)
+            os.setuid({ANOTHER})
+            os.close(directory.open_file("guard"))
+            os._exit(0)
+        time.sleep(0.03)
+os.setgroups([])
+os.umask(0o077)
+sys.addaudithook(other_comes)
+os.seteuid({A_USER})
+os.close(directory.open_file("guard"))
+print(os.waitpid(changes[{made_before}], 0)[1])
+"""
+    assert said(script) == "0"
+
+
 # ---- what may stand in a file's place --------------------------------------------------------
 
 

@@ -64,7 +64,7 @@ class TestNoProcessIsListed:
     @pytest.fixture
     def dark(self, make_lab: Callable[[Topology], Lab]) -> Lab:
         lab = make_lab(this_machine(3))
-        lab.driver.hide_all_processes()
+        lab.driver.state.hidden = 1
         return lab
 
     def test_one_that_comes_meanwhile_is_not_seen(self, dark: Lab) -> None:
@@ -104,7 +104,7 @@ class TestOnlyTheContainersOwnAreListed:
     @pytest.fixture
     def driver(self, fake_driver: MakeDriver) -> FakeDriver:
         driver = fake_driver(this_machine(1))
-        driver.list_own_namespace()
+        driver.state.apart = 1
         return driver
 
     @pytest.fixture
@@ -159,8 +159,8 @@ class TestTheHostsNumbersAreListed:
 
     def test_a_large_context_of_unknown_size_is_ours(self, lab: Lab) -> None:
         env = {**lab.driver.env(), **{k: v for k, v in lab.env.items() if v is not None}}
-        lab.driver.set_context_size(0, 1 * GIB)
-        lab.driver.hide_process_memory()
+        lab.driver.state.context_memory[0] = 1 * GIB
+        lab.driver.state.untold_memory = 1
         with claimer_in_a_container("gpus=[0]", env) as claimer:
             assert claimer.heard() == "0"
             assert lab.driver.contexts_made(0) == 1

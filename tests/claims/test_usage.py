@@ -132,7 +132,7 @@ def test_who_is_there(driver: FakeDriver) -> None:
 
 def test_on_a_cut_gpu_only_root_is_told_of_the_whole(driver: FakeDriver) -> None:
     driver.use(1, ELSEWHERE, slot=1)
-    driver.hide_processes()
+    driver.state.unprivileged = 1
     assert reasons(driver, ListedProcesses()) == [None, Busy.PROCESSES, None, None]
 
 

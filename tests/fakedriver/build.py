@@ -38,19 +38,10 @@ def _works(found: str) -> bool:
 
 
 def build(folder: Path, *, without: frozenset[str] = frozenset(), smi: bool = False) -> Path:
-    """Build the libraries, once for each set of missing functions.
+    """Build the libraries ``without`` some functions, as old drivers lack them; gives their folder.
 
-    Args:
-        folder: where the builds go.
-        without: the functions that the libraries are not to have, as old drivers lack them.
-        smi: whether ``nvidia-smi`` is to be there, too.
-
-    Returns:
-        The folder that holds ``libnvidia-ml.so.1`` and ``libcuda.so.1``; with ``smi`` another
-        one in it, ``bin``, holds ``nvidia-smi``.
-
-    Raises:
-        RuntimeError: there is no compiler, or it says no.
+    With ``smi``, ``nvidia-smi`` is in its folder ``bin``. RuntimeError: there is no compiler, or it
+    says no.
     """
     name = sha256(" ".join(sorted(without)).encode()).hexdigest()[:12]
     target = folder / name

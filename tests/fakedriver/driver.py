@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import gpuaff
 from gpuaff.topology.model import Topology
 from tests.fakedriver.build import build
 from tests.fakedriver.play import play, put_mask
@@ -29,13 +27,8 @@ from tests.fakedriver.state import (
     locked,
     start_of,
 )
-from tests.processes import ROOT, as_text, is_forkable, nursery, usual_libraries
-
-_SOURCE = Path(str(gpuaff.__path__[0])).parent
-"""Where the package is that this process tests: its children are to test it as well."""
-
-_OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPUAFF_")
-"""The beginnings of variables that would tell a child of another machine than the fake one."""
+from tests.processes import environment, usual_libraries
+from tests.processes import run as run_script
 
 
 class DoubleHolding(NamedTuple):
@@ -45,16 +38,14 @@ class DoubleHolding(NamedTuple):
     slot: int | None
     holder: int
     newcomer: int
-    at: float
-    """Monotonic, in seconds."""
+    at: float  # monotonic, in seconds
 
 
 class FakeDriver:
     """A machine with GPUs that only NVML and CUDA see.
 
-    Their libraries are found through LD_LIBRARY_PATH, which counts when a process starts: so all
-    that is to see the machine runs in a child (:meth:`run`). A fault that is set later acts at
-    once.
+    LD_LIBRARY_PATH counts when a process starts, so all that is to see the machine runs in a child
+    (:meth:`run`). A fault that is set later acts at once.
     """
 
     def __init__(self, topology: Topology, folder: Path, *, builds: Path | None = None) -> None:
@@ -88,10 +79,8 @@ class FakeDriver:
         process ``pid`` (0: in all).
         """
         with locked(self.path):
-            place = self.state.fault_count
-            if place == FAULTS:
-                raise ValueError(f"the fake driver has room for {FAULTS} faults")
-            which = -1 if gpu is None else gpu
+            place, which = self.state.fault_count, -1 if gpu is None else gpu
+            assert place < FAULTS, "there is no room for more faults"
             fault = Fault(function.encode(), which, code, after, 0, action, ms, times, pid)
             self.state.faults[place] = fault
             self.state.fault_count = place + 1
@@ -122,10 +111,6 @@ class FakeDriver:
         """Let NVML not start."""
         self.fail("nvmlInitWithFlags", code)
         self.fail("nvmlInit_v2", code)
-
-    def be_stub(self) -> None:
-        """Behave as the library of the CUDA toolkit that is only for linking (case F3)."""
-        self.state.stub = 1
 
     def omit(self, *functions: str) -> None:
         """Take functions out of the library, as older drivers lack them."""
@@ -170,14 +155,13 @@ class FakeDriver:
         another namespace, and stays. ``slot`` is the MIG slot; with ``graphics`` it draws, and
         does not compute; with ``both`` it does both.
         """
-        kinds = Kind.GRAPHICS if graphics else Kind.COMPUTE
-        if both:
-            kinds = Kind.COMPUTE | Kind.GRAPHICS
+        kinds = Kind(0) if graphics else Kind.COMPUTE
+        if graphics or both:
+            kinds |= Kind.GRAPHICS
         where = -1 if slot is None else slot
         with locked(self.path):
             place = self.state.process_count
-            if place == PROCESSES:
-                raise ValueError(f"the fake driver has room for {PROCESSES} processes")
+            assert place < PROCESSES, "there is no room for more processes"
             process = Process(gpu, where, pid, kinds, memory, start_of(pid), 0, 0, 0)
             self.state.processes[place] = process
             self.state.process_count = place + 1
@@ -227,10 +211,6 @@ class FakeDriver:
         """Change how much memory a GPU has, in bytes: 80 GiB at first."""
         self.state.gpus[gpu].memory = size
 
-    def set_context_size(self, gpu: int, size: int) -> None:
-        """Change how much memory a context takes, in bytes: 518 MiB at first."""
-        self.state.context_memory[gpu] = size
-
     def set_utilization(self, gpu: int, percent: int | None) -> None:
         """Change how busy a GPU was lately; None is Not Supported."""
         self.state.gpus[gpu].utilization = -1 if percent is None else percent
@@ -250,26 +230,7 @@ class FakeDriver:
         self.state.fastest[: len(order)] = order
         self.state.order_differs = 1
 
-    def hide_all_processes(self) -> None:
-        """Let no list tell of any process, as in some containers (case E15)."""
-        self.state.hidden = 1
-
-    def list_own_namespace(self) -> None:
-        """Tell who is in another PID namespace of the processes there, by their numbers there.
-
-        So does the real driver (580.159.04). Otherwise all are told, by numbers that mean nothing.
-        """
-        self.state.apart = 1
-
-    def hide_process_memory(self) -> None:
-        """Let it be not available how much memory each process has."""
-        self.state.untold_memory = 1
-
-    def hide_processes(self) -> None:
-        """Let GPUs with MIG tell their processes by instance only, as they do without root."""
-        self.state.unprivileged = 1
-
-    # What was done to it.
+    # What was done to it. Facts that few tests need are set in ``state``: see state.h.
 
     @property
     def inits(self) -> int:
@@ -301,15 +262,10 @@ class FakeDriver:
             count = int(self.state.double_count)
             assert count <= DOUBLES, f"{count} double holdings, and the log has {DOUBLES} rows"
             rows = self.state.doubles[:count]
+            slots = [None if row.slot < 0 else row.slot for row in rows]
             return [
-                DoubleHolding(
-                    int(row.gpu),
-                    None if row.slot < 0 else int(row.slot),
-                    int(row.holder),
-                    int(row.newcomer),
-                    row.at / 1e9,
-                )
-                for row in rows
+                DoubleHolding(row.gpu, slot, row.holder, row.newcomer, row.at / 1e9)
+                for row, slot in zip(rows, slots, strict=True)
             ]
 
     # Who sees it.
@@ -331,10 +287,7 @@ class FakeDriver:
         libraries = f"{library}:{older}" if older else str(library)
         if not self._without:
             usual_libraries.add(libraries)
-        variables = {
-            "LD_LIBRARY_PATH": libraries,
-            "GPUAFF_FAKE_STATE": str(self.path),
-        }
+        variables = {"LD_LIBRARY_PATH": libraries, "GPUAFF_FAKE_STATE": str(self.path)}
         if smi:
             variables["PATH"] = f"{library / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         return variables
@@ -354,7 +307,6 @@ class FakeDriver:
 
 
 MakeDriver: TypeAlias = Callable[[Topology], FakeDriver]
-"""The type of the fixture ``fake_driver``."""
 
 
 def run(
@@ -364,21 +316,15 @@ def run(
     check: bool = True,
     timeout: float = 50,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that can import what this process tests; one that fails is an error.
-
-    Python source is run by a fork of the nursery. Variables that tell which GPUs a process may
-    see, and our own options, are not inherited.
-    """
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
-    paths = (env.get("PYTHONPATH"), str(_SOURCE), str(ROOT), variables.get("PYTHONPATH"))
-    variables |= {**env, "PYTHONPATH": ":".join(path for path in paths if path)}
-    if isinstance(program, str) and is_forkable(env):
-        forks = nursery(variables.get("LD_LIBRARY_PATH", ""))
-        done = as_text(forks.run(program, env=variables, timeout=timeout))
+    """Run a program that can import what this process tests; one that fails is an error."""
+    usual, before = environment()["PYTHONPATH"], env.get("PYTHONPATH")
+    variables = {**env, "PYTHONPATH": f"{before}:{usual}" if before else usual}
+    if isinstance(program, str):
+        done = run_script(program, env=variables, timeout=timeout)
     else:
         done = subprocess.run(
-            [sys.executable, "-c", program] if isinstance(program, str) else list(program),
-            env=variables,
+            program,
+            env=environment(variables),
             capture_output=True,
             text=True,
             check=False,

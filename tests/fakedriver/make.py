@@ -20,7 +20,6 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line says."""
     where = arguments.index("--") if "--" in arguments else len(arguments)
     given, command = arguments[:where], arguments[where + 1 :]
     if len(given) != 2:
@@ -39,7 +38,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _variables(machine: str, folder: str) -> dict[str, str]:
-    """Build the library and the machine's state; tell the variables that show it."""
     from gpuaff.topology.model import Topology
     from tests.fakedriver.driver import FakeDriver
     from tests.fakedriver.play import this_machine

@@ -11,35 +11,25 @@ from gpuaff.cpuset import parse_cpulist
 from gpuaff.topology.model import Gpu, MigInstance, Topology
 from tests.fakedriver.state import GPUS, LINKS, MIG_SLOTS, NVML, Struct
 
+# nvmlGpuTopologyLevel_t of nvidia-smi's words. GPUs that NVLink joins are behind a host bridge, as
+# four H100 are.
 _PATHS = {"X": 0, "PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50, "SOC": 50}
-"""``nvmlGpuTopologyLevel_t`` of nvidia-smi's words."""
+_BEHIND_NVLINK = _PATHS["PHB"]
 
-_BEHIND_NVLINK = 30
-"""The PCIe path of GPUs that NVLink joins: a host bridge, as on the 4 x H100 machine."""
-
-_DIRECT, _SWITCH = 0, 2
-"""``NVML_NVLINK_DEVICE_TYPE_GPU`` and ``…_SWITCH``."""
-
-_PORTS = 18
-"""The most NVLinks of a GPU that is sold today (H100, B200); more of them need a switch."""
-
+_DIRECT, _SWITCH = 0, 2  # NVML_NVLINK_DEVICE_TYPE_…
 _SWITCH_ADDRESS = b"00000000:C0:00.0"
+_PORTS = 18  # the most NVLinks of a GPU that is sold today (H100, B200); more need a switch
 
+# What an H100 has, what its driver keeps for itself, and what else is in use while it is idle.
 _MEMORY = 80 << 30, 480 << 20, 3 << 20
-"""What an H100 has, what its driver keeps for itself, and what else is in use while it is idle."""
-
-_CONTEXT = 518 << 20
-"""What a context takes there."""
-
-_SLOTS = 7
-"""The MIG instances that an A100 or H100 has room for."""
+_CONTEXT = 518 << 20  # what a context takes there
+_SLOTS = 7  # the MIG instances that an A100 or H100 has room for
 
 
 def play(state: Struct, topology: Topology) -> None:
-    """Write a machine into the state.
+    """Write a machine into the state; what the topology does not tell is Not Supported.
 
-    What the topology does not tell is Not Supported there; but each GPU has an address, a
-    UUID and a name, made up where there are none.
+    But each GPU has an address, a UUID and a name, made up where there are none.
     """
     if len(topology.gpus) > GPUS:
         raise ValueError(f"the fake driver has room for {GPUS} GPUs, not {len(topology.gpus)}")
@@ -55,7 +45,8 @@ def play(state: Struct, topology: Topology) -> None:
 def _play_gpu(to: Struct, place: int, gpu: Gpu) -> None:
     to.uuid = (gpu.uuid or f"GPU-00000000-0000-4000-8000-{place:012x}").encode()
     to.name = (gpu.name or "Fake GPU").encode()
-    to.bus_id = nvml_address(gpu.pci_bus_id or f"0000:{place + 1:02x}:00.0")
+    address = gpu.pci_bus_id or f"0000:{place + 1:02x}:00.0"
+    to.bus_id = address.upper().rjust(16, "0").encode()  # as NVML spells it
     to.node_code = put_mask(to.node_cpus, gpu.node_cpus)
     to.socket_code = put_mask(to.socket_cpus, gpu.socket_cpus)
     to.memory_code = put_mask(to.memory_nodes, None if gpu.numa_node is None else [gpu.numa_node])
@@ -79,21 +70,11 @@ def _play_mig(to: Struct, instances: tuple[MigInstance, ...]) -> None:
 
 
 def put_mask(to: ctypes.Array[ctypes.c_uint64], ids: Iterable[int] | None) -> int:
-    """Write a mask.
-
-    Returns:
-        What NVML is to return for it: Not Supported where there are no ids at all.
-    """
+    """Write a mask; returns NVML's code for it: Not Supported where there are no ids at all."""
     bits = sum(1 << number for number in ids or ())
     for place in range(len(to)):
         to[place] = bits >> 64 * place & (1 << 64) - 1
     return NVML.NOT_SUPPORTED if ids is None else NVML.SUCCESS
-
-
-def nvml_address(address: str) -> bytes:
-    """A PCI address as NVML spells it: eight digits of domain, upper case."""
-    domain, rest = address.split(":", 1)
-    return f"{domain:0>8}:{rest}".upper().encode()
 
 
 def _play_links(state: Struct, place: int, words: tuple[str, ...]) -> None:

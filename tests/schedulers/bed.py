@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 if __name__ == "__main__":
     # Python looks first in the folder of its script; what it is to find is two above.
@@ -29,11 +29,8 @@ if __name__ == "__main__":
 
 import psutil
 
-_SUBREAPER, _DEATH_SIGNAL = 36, 1
-"""``PR_SET_CHILD_SUBREAPER`` and ``PR_SET_PDEATHSIG`` of ``linux/prctl.h``."""
-
+_SUBREAPER, _DEATH_SIGNAL = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG of linux/prctl.h
 _SECONDS = 60.0
-
 _FILES = Path(__file__).resolve().parents[1] / "data/beds"
 
 
@@ -121,7 +118,8 @@ def running(name: str, folder: Path) -> Iterator[dict[str, str]]:
         try:
             line = process.stdout.readline()
             if not line:
-                logs = [path.read_text("utf-8", "replace")[-2000:] for path in _logs(folder)]
+                paths = sorted({*folder.rglob("*.out"), *folder.rglob("*.log*")})
+                logs = [path.read_text("utf-8", "replace")[-2000:] for path in paths]
                 raise AssertionError("\n".join([f"{name} did not start", *logs]))
             found: dict[str, str] = json.loads(line)
             yield found
@@ -129,10 +127,6 @@ def running(name: str, folder: Path) -> Iterator[dict[str, str]]:
             process.stdin.close()
             process.wait(_SECONDS)
     assert process.returncode == 0
-
-
-def _logs(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in (".out", ".log"))
 
 
 def _end_all() -> None:
@@ -152,7 +146,7 @@ def _end_all() -> None:
 def main(name: str, folder: str, *command: str) -> int:
     """Start the scheduler, and end it."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     bed = Bed(Path(folder).resolve())
     bed.folder.mkdir(parents=True, exist_ok=True)
     started: Any = import_module(f"tests.schedulers.{name}_bed")
@@ -166,10 +160,6 @@ def main(name: str, folder: str, *command: str) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _end_all()
-
-
-def _leave(*_: object) -> NoReturn:
-    sys.exit(143)
 
 
 if __name__ == "__main__":

@@ -31,21 +31,11 @@ def grid_engine() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, driver_builds: Path) -> Stage:
-    """This machine with four GPUs, for jobs that are on one node."""
-    return _stage(4, tmp_path, driver_builds)
-
-
-@pytest.fixture
-def stage_of_two(tmp_path: Path, driver_builds: Path) -> Stage:
-    """The same with two."""
-    return _stage(2, tmp_path, driver_builds)
-
-
-def _stage(gpus: int, tmp_path: Path, builds: Path) -> Stage:
-    folder = tmp_path / "stage"
+def stage(tmp_path: Path, driver_builds: Path, request: pytest.FixtureRequest) -> Stage:
+    """This machine with four GPUs, or as many as the test's parameter, for jobs on one node."""
+    folder, gpus = tmp_path / "stage", getattr(request, "param", 4)
     folder.mkdir()
-    driver = FakeDriver(two_sides(gpus), tmp_path / "driver", builds=builds)
+    driver = FakeDriver(two_sides(gpus), tmp_path / "driver", builds=driver_builds)
     return Stage(folder, {**driver.env(), "GPUAFF_LOCK_DIR": str(tmp_path / "locks")})
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.schedulers.bed import Bed, free_ports, text_of
 
 GPUS = 4
-
 _DEBIANS = Path("/var/lib/gridengine")
 _PROGRAMS = Path("/usr/lib/gridengine")
 _SHARED = Path("/usr/share/gridengine")
@@ -21,26 +20,22 @@ NODE_FILE = "node"
 """A file below SGE_ROOT with what each job is to see: lines ``export NAME=value``. Grid Engine
 hands no LD_LIBRARY_PATH on."""
 
-_CHANGED = {
-    "min_uid": "0",
-    "min_gid": "0",
-    "execd_spool_dir": "{folder}/execd",
-    "mailer": "/bin/true",
-    "load_report_time": "00:00:05",
-}
-"""What differs from the default configuration."""
+# What differs from the default configuration.
+_CHANGED = """\
+min_uid 0
+min_gid 0
+execd_spool_dir {folder}/execd
+mailer /bin/true
+load_report_time 00:00:05
+"""
 
 
 def start(bed: Bed) -> dict[str, str]:
     """Start it; the variables by which its commands find it."""
     folder, host = bed.folder, socket.gethostname()
     master, execd = free_ports(2)
-    variables = {
-        "SGE_ROOT": str(folder),
-        "SGE_CELL": "cell",
-        "SGE_QMASTER_PORT": master,
-        "SGE_EXECD_PORT": execd,
-    }
+    variables = {"SGE_ROOT": str(folder), "SGE_CELL": "cell"}
+    variables |= {"SGE_QMASTER_PORT": master, "SGE_EXECD_PORT": execd}
     _lay(bed, variables, host)
     foreground = {**variables, "SGE_ND": "1"}
     bed.daemon("/usr/sbin/sge_qmaster", env=foreground)
@@ -67,19 +62,16 @@ def _lay(bed: Bed, variables: dict[str, str], host: str) -> None:
     bed.write("cell/common/host_aliases", " ".join([host, *sorted(names - {host})]) + "\n")
     (folder / "spool/job_scripts").mkdir(parents=True)
     (folder / "execd").mkdir()
-    changed = {name: value.format(folder=folder) for name, value in _CHANGED.items()}
+    changed = _CHANGED.format(folder=folder)
     lines = (_SHARED / "default-configuration").read_text().splitlines()
-    kept = [line for line in lines if line.split() and line.split()[0] not in changed]
-    added = [f"{name} {value}" for name, value in changed.items()]
-    configuration = bed.write("configuration", "\n".join([*kept, *added]) + "\n")
+    kept = [f"{line}\n" for line in lines if line.split() and f"{line.split()[0]} " not in changed]
+    configuration = bed.write("configuration", "".join(kept) + changed)
     params = f"{folder}/cell/common;{folder}/spool"
-    spool, defaults = str(_PROGRAMS / "spoolinit"), str(_PROGRAMS / "spooldefaults")
-    bed.call(spool, "classic", "libspoolc", params, "init", env=variables)
-    resources = _SHARED / "util/resources"
-    bed.call(defaults, "configuration", str(configuration), env=variables)
-    bed.call(defaults, "complexes", str(resources / "centry"), env=variables)
-    bed.call(defaults, "usersets", str(resources / "usersets"), env=variables)
-    bed.call(defaults, "managers", "root", env=variables)
+    bed.call(f"{_PROGRAMS}/spoolinit", "classic", "libspoolc", params, "init", env=variables)
+    folders = {"complexes": "centry", "usersets": "usersets"}
+    given = {kind: f"{_SHARED}/util/resources/{name}" for kind, name in folders.items()}
+    for kind, what in {"configuration": str(configuration), **given, "managers": "root"}.items():
+        bed.call(f"{_PROGRAMS}/spooldefaults", kind, what, env=variables)
 
 
 def _configure(bed: Bed, variables: dict[str, str], host: str) -> None:

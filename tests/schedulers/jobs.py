@@ -39,31 +39,22 @@ class Rank(NamedTuple):
     pid: int
     told: Mapping[str, Any]
     cpus: frozenset[int]
+    environ: Mapping[str, str]  # the variables that it was started with
+    before: frozenset[int]  # its CPUs when it began
 
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The variables that it was started with."""
-        found: Mapping[str, str] = self.told["environ"]
-        return found
+    def _told(self, what: str) -> Any:
+        assert "error" not in self.told, self.told["error"]
+        return self.told[what]
 
     @property
     def claim(self) -> list[int]:
         """The GPUs that it has claimed."""
-        assert "error" not in self.told, self.told["error"]
-        found: list[int] = self.told["claim"]
-        return found
+        return list(self._told("claim"))
 
     @property
-    def gpu(self) -> int | None:
-        """The GPU that it was pinned next to."""
-        assert "error" not in self.told, self.told["error"]
-        found: int | None = self.told["gpu"]
-        return found
-
-    @property
-    def before(self) -> frozenset[int]:
-        """Its CPUs when it began."""
-        return frozenset(self.told["before"])
+    def gpu(self) -> Any:
+        """The GPU that it was pinned next to, or None."""
+        return self._told("gpu")
 
 
 class Stage:
@@ -73,7 +64,6 @@ class Stage:
         self.folder, self.variables = folder, dict(variables)
 
     def rank(self, *words: str) -> tuple[str, ...]:
-        """The command of a rank."""
         return (*RANK, str(self.folder), *words)
 
     @contextmanager
@@ -82,14 +72,13 @@ class Stage:
     ) -> Iterator[list[Rank]]:
         """Start so many ranks by a command; they end with the block, and it with them."""
         out = self.folder / "out"
-        variables = environment({**self.variables, **(env or {})})
         with out.open("wb") as to:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=to,
                 stderr=to,
-                env=variables,
+                env=environment({**self.variables, **(env or {})}),
                 cwd=self.folder,
                 preexec_fn=ends_with_us,
             )
@@ -120,7 +109,7 @@ def _look(path: Path) -> Rank:
     pid, told = int(path.stem), json.loads(path.read_text())
     seen = set(masks(pid).values())
     assert len(seen) == 1, f"{told}: the threads are on {seen}"
-    return Rank(pid, told, seen.pop())
+    return Rank(pid, told, seen.pop(), told["environ"], frozenset(told["before"]))
 
 
 def by(ranks: Sequence[Rank], *names: str) -> list[Rank]:

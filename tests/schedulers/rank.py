@@ -17,7 +17,6 @@ from typing import Any
 
 
 def main(place: str, *words: str) -> None:
-    """Do what the command line says."""
     folder = Path(place)
     told: dict[str, Any] = {"environ": dict(os.environ), "before": sorted(os.sched_getaffinity(0))}
     try:
@@ -33,7 +32,6 @@ def main(place: str, *words: str) -> None:
 
 
 def act(words: dict[str, str]) -> dict[str, Any]:
-    """Claim, and then pin, if that is asked for; what came of it."""
     import gpuaff
 
     told: dict[str, Any] = {}
@@ -42,7 +40,8 @@ def act(words: dict[str, str]) -> dict[str, Any]:
         claim = gpuaff.claim_gpus(int(count) if count.isdecimal() else count)
         told["claim"] = [gpu.index for gpu in claim.gpus]
     if "pin" in words:
-        numbers = [number(word) for word in words["pin"].split(",") if word]
+        held = [word for word in words["pin"].split(",") if word]
+        numbers = [int(word if word.isdecimal() else os.environ[word]) for word in held]
         affinity = gpuaff.set_affinity(*numbers)
         told |= {
             "gpu": affinity.gpu,
@@ -50,11 +49,6 @@ def act(words: dict[str, str]) -> dict[str, Any]:
             "codes": [notice.code for notice in affinity.warnings],
         }
     return told
-
-
-def number(word: str) -> int:
-    """A number, or what a variable holds."""
-    return int(word if word.isdecimal() else os.environ[word])
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from tests.schedulers.bed import Bed, free_ports, text_of
 
-NODES = ("n1", "n2")
-
-GPUS = 4
+NODES, GPUS = ("n1", "n2"), 4
+_COUNT_IDLE = ("sinfo", "-h", "-t", "idle", "-o", "%D")
 
 NODE_FILES = "BED_NODES"
 """The variable of a job that names a folder with a file for each node: lines ``export NAME=value``,
@@ -64,32 +62,24 @@ def start(bed: Bed) -> dict[str, str]:
     for node in NODES:
         (folder / f"spool-{node}").mkdir()
         bed.daemon("/usr/sbin/slurmd", "-D", "-N", node, env=variables)
-    bed.until(str(len(NODES)), "sinfo", "-h", "-t", "idle", "-o", "%D", env=variables)
+    bed.until(str(len(NODES)), *_COUNT_IDLE, env=variables)
     return variables
 
 
 def wait_until_idle(variables: Mapping[str, str]) -> None:
     """Wait until no job of an earlier test is on a node, so that the next one goes to the first."""
     ends = time.monotonic() + 30
-    command = ("sinfo", "-h", "-t", "idle", "-o", "%D")
     env = {**os.environ, **variables}
-    while subprocess.check_output(command, env=env, text=True).strip() != str(len(NODES)):
+    while subprocess.check_output(_COUNT_IDLE, env=env, text=True).strip() != str(len(NODES)):
         assert time.monotonic() < ends, "the last job does not end"
         time.sleep(0.1)
 
 
 def _start_munge(bed: Bed) -> None:
-    key = bed.write("munge.key", "")
+    key = bed.write("munge.key-file", "")
     key.chmod(0o600)
     key.write_bytes(os.urandom(128))
-    files = {
-        "key-file": key,
-        "socket": bed.folder / "munge.socket",
-        "pid-file": bed.folder / "munge.pid",
-        "log-file": bed.folder / "munge.log",
-        "seed-file": bed.folder / "munge.seed",
-    }
-    options = [f"--{name}={path}" for name, path in files.items()]
+    names = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+    options = [f"--{name}={bed.folder}/munge.{name}" for name in names]
     bed.daemon("/usr/sbin/munged", "--foreground", "--force", *options)
-    found = Path(files["socket"])
-    bed.until(found.name, "ls", str(bed.folder))
+    bed.until("munge.socket", "ls", str(bed.folder))

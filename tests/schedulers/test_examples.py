@@ -6,7 +6,6 @@ import csv
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,6 +27,9 @@ pytestmark = [
 
 SMALL = ["--ntasks-per-node=2", "--gres=gpu:2", "--cpus-per-task=1", "--time=2", "--output=out"]
 
+
+PLACES = [(str(rank), str(rank % 2), str(min((FIRST, SECOND)[rank % 2]))) for rank in range(4)]
+"""Of two tasks on each node: the rank, its GPU and its CPUs."""
 
 ALONE = ["--ntasks=1", "--gres=gpu:2", "--cpus-per-task=2", "--time=2", "--output=out"]
 """For jobs that start their ranks themselves."""
@@ -70,14 +72,8 @@ def test_ddp_minimal(on_slurm: Stage) -> None:
     head = "4 ranks on 2 node(s) by gloo; on the first node 2 ranks, 2 GPUs promised, 2 visible"
     assert head in printed
     rows = table(printed, "rank")
-    names = ("rank", "local rank", "host", "GPU", "CPUs")
-    (first,), (second,) = FIRST, SECOND
-    assert [tuple(row[name] for name in names) for row in rows] == [
-        ("0", "0", "n1", "0", str(first)),
-        ("1", "1", "n1", "1", str(second)),
-        ("2", "0", "n2", "0", str(first)),
-        ("3", "1", "n2", "1", str(second)),
-    ]
+    assert [(row["rank"], row["GPU"], row["CPUs"]) for row in rows] == PLACES
+    assert [row["local rank"] + row["host"] for row in rows] == ["0n1", "1n1", "0n2", "1n2"]
     assert "forward pass: the same on all ranks" in printed
 
 
@@ -97,13 +93,7 @@ def test_ddp_mnist(on_slurm: Stage) -> None:
     places = re.findall(
         r"^rank (\d) of 4: cpu, GPU (\d), CPUs (\d+), 0 workers$", printed, re.MULTILINE
     )
-    (first,), (second,) = FIRST, SECOND
-    assert sorted(places) == [
-        ("0", "0", str(first)),
-        ("1", "1", str(second)),
-        ("2", "0", str(first)),
-        ("3", "1", str(second)),
-    ]
+    assert sorted(places) == PLACES
     right = re.findall(r"Accuracy: (\d+)/359 ", printed)
     assert len(right) == 5, "rank 0 alone tells, once an epoch"
     assert int(right[-1]) > 180, "chance is 36"
@@ -128,12 +118,8 @@ def test_sweep(on_slurm: Stage) -> None:
     small = ["--gpus", "2", "--cores", "1", "--", "--dry-run", "--no-cuda"]
     printed = submit(on_slurm, "sweep", *small, size=ALONE)
     places = re.findall(r"^rank \d of 2: cpu, GPU (\d), CPUs (\d+), ", printed, re.MULTILINE)
-    (first,), (second,) = FIRST, SECOND
-    assert sorted(places) == [("0", str(first)), ("1", str(second))]
+    assert sorted(places) == [place[1:] for place in PLACES[:2]]
     with (on_slurm.folder / "sweep/sweep.csv").open(newline="") as file:
         runs = [(row["gpus"], row["cores_asked"], row["cores"]) for row in csv.DictReader(file)]
     assert runs == [("2", "1", "1")]
-    # A PNG's first chunk tells its width and height.
-    head = (on_slurm.folder / "sweep/sweep.png").read_bytes()[:24]
-    assert head.startswith(b"\x89PNG\r\n")
-    assert struct.unpack(">II", head[16:]) == (1440, 432)
+    assert (on_slurm.folder / "sweep/sweep.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -24,13 +24,6 @@ def job(stage: Stage, *options: str, commands: Sequence[Sequence[str]]) -> tuple
     return (*submit, *options, str(path))
 
 
-def test_a_job_claims_as_many_as_it_asked_for(on_grid_engine: Stage) -> None:
-    command = job(on_grid_engine, "-l", "gpu=2", commands=[on_grid_engine.rank("claim=auto")])
-    with on_grid_engine.ranks(*command, count=1) as [rank]:
-        assert len(set(rank.claim)) == 2
-        assert "CUDA_VISIBLE_DEVICES" not in rank.environ, "only qstat has told it"
-
-
 def test_tasks_of_an_array_have_different_gpus(on_grid_engine: Stage) -> None:
     one = on_grid_engine.rank("claim=auto")
     command = job(on_grid_engine, "-t", "1-4", "-l", "gpu=1", commands=[one])

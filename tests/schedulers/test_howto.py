@@ -71,17 +71,19 @@ def test_grid_engine(on_grid_engine: Stage) -> None:
     follow("sge.md", on_grid_engine)
 
 
+@pytest.mark.parametrize("stage", [2], indirect=True)
 @pytest.mark.needs("mpirun.openmpi", "mpiexec.hydra")
-def test_mpi(stage_of_two: Stage, tmp_path: Path) -> None:
+def test_mpi(stage: Stage, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "mpirun").symlink_to("/usr/bin/mpirun.openmpi")
     path = environment()["PATH"]
-    stage_of_two.variables["PATH"] = f"{programs}:{path}"
-    follow("mpi.md", stage_of_two)
+    stage.variables["PATH"] = f"{programs}:{path}"
+    follow("mpi.md", stage)
 
 
+@pytest.mark.parametrize("stage", [2], indirect=True)
 @pytest.mark.case("B5", "D12")
 @pytest.mark.needs("torch", "torchrun")
-def test_torchrun(stage_of_two: Stage) -> None:
-    follow("torchrun.md", stage_of_two)
+def test_torchrun(stage: Stage) -> None:
+    follow("torchrun.md", stage)

@@ -12,39 +12,25 @@ MPICH = ("mpirun.mpich", "-n", "2")
 pytestmark = [pytest.mark.slow, pytest.mark.fake_driver, pytest.mark.needs("two-cpus")]
 
 
-def needing(program: str, *values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.needs(program))
-
-
 LOCAL_RANK = {OPEN_MPI: "OMPI_COMM_WORLD_LOCAL_RANK", MPICH: "MPI_LOCALRANKID"}
-BOTH = [needing(one[0], one) for one in (OPEN_MPI, MPICH)]
+UNBOUND = {OPEN_MPI: ("--bind-to", "none"), MPICH: ()}
+BOTH = [pytest.param(one, marks=pytest.mark.needs(one[0])) for one in (OPEN_MPI, MPICH)]
 
 
-@pytest.mark.parametrize(
-    ("mpirun", "unbound"),
-    [needing(OPEN_MPI[0], OPEN_MPI, ["--bind-to", "none"]), needing(MPICH[0], MPICH, [])],
-)
-def test_unbound(stage: Stage, mpirun: tuple[str, ...], unbound: list[str]) -> None:
+@pytest.mark.parametrize("mpirun", BOTH)
+def test_unbound(stage: Stage, mpirun: tuple[str, ...]) -> None:
     name = LOCAL_RANK[mpirun]
-    command = (*mpirun, *unbound, *stage.rank("pin"))
-    with stage.ranks(*command, count=2) as ranks:
+    with stage.ranks(*mpirun, *UNBOUND[mpirun], *stage.rank("pin"), count=2) as ranks:
         assert [rank.cpus for rank in by(ranks, name)] == [FIRST, SECOND]
         assert {rank.before for rank in ranks} == {FIRST | SECOND}
 
 
 @pytest.mark.case("B19")
-@pytest.mark.parametrize(
-    ("mpirun", "bound"),
-    [
-        needing(OPEN_MPI[0], OPEN_MPI, ["--bind-to", "core"]),
-        needing(MPICH[0], MPICH, ["-bind-to", "core"]),
-    ],
-)
-def test_bound(stage: Stage, mpirun: tuple[str, ...], bound: list[str]) -> None:
-    name = LOCAL_RANK[mpirun]
-    command = (*mpirun, *bound, *stage.rank("pin"))
-    with stage.ranks(*command, count=2) as ranks:
-        ranks = by(ranks, name)
+@pytest.mark.parametrize("mpirun", BOTH)
+def test_bound(stage: Stage, mpirun: tuple[str, ...]) -> None:
+    to_core = ("--bind-to" if mpirun == OPEN_MPI else "-bind-to", "core")
+    with stage.ranks(*mpirun, *to_core, *stage.rank("pin"), count=2) as ranks:
+        ranks = by(ranks, LOCAL_RANK[mpirun])
         assert {*ranks[0].cpus, *ranks[1].cpus} == FIRST | SECOND
         assert not ranks[0].cpus & ranks[1].cpus
         for rank in ranks:
@@ -70,8 +56,7 @@ def test_a_claim_around(stage: Stage, mpirun: tuple[str, ...], count: str) -> No
 
 @pytest.mark.parametrize("mpirun", BOTH)
 def test_run_inside(stage: Stage, mpirun: tuple[str, ...]) -> None:
-    unbound = ("--bind-to", "none") if mpirun == OPEN_MPI else ()
-    with stage.ranks(*mpirun, *unbound, *GPUAFF, "--", *stage.rank(), count=2) as ranks:
+    with stage.ranks(*mpirun, *UNBOUND[mpirun], *GPUAFF, "--", *stage.rank(), count=2) as ranks:
         assert [rank.cpus for rank in by(ranks, LOCAL_RANK[mpirun])] == [FIRST, SECOND]
 
 

@@ -10,7 +10,6 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,14 +26,14 @@ pytestmark = [
     pytest.mark.needs("two-cpus"),
 ]
 
-SLURM = "Slurm 22.05, task/affinity, select/cons_tres, two nodes with the 2 CPUs of one machine"
-OPEN_MPI = "Open MPI 4.1 on a machine of 2 CPUs"
-MPICH = "MPICH 4.0 (hydra) on a machine of 2 CPUs"
-GRID_ENGINE = "Son of Grid Engine 8.1.9 on a machine of 2 CPUs"
-TORCHRUN = "torch 2.13 on a machine of 2 CPUs"
-
-AS_ROOT = " --allow-run-as-root"
-"""Only tests are root."""
+SAID = {
+    "slurm": "Slurm 22.05, task/affinity, select/cons_tres, "
+    "two nodes with the 2 CPUs of one machine",
+    "openmpi": "Open MPI 4.1 on a machine of 2 CPUs",
+    "mpich": "MPICH 4.0 (hydra) on a machine of 2 CPUs",
+    "grid_engine": "Son of Grid Engine 8.1.9 on a machine of 2 CPUs",
+    "torchrun": "torch 2.13 on a machine of 2 CPUs",
+}
 
 NAMES: dict[str, str] = json.loads((FOLDER.parent / "environment_names.json").read_text())
 """The variables that tell of ranks, masks and GPUs; not those that name people, hosts and ports."""
@@ -52,47 +51,40 @@ SAME = {
 """What differs from run to run, or from site to site, and is the same in the records."""
 
 
-def seen(
-    ranks: Sequence[Rank], *, name: str, by: str, command: str, said: str, launchers: Sequence[str]
-) -> dict[str, Any]:
-    """The record of the ranks of one node; a batch script is none."""
+def compare(
+    launcher: str, ranks: Sequence[Rank], name: str, *, by: str, command: str, others: str = ""
+) -> None:
+    """The record that is there says the same of the ranks of one node; a batch script is none."""
     ordered = sorted(ranks, key=lambda rank: int(rank.environ.get(by, "0")))
     above = [Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2] for rank in ordered]
     parents = [int(text.split()[1]) for text in above]
     (parent,) = {frozenset.union(*masks(pid).values()) for pid in parents}
     (parent_name,) = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in parents}
-    names = sorted(name for launcher in launchers for name in NAMES[launcher].split())
-    return {
+    names = sorted(n for one in (launcher, *others.split()) for n in NAMES[one].split())
+    no_rank = {} if by else {"told": {"local_rank": None, "local_size": None}}
+    environs = [{n: rank.environ[n] for n in names if n in rank.environ} for rank in ordered]
+    record = {
         "name": name,
-        "seen": said,
-        "command": command,
+        "seen": SAID[launcher],
+        "command": command.replace(" --allow-run-as-root", ""),  # only tests are root
         "parent": format_cpulist(parent),
         "parent_name": parent_name,
         "ranks": [
             {
-                **({} if by else {"told": {"local_rank": None, "local_size": None}}),
+                **no_rank,
                 "own": format_cpulist(rank.before),
-                "environ": {
-                    name: SAME.get(name, rank.environ[name])
-                    for name in names
-                    if name in rank.environ
-                },
+                "environ": {n: SAME.get(n, value) for n, value in environ.items()},
             }
-            for rank in ordered
+            for rank, environ in zip(ordered, environs, strict=True)
         ],
     }
-
-
-def compare(launcher: str, record: dict[str, Any]) -> None:
-    """The record that is there says the same."""
     path = FOLDER / f"{launcher}.json"
     records = json.loads(path.read_text()) if path.exists() else []
     by_name = {other["name"]: other for other in records}
     if os.environ.get("RECORD"):
-        new = {**by_name, record["name"]: record}
-        path.write_text(json.dumps([*new.values()], indent=1) + "\n")
+        path.write_text(json.dumps([*{**by_name, name: record}.values()], indent=1) + "\n")
     else:
-        assert record == by_name.get(record["name"])
+        assert record == by_name.get(name)
 
 
 needs_slurm = pytest.mark.needs("root", "slurmctld", "slurmd", "munged", "srun")
@@ -118,34 +110,27 @@ def test_steps_of_slurm(on_slurm: Stage, name: str) -> None:
     with on_slurm.ranks("srun", *options.split(), *on_slurm.rank(), count=count) as ranks:
         for node in sorted({rank.environ["SLURM_NODEID"] for rank in ranks}):
             here = [rank for rank in ranks if rank.environ["SLURM_NODEID"] == node]
-            record = seen(
-                here,
-                name=name if len(here) == len(ranks) else f"{name}-{node}",
-                by="SLURM_LOCALID",
-                command=f"srun {options}",
-                said=SLURM,
-                launchers=["slurm"],
-            )
-            compare("slurm", record)
+            of_node = name if len(here) == len(ranks) else f"{name}-{node}"
+            compare("slurm", here, of_node, by="SLURM_LOCALID", command=f"srun {options}")
 
 
 INSIDE = {
-    "batch": ("-N2 --ntasks-per-node=2 --gres=gpu:2", "", "", "slurm"),
+    "batch": ("-N2 --ntasks-per-node=2 --gres=gpu:2", "", "", ""),
     "batch-srun": (
         "-N2 --ntasks-per-node=2 --gpus-per-task=1 --cpus-per-task=1",
-        *("srun -N1 -n2", "SLURM_LOCALID", "slurm"),
+        *("srun -N1 -n2", "SLURM_LOCALID", ""),
     ),
     "torchrun-in-srun": (
         "-N1 --ntasks-per-node=1 --gres=gpu:2 --cpus-per-task=2",
-        *("srun torchrun --nproc-per-node=2", "LOCAL_RANK", "slurm torchrun"),
+        *("srun torchrun --nproc-per-node=2", "LOCAL_RANK", "torchrun"),
     ),
     "openmpi-in-batch": (
         "-N1 -n2 --gres=gpu:2",
-        *("mpirun.openmpi --allow-run-as-root -n 2", "OMPI_COMM_WORLD_LOCAL_RANK", "slurm openmpi"),
+        *("mpirun.openmpi --allow-run-as-root -n 2", "OMPI_COMM_WORLD_LOCAL_RANK", "openmpi"),
     ),
     "mpich-in-batch": (
         "-N1 -n2 --gres=gpu:2",
-        *("mpirun.mpich -launcher fork -n 2", "MPI_LOCALRANKID", "slurm mpich"),
+        *("mpirun.mpich -launcher fork -n 2", "MPI_LOCALRANKID", "mpich"),
     ),
 }
 
@@ -154,34 +139,31 @@ INSIDE = {
 @pytest.mark.needs("mpirun.openmpi", "mpirun.mpich", "torch", "torchrun")
 @pytest.mark.parametrize("name", INSIDE)
 def test_batch_scripts_of_slurm(on_slurm: Stage, name: str) -> None:
-    options, command, by, names = INSIDE[name]
-    launchers, count = names.split(), 2 if command else 1
+    options, command, by, others = INSIDE[name]
+    count = 2 if command else 1
     python, *rank = on_slurm.rank()
     words = [*command.split(), *([] if "torchrun" in command else [python]), *rank]
     with on_slurm.ranks(*batch(on_slurm, options, words), count=count) as ranks:
-        shown = f"sbatch {options}; {command}".removesuffix("; ").replace(AS_ROOT, "")
-        record = seen(ranks, name=name, by=by, command=shown, said=SLURM, launchers=launchers)
-        compare("slurm", record)
+        shown = f"sbatch {options}; {command}".removesuffix("; ")
+        compare("slurm", ranks, name, by=by, command=shown, others=others)
 
 
 MPIRUN = "mpirun.openmpi --allow-run-as-root -n 2"
 MPIRUNS = {
-    ("openmpi", "all"): (MPIRUN, OPEN_MPI),
-    ("openmpi", "all-unbound"): (f"{MPIRUN} --bind-to none", OPEN_MPI),
-    ("mpich", "unbound"): ("mpirun.mpich -n 2", MPICH),
-    ("mpich", "bound"): ("mpirun.mpich -n 2 -bind-to core", MPICH),
+    ("openmpi", "all"): MPIRUN,
+    ("openmpi", "all-unbound"): f"{MPIRUN} --bind-to none",
+    ("mpich", "unbound"): "mpirun.mpich -n 2",
+    ("mpich", "bound"): "mpirun.mpich -n 2 -bind-to core",
 }
 
 
 @pytest.mark.needs("mpirun.openmpi", "mpirun.mpich")
 @pytest.mark.parametrize("which", MPIRUNS, ids="-".join)
 def test_mpiruns(stage: Stage, which: tuple[str, str]) -> None:
-    (launcher, name), (command, said) = which, MPIRUNS[which]
+    (launcher, name), command = which, MPIRUNS[which]
     by = {"openmpi": "OMPI_COMM_WORLD_LOCAL_RANK", "mpich": "MPI_LOCALRANKID"}[launcher]
     with stage.ranks(*command.split(), *stage.rank(), count=2) as ranks:
-        shown = command.replace(f".{launcher}", "").replace(AS_ROOT, "")
-        record = seen(ranks, name=name, by=by, command=shown, said=said, launchers=[launcher])
-        compare(launcher, record)
+        compare(launcher, ranks, name, by=by, command=command.replace(f".{launcher}", ""))
 
 
 @pytest.mark.needs("torch", "torchrun")
@@ -189,15 +171,7 @@ def test_torchrun(stage: Stage) -> None:
     _, *rank = stage.rank()
     command = ("torchrun", "--standalone", "--nproc-per-node", "4")
     with stage.ranks(*command, *rank, count=4) as ranks:
-        record = seen(
-            ranks,
-            name="four",
-            by="LOCAL_RANK",
-            command=shlex.join(command),
-            said=TORCHRUN,
-            launchers=["torchrun"],
-        )
-        compare("torchrun", record)
+        compare("torchrun", ranks, "four", by="LOCAL_RANK", command=shlex.join(command))
 
 
 JOBS = {
@@ -215,12 +189,4 @@ def test_jobs_of_grid_engine(on_grid_engine: Stage, name: str) -> None:
     command = job(on_grid_engine, *options.split(), commands=[on_grid_engine.rank()])
     with on_grid_engine.ranks(*command, count=count) as ranks:
         ordered = "SGE_TASK_ID" if count > 1 else "NSLOTS"
-        record = seen(
-            ranks,
-            name=name,
-            by=ordered,
-            command=f"qsub {options}",
-            said=GRID_ENGINE,
-            launchers=["grid_engine"],
-        )
-        compare("grid_engine", record)
+        compare("grid_engine", ranks, name, by=ordered, command=f"qsub {options}")

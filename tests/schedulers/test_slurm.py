@@ -100,15 +100,6 @@ def test_a_batch_script_claims_what_it_was_granted(on_slurm: Stage) -> None:
         assert sorted(rank.claim for rank in ranks) == [[0, 1], [2, 3]]
 
 
-def test_tasks_of_a_batch_script(on_slurm: Stage) -> None:
-    task = ("srun", "--cpu-bind=none", *on_slurm.rank("claim=auto", "pin"))
-    script = batch(on_slurm, "-N1 -n2 --gpus-per-task=1", task)
-    with on_slurm.ranks(*script, count=2) as ranks:
-        ranks = by(ranks, "SLURM_PROCID")
-        assert [rank.claim for rank in ranks] == [[0], [1]]
-        assert [rank.cpus for rank in ranks] == [FIRST, SECOND]
-
-
 @pytest.mark.parametrize("command", [[], [*GPUAFF, "--per-rank", "-n", "auto", "--"]])
 def test_what_all_tasks_were_granted_is_divided(on_slurm: Stage, command: list[str]) -> None:
     """By rank, in the order of CUDA's numbers; the second node's are no others."""

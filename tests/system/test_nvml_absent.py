@@ -43,7 +43,7 @@ class TestNoDriver:
     @pytest.mark.case("F3", "A4")
     def test_the_stub(self, fake_driver: MakeDriver) -> None:
         driver = fake_driver(FULL)
-        driver.be_stub()
+        driver.state.stub = 1
         with pytest.raises(NoDriverError) as caught:
             read(driver)
         assert "stub" in caught.value.reason

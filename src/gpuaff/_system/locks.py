@@ -145,17 +145,11 @@ class FileLock(NamedTuple):
 def held_locks(text: str | None = None) -> list[FileLock]:
     """All locks on files that this process may see, from a text of /proc/locks (None: now's)."""
     # To read that file stops all processors, 20 ms and more on a large machine
-    lines = _LOCK.findall(Tree().read("proc/locks") or "" if text is None else text)
-    return [
-        FileLock(
-            kind=kind,
-            is_write=mode == "WRITE",
-            pid=int(pid),
-            file=(os.makedev(int(major, 16), int(minor, 16)), int(inode)),
-            is_waiting=bool(arrow),
-        )
-        for arrow, kind, mode, pid, major, minor, inode in lines
-    ]
+    lines, found = Tree().read("proc/locks") or "" if text is None else text, []
+    for arrow, kind, mode, pid, major, minor, inode in _LOCK.findall(lines):
+        file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
+        found.append(FileLock(kind, mode == "WRITE", int(pid), file, bool(arrow)))
+    return found
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -218,12 +212,13 @@ def open_lock_file(folder: int, name: str, *, size: int = 0, mode: int = 0o666) 
     if stat.S_ISREG(found.st_mode) and found.st_nlink < 2:
         return handle
     close(handle)
-    if not stat.S_ISREG(found.st_mode):
-        raise UnusableError("it is no regular file")
-    raise UnusableError(
-        "it has another name elsewhere (a hard link), so it may be another user's file; "
-        "remove the one of the two that should not be"
-    )
+    problem = "it is no regular file"
+    if stat.S_ISREG(found.st_mode):
+        problem = (
+            "it has another name elsewhere (a hard link), so it may be another user's file; remove "
+            "the one of the two that should not be"
+        )
+    raise UnusableError(problem)
 
 
 def _make(folder: int, name: str, *, mode: int, size: int = 0, content: bytes = b"") -> None:

@@ -203,10 +203,7 @@ class _Gpu:
         of_cpus, of_memory = "nvmlDeviceGetCpuAffinityWithinScope", "nvmlDeviceGetMemoryAffinity"
         own = self.query("its own memory node", "nvmlDeviceGetNumaNodeId", fine=_ABSENT)
         return GpuReading(
-            index=self.index,
-            uuid=self.uuid,
-            name=self.name,
-            pci_bus_id=self.pci_bus_id,
+            *(self.index, self.uuid, self.name, self.pci_bus_id),
             node_cpus=self._mask("CPUs of its node", of_cpus, _CPU_WORDS, _SCOPE_NODE),
             socket_cpus=self._mask("CPUs of its socket", of_cpus, _CPU_WORDS, _SCOPE_SOCKET),
             memory_nodes=self._mask("memory next to it", of_memory, _NODE_WORDS, _SCOPE_NODE),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import accumulate, chain, groupby, pairwise
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ from gpuaff.cpuset import CpuSet
 from gpuaff.topology.model import Topology
 
 
-@dataclass(frozen=True)
 class Cores:
     """The cores of which a process may use at least one CPU; a *place* is a position here.
 
@@ -23,20 +21,11 @@ class Cores:
     fast cores before slow ones (case G5). :func:`split_siblings` gives a core several places.
     """
 
-    cpus: tuple[CpuSet, ...]  # the allowed CPUs of each core, or piece of one, by its place
-    slow_from: int  # the place of the first slow core; the number of places if there is none
-    core_of: Sequence[int]  # the number of the core that is (partly) at each place
-
-    @cached_property
-    def _place_of(self) -> Mapping[int, int]:
-        return {cpu: place for place, core in enumerate(self.cpus) for cpu in core}
-
-    @cached_property
-    def _pieces_of(self) -> Mapping[int, Sequence[int]]:
-        return {
-            core: [*pieces]
-            for core, pieces in groupby(range(len(self.cpus)), self.core_of.__getitem__)
-        }
+    def __init__(self, cpus: Sequence[CpuSet], slow_from: int, core_of: Sequence[int]) -> None:
+        self.cpus = cpus  # the allowed CPUs of each core, or piece of one, by its place
+        self.slow_from = slow_from  # the first slow core's place; the number of places without one
+        self.core_of = core_of  # the number of the core that is (partly) at each place
+        self._place_of = {cpu: place for place, core in enumerate(cpus) for cpu in core}
 
     def places(self, cpus: CpuSet) -> tuple[int, ...]:
         """The places, ascending, of the cores that hold any of these allowed CPUs."""
@@ -44,8 +33,8 @@ class Cores:
 
     def places_within(self, cpus: CpuSet, allowed: CpuSet) -> tuple[int, ...]:
         """The same for a process that may use only these allowed CPUs, which hold the others."""
-        cores = dict.fromkeys(map(self.core_of.__getitem__, self.places(cpus)))
-        pieces = chain.from_iterable(map(self._pieces_of.__getitem__, cores))
+        cores = set(map(self.core_of.__getitem__, self.places(cpus)))
+        pieces = (place for place, core in enumerate(self.core_of) if core in cores)
         return tuple(place for place in pieces if self.cpus[place] <= allowed)
 
     def count(self, places: Iterable[int]) -> int:
@@ -66,10 +55,9 @@ def allowed_cores(topology: Topology, allowed: CpuSet) -> Cores:
     known = [core for core in topology.cores or () if core]
     known += [frozenset((cpu,)) for cpu in allowed.difference(*known)]
     cpus = [core for core in map(allowed.__and__, sorted(known, key=min)) if core]
-    slow = topology.efficiency_cpus & allowed
-    fast = [core for core in cpus if core.isdisjoint(slow)]
-    slow_ones = [core for core in cpus if not core.isdisjoint(slow)] if slow else []
-    return Cores((*fast, *slow_ones), len(fast), range(len(cpus)))
+    fast = [core for core in cpus if core.isdisjoint(topology.efficiency_cpus)]
+    slow = [core for core in cpus if not core.isdisjoint(topology.efficiency_cpus)]
+    return Cores([*fast, *slow], len(fast), range(len(cpus)))
 
 
 def split_siblings(cores: Cores, masks: Iterable[tuple[CpuSet, CpuSet]]) -> Cores:
@@ -89,7 +77,7 @@ def split_siblings(cores: Cores, masks: Iterable[tuple[CpuSet, CpuSet]]) -> Core
             pieces = [half for piece in pieces for half in (piece & mask, piece - mask) if half]
         found += [(place, piece) for piece in sorted(pieces, key=min)]
     fast = sum(1 for place, _ in found if place < cores.slow_from)
-    return Cores(tuple(cpus for _, cpus in found), fast, [place for place, _ in found])
+    return Cores([cpus for _, cpus in found], fast, [place for place, _ in found])
 
 
 def keep_whole(wanted: Sequence[frozenset[int]], cores: Cores) -> list[frozenset[int]]:
@@ -213,9 +201,7 @@ class Cutter(NamedTuple):
         """The largest size that all parts can have."""
         return sum(len(kind) // parts for kind in self.kinds(places, parts))
 
-    def cut(
-        self, places: Sequence[int], parts: int, size: int | None = None
-    ) -> list[tuple[int, ...]]:
+    def cut(self, places: Sequence[int], parts: int, size: int | None) -> list[tuple[int, ...]]:
         """Cut places, ascending, into parts, each with its fast cores first.
 
         ``size`` is that of every part, or less where there is not enough. None: every place is in

@@ -53,7 +53,7 @@ class Neighbourhood:
         self._allowed = allowed
         self._nodes = topology.numa_nodes or ()
         self._node_by_id: Mapping[int | None, NumaNode] = {node.id: node for node in self._nodes}
-        self._near = cache(self._search)  # asked for each rank
+        self._near: dict[tuple[Scope, int], Near] = {}
         # GPUs mostly share their near CPUs, so that each set is cut and widened once.
         self._intersect = cache(allowed.__and__)
         packages = [package.cpus for package in topology.packages or ()]
@@ -61,7 +61,10 @@ class Neighbourhood:
 
     def near(self, gpu: Gpu, scope: Scope) -> Near:
         """The allowed CPUs near a GPU."""
-        return self._near(gpu, scope)
+        key = scope, gpu.index
+        if key not in self._near:
+            self._near[key] = self._search(gpu, scope)
+        return self._near[key]
 
     def _search(self, gpu: Gpu, scope: Scope) -> Near:
         reported = _NONE

@@ -32,6 +32,7 @@ _KEPT = 0o1666
 _GUARD = "guard"
 # In seconds.
 _GUARD_LIMIT = 20.0  # leasing takes milliseconds, and the driver is not asked meanwhile
+_MAKING = 0.1  # making a file takes microseconds
 _PAUSE = 0.005  # between two tries: a blocking flock has no time limit
 
 _README = b"""Here gpuaff coordinates which process holds or waits for which GPU.
@@ -57,6 +58,18 @@ def path() -> str:
 
 def open_file(name: str, *, size: int = 0) -> int:
     """Open a file of the lock directory, which is made with ``size`` bytes (0: only to be read)."""
+    end = time.monotonic() + _MAKING
+    while True:
+        try:
+            return _open_or_make(name, size)
+        except LockDirectoryError as error:  # noqa: PERF203 - tried again, but for a while
+            # Another user may be making it, and have yet to let everyone in.
+            if error.errno != errno.EACCES or time.monotonic() >= end:
+                raise
+            time.sleep(_PAUSE)
+
+
+def _open_or_make(name: str, size: int) -> int:
     where = path()
     with lock_errors(where):
         folder = locks.open_folder(where, mode=0o1777, readme=_README, file_mode=_KEPT)
