@@ -193,7 +193,9 @@ def test_a_gpu_that_is_kept_for_a_waiter_is_not_free(machine: Machine) -> None:
         first, second = machine.shown().splitlines()[1:3]
         assert "  busy   leased by " in first
         assert "  kept   kept for " in second
-        assert f"(pid {waiter.pid}) of {ME}, who waits for 2 of them" in machine.refused("-n", "1")
+        for options in (["-n", "1"], ["--dry-run"]):
+            told = machine.refused(*options)
+            assert f"(pid {waiter.pid}) of {ME}, who waits for 2 of them" in told
         waiter.send_signal(signal.SIGSTOP)
         assert machine.soon(lambda found: found["gpus"][1]["free"])["gpus"][1]["kept_for"] is None
         assert machine.refused("-n", "1") == "", "it passes the one that is stopped"
