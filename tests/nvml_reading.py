@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import pickle
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpuaff._system.nvml_records import GpuReading, Matrix
@@ -96,7 +95,7 @@ def full(index: int) -> GpuReading:
 
 
 def one_gpu(**about: Any) -> Topology:
-    gpu = replace(Gpu(index=0, node_cpus=cpus("0-3"), socket_cpus=cpus("0-7")), **about)
+    gpu = Gpu(index=0, node_cpus=cpus("0-3"), socket_cpus=cpus("0-7"))._replace(**about)
     return Topology(cpus=cpus("0-7"), allowed=cpus("0-7"), gpus=(gpu,))
 
 

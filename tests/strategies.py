@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -19,8 +18,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     random = draw(st.randoms(use_true_random=False))
     found = machine(random)
     gpus = tuple(_valid(random, gpu, found.cpus) for gpu in found.gpus)
-    return replace(
-        found,
+    return found._replace(
         allowed=found.allowed & found.cpus,
         gpus=gpus,
         visible=tuple(index for index in found.visible if index in found.gpu_by_index),
@@ -46,8 +44,7 @@ def _valid(random: Random, gpu: Gpu, online: CpuSet) -> Gpu:
         )
         for number in range(random.randrange(3))
     )
-    return replace(
-        gpu,
+    return gpu._replace(
         node_cpus=node,
         socket_cpus=socket,
         local_cpus=local,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from gpuaff.topology.model import Gpu, MigInstance
@@ -38,9 +37,9 @@ def with_mig() -> tuple[Gpu, ...]:
     first, second, third, fourth = gpus()
     return (
         first,
-        replace(second, mig=(instance(0, 1), instance(1, 2))),
-        replace(third, mig=()),
-        replace(fourth, mig=(instance(2, 7, 3),)),
+        second._replace(mig=(instance(0, 1), instance(1, 2))),
+        third._replace(mig=()),
+        fourth._replace(mig=(instance(2, 7, 3),)),
     )
 
 

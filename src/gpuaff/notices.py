@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """One notice.
 
     Attributes:
@@ -19,7 +17,7 @@ class Notice:
 
     code: str
     message: str
-    rank: int | None = field(default=None, compare=False)
+    rank: int | None = None
 
     def to_dict(self) -> dict[str, str]:
         """The notice as JSON has it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from gpuaff.allocator.model import Plan
 from gpuaff.cpuset import CpuSet, format_cpulist, parse_cpulist
@@ -118,9 +117,8 @@ def on_the_bus(machine: Topology) -> Topology:
     """The machine with each GPU as a PCI device, on bus 1, 2, …"""
     places = [f"0000:{number + 1:02x}:00.0" for number in range(len(machine.gpus))]
     pairs = list(zip(machine.gpus, places, strict=True))
-    return replace(
-        machine,
-        gpus=tuple(replace(gpu, pci_bus_id=place) for gpu, place in pairs),
+    return machine._replace(
+        gpus=tuple(gpu._replace(pci_bus_id=place) for gpu, place in pairs),
         accelerators=tuple(
             Accelerator(
                 pci_bus_id=place,

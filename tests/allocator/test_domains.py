@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -35,15 +34,15 @@ def test_a_change_of_any_domain_makes_the_version_2_and_is_in_the_changelog() ->
 def test_devices_that_the_driver_does_not_show_have_their_part() -> None:
     """One of four, on bus 3, is this process's; the others are with virtual machines."""
     known = on_the_bus(one_node(spread_cores(16, smt=1), gpus=4))
-    seen = replace(known, gpus=(Gpu(index=0, pci_bus_id="0000:03:00.0"),))
+    seen = known._replace(gpus=(Gpu(index=0, pci_bus_id="0000:03:00.0"),))
     assert gpu_domains(seen) == {0: cpus("8-11")}
 
 
 def test_a_gpu_that_sysfs_does_not_show_has_none() -> None:
     known = on_the_bus(one_node(spread_cores(8, smt=1), gpus=1))
     gpus = (*known.gpus, Gpu(index=1, pci_bus_id="0000:99:00.0"), Gpu(index=2))
-    assert gpu_domains(replace(known, gpus=gpus)) == {0: cpus("0-7")}
-    hidden = replace(known, accelerators=())
+    assert gpu_domains(known._replace(gpus=gpus)) == {0: cpus("0-7")}
+    hidden = known._replace(accelerators=())
     assert gpu_domains(hidden) == {}
     found = plan(hidden, 1, partition="machine")
     assert found.partition == "job"
@@ -59,8 +58,8 @@ def test_where_the_driver_disagrees_with_sysfs_the_warning_names_the_domain() ->
     """sysfs puts GPU 0 next to 0-3, and so its domain; the driver says 4-7."""
     nodes = [range(4), range(4, 8)]
     known = on_the_bus(box(spread_cores(8, smt=1), nodes=nodes, sockets=[[0], [1]], gpus=[0, 1]))
-    mistaken = (replace(known.gpus[0], node_cpus=cpus("4-7"), numa_node=1), known.gpus[1])
-    found = plan(replace(known, gpus=mistaken), 1, partition="machine")
+    mistaken = (known.gpus[0]._replace(node_cpus=cpus("4-7"), numa_node=1), known.gpus[1])
+    found = plan(known._replace(gpus=mistaken), 1, partition="machine")
     message = (
         "no local CPU available: none of the CPUs near GPU 0 (4-7) is in the GPU's domain, so the "
         "nearest allowed CPUs are used; allow some of these"
@@ -74,15 +73,15 @@ def test_mig_instances_share_a_domain_and_the_warning_says_so() -> None:
         for at, letter in enumerate("ab", 1)
     )
     first, *others = dgx_a100().gpus
-    machine = replace(dgx_a100(), gpus=(replace(first, mig=instances), *others))
-    found = plan(replace(machine, visible=(0,)), 1, partition="machine")
+    machine = dgx_a100()._replace(gpus=(first._replace(mig=instances), *others))
+    found = plan(machine._replace(visible=(0,)), 1, partition="machine")
     assert found.warnings[0] == Notice(
         "border-shared",
         "GPU 0 has MIG instances, which share its domain: a job on another instance gets the same "
         "CPUs; give each job CPUs of its own (cpus=)",
     )
     assert found.shares == plan(machine, 8, partition="machine").shares[:1]
-    assert codes(plan(replace(machine, visible=(1,)), 1, partition="machine")) == ["scope-hint"]
+    assert codes(plan(machine._replace(visible=(1,)), 1, partition="machine")) == ["scope-hint"]
 
 
 # --- on any machine ------------------------------------------------------------------------
@@ -93,10 +92,10 @@ def strangers_job(draw: st.DrawFn, machine: Topology, gpus: list[int]) -> Plan:
     """A job on these GPUs; it sees the machine its own way and asks its own things."""
     needed = union(gpu_domains(machine)[gpu] for gpu in gpus)
     more = draw(st.sets(st.sampled_from(sorted(machine.cpus))))
-    seen = replace(machine, visible=tuple(gpus)).with_allowed(needed | more)
+    seen = machine._replace(visible=tuple(gpus)).with_allowed(needed | more)
     if draw(st.booleans()):  # a driver that knows nothing about near CPUs
-        silent = tuple(replace(gpu, node_cpus=None, socket_cpus=None) for gpu in seen.gpus)
-        seen = replace(seen, gpus=silent)
+        silent = tuple(gpu._replace(node_cpus=None, socket_cpus=None) for gpu in seen.gpus)
+        seen = seen._replace(gpus=silent)
     return plan(
         seen,
         draw(st.integers(1, 2 * len(gpus))),
@@ -139,7 +138,7 @@ def with_devices(draw: st.DrawFn) -> Topology:
         for number in range(draw(st.integers(1, 5)))
     )
     gpus = tuple(Gpu(index=n, pci_bus_id=one.pci_bus_id) for n, one in enumerate(devices))
-    return replace(known, gpus=gpus, visible=tuple(range(len(gpus))), accelerators=devices)
+    return known._replace(gpus=gpus, visible=tuple(range(len(gpus))), accelerators=devices)
 
 
 @st.composite
@@ -148,8 +147,7 @@ def as_strangers_see_it(draw: st.DrawFn, topology: Topology) -> Topology:
     near = st.one_of(st.none(), some_of(topology.cpus))
     shown = draw(st.lists(st.sampled_from(topology.gpus), min_size=1, unique=True))
     gpus = tuple(
-        replace(
-            gpu,
+        gpu._replace(
             node_cpus=draw(near),
             socket_cpus=draw(near),
             local_cpus=draw(near),
@@ -160,8 +158,7 @@ def as_strangers_see_it(draw: st.DrawFn, topology: Topology) -> Topology:
         )
         for gpu in sorted(shown, key=lambda gpu: gpu.index)
     )
-    return replace(
-        topology,
+    return topology._replace(
         allowed=draw(some_of(topology.cpus)),
         gpus=gpus,
         visible=tuple(draw(st.permutations([gpu.index for gpu in gpus]))),
@@ -198,13 +195,13 @@ def told(draw: st.DrawFn) -> tuple[Topology, list[CpuSet]]:
     topology = draw(with_devices())
     numa = topology.numa_nodes or (NumaNode(id=0, cpus=topology.cpus),)
     row = st.lists(st.integers(11, 13), min_size=len(numa), max_size=len(numa)).map(tuple)
-    nodes = tuple(replace(node, distances=draw(row)) for node in numa)
+    nodes = tuple(node._replace(distances=draw(row)) for node in numa)
     homes = [draw(some_of(topology.cpus)) for _ in topology.gpus]
     devices = tuple(
-        replace(one, local_cpus=home)
+        one._replace(local_cpus=home)
         for one, home in zip(topology.accelerators or (), homes, strict=True)
     )
-    return replace(topology, numa_nodes=nodes, accelerators=devices), homes
+    return topology._replace(numa_nodes=nodes, accelerators=devices), homes
 
 
 @given(told())
@@ -234,8 +231,8 @@ def nearest(cpu: int, nodes: Sequence[NumaNode], homes: Sequence[CpuSet]) -> set
 @given(with_devices())
 def test_no_share_could_grow_at_the_cost_of_a_larger_one(topology: Topology) -> None:
     """Where all are at home everywhere, sizes differ by one core at most."""
-    devices = [replace(one, local_cpus=topology.cpus) for one in topology.accelerators or ()]
-    found = gpu_domains(replace(topology, accelerators=tuple(devices)))
+    devices = [one._replace(local_cpus=topology.cpus) for one in topology.accelerators or ()]
+    found = gpu_domains(topology._replace(accelerators=tuple(devices)))
     cores = topology.cores or [frozenset((cpu,)) for cpu in topology.cpus]
     sizes = [sum(1 for core in cores if core & domain) for domain in found.values()]
     assert max(sizes) - min(sizes) <= 1

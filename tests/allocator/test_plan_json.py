@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpuaff.allocator.plan import plan
@@ -36,7 +34,7 @@ def test_the_keys_of_a_plan() -> None:
 
 
 def test_no_gpu_is_null() -> None:
-    found = plan(replace(dgx_a100(), visible=()), 1).to_dict()
+    found = plan(dgx_a100()._replace(visible=()), 1).to_dict()
     assert found["ranks"][0]["gpu"] is None
 
 
@@ -44,7 +42,7 @@ def test_the_share_of_a_rank_is_found_by_its_number() -> None:
     """Where the others' cannot be known, a plan has the own one only."""
     full = plan(dgx_a100(), 8)
     assert [full.share_of(rank) for rank in range(8)] == list(full.shares)
-    own = replace(full, shares=(full.shares[5],))
+    own = full._replace(shares=(full.shares[5],))
     assert own.share_of(5) is full.shares[5]
     for rank in (0, 1, 4, 8):
         with pytest.raises(KeyError, match=f"^{rank}$"):
@@ -53,9 +51,9 @@ def test_the_share_of_a_rank_is_found_by_its_number() -> None:
 
 def test_what_the_topology_says_of_the_visible_devices_is_carried_over() -> None:
     notes = Notice("visible-duplicate", "GPU 0 is listed twice"), Notice("nvml-missing", "none")
-    machine = replace(dgx_a100(), notes=notes)
+    machine = dgx_a100()._replace(notes=notes)
     assert codes(plan(machine, 8, scope="socket")) == ["visible-duplicate"]
-    assert codes(plan(replace(machine, visible=()), 2)) == ["visible-duplicate", "no-gpu"]
+    assert codes(plan(machine._replace(visible=()), 2)) == ["visible-duplicate", "no-gpu"]
 
 
 def test_strict_does_not_accept_unknown_l3_domains() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations, combinations_with_replacement
 from random import Random
 from typing import Any, NamedTuple
@@ -57,7 +56,7 @@ def with_l3(draw: st.DrawFn, machine: Topology) -> Topology:
         union(core for core, own in zip(cores, domains, strict=True) if own == at)
         for at in range(5)
     ]
-    return replace(machine, l3=tuple(sorted(filter(None, parts), key=min)))
+    return machine._replace(l3=tuple(sorted(filter(None, parts), key=min)))
 
 
 @st.composite
@@ -156,7 +155,7 @@ def test_planning_again_inside_a_share_keeps_it(job: Job) -> None:
         assume(share.source is not Source.NEAREST or job.options["scope"] == "node")
         seat = job.machine.visible.index(share.gpu if share.gpu is not None else -1)
         visible = job.machine.visible[seat : seat + 1]
-        alone = replace(job.machine, allowed=share.cpus, visible=visible)
+        alone = job.machine._replace(allowed=share.cpus, visible=visible)
         assert plan(alone, 1, **job.options).shares[0].cpus == share.cpus
 
 
@@ -197,7 +196,7 @@ def test_no_balanced_share_is_smaller_than_all_unbalanced_ones(job: Job) -> None
 
 @given(jobs(masked=False))
 def test_core_complex_shares_are_as_large_as_contiguous_ones(job: Job) -> None:
-    machine = job.machine if job.machine.l3 else replace(job.machine, l3=(job.machine.cpus,))
+    machine = job.machine if job.machine.l3 else job.machine._replace(l3=(job.machine.cpus,))
     plain = job.plan(machine, mode="unique_contiguous")
     found = job.plan(machine, mode="core_complex")
     assert [share.cores for share in found.shares] == [share.cores for share in plain.shares]
@@ -237,7 +236,7 @@ def test_shares_have_an_even_part_of_fast_and_of_slow_cores(
 ) -> None:
     cores = [frozenset((cpu,)) for cpu in range(len(kinds))]
     slow = frozenset(cpu for cpu, is_slow in enumerate(kinds) if is_slow)
-    machine = replace(one_node(cores, gpus), efficiency_cpus=slow)
+    machine = one_node(cores, gpus)._replace(efficiency_cpus=slow)
     fast = len(kinds) - len(slow)
     for share in plan(machine, ranks, mode=mode, scope=scope, balanced=balanced).shares:
         if balanced:
@@ -286,7 +285,7 @@ def test_sizes_are_max_min_fair(smt: int, data: st.DataObject) -> None:
         for rank, own in enumerate(near)
     )
     known = one_node(cores, gpus=ranks)
-    machine = replace(known, gpus=gpus, numa_nodes=None, packages=None)
+    machine = known._replace(gpus=gpus, numa_nodes=None, packages=None)
     wanted = [mask & here or mask for mask, here in zip(masks, near, strict=True)]
     check_fair(machine, wanted, [union(cores[at] for at in mask) for mask in masks])
 

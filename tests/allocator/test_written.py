@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,9 @@ def describe(text: str, known: Mapping[str, Topology]) -> Topology:
     devices = [_device(at, own) for at, own in enumerate(re.findall(r"device\((.*?)\)", text))]
     if devices:
         gpus = [Gpu(index=at, pci_bus_id=one.pci_bus_id) for at, one in enumerate(devices)]
-        made = replace(made, accelerators=tuple(devices))
+        made = made._replace(accelerators=tuple(devices))
     if gpus:
-        made = replace(made, gpus=tuple(gpus), visible=tuple(range(len(gpus))))
+        made = made._replace(gpus=tuple(gpus), visible=tuple(range(len(gpus))))
     for key, value in words.items():
         made = CHANGES[key](made, value)
     return made
@@ -141,16 +141,16 @@ def _new(words: dict[str, str]) -> Topology:
 
 
 CHANGES: Mapping[str, Callable[[Topology, str], Topology]] = {
-    "allowed": lambda made, text: replace(made, allowed=parse_cpulist(text)),
+    "allowed": lambda made, text: made._replace(allowed=parse_cpulist(text)),
     "bus": lambda made, _: on_the_bus(made),
-    "cores": lambda made, text: replace(made, cores=_cores(text) or None),
-    "cpus": lambda made, text: replace(made, cpus=parse_cpulist(text)),
-    "l3": lambda made, text: replace(made, l3=_l3(made, text)),
-    "numa": lambda made, text: replace(made, numa_nodes=tuple(_numa(text))),
-    "packages": lambda made, text: replace(made, packages=tuple(_packages(text)) or None),
-    "slow": lambda made, text: replace(made, efficiency_cpus=parse_cpulist(text)),
-    "visible": lambda made, text: replace(
-        made, visible=tuple(map(int, filter(None, text.split(","))))
+    "cores": lambda made, text: made._replace(cores=_cores(text) or None),
+    "cpus": lambda made, text: made._replace(cpus=parse_cpulist(text)),
+    "l3": lambda made, text: made._replace(l3=_l3(made, text)),
+    "numa": lambda made, text: made._replace(numa_nodes=tuple(_numa(text))),
+    "packages": lambda made, text: made._replace(packages=tuple(_packages(text)) or None),
+    "slow": lambda made, text: made._replace(efficiency_cpus=parse_cpulist(text)),
+    "visible": lambda made, text: made._replace(
+        visible=tuple(map(int, filter(None, text.split(","))))
     ),
 }
 

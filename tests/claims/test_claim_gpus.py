@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -91,7 +90,7 @@ class TestWhich:
     def test_a_prefix(self, make_lab: Callable[[Topology], Lab]) -> None:
         uuids = [f"GPU-{name}-0000-4000-8000-000000000000" for name in ("ab000000", "ac000000")]
         gpus = (Gpu(index=i, uuid=uuid, name="Fake GPU") for i, uuid in enumerate(uuids))
-        lab = make_lab(replace(this_machine(2), gpus=tuple(gpus)))
+        lab = make_lab(this_machine(2)._replace(gpus=tuple(gpus)))
         assert lab.shown("gpus='GPU-ac'")[1] == "(1, 0)"
         assert "this fits several of them" in lab.refused("gpus='GPU-a'")
 
@@ -126,7 +125,7 @@ class TestWhich:
             ("SYS", "PIX", "X", "SYS"),
             ("PIX", "SYS", "SYS", "X"),
         )
-        lab = make_lab(replace(this_machine(4), links=links))
+        lab = make_lab(this_machine(4)._replace(links=links))
         lab.driver.set_memory_total(2, 1 << 30)
         lab.driver.set_memory_total(3, 1 << 30)
         lab.driver.use(3, os.getpid())
@@ -151,7 +150,7 @@ class TestHowCudaIsShownThem:
     def test_unlike_gpus(self, make_lab: Callable[[Topology], Lab]) -> None:
         """CUDA counts them from the fastest, unless it is told (case D6)."""
         gpus = tuple(Gpu(index=i, name=name) for i, name in enumerate(("Slow", "Fast", "Slow")))
-        lab = make_lab(replace(this_machine(3), gpus=gpus))
+        lab = make_lab(this_machine(3)._replace(gpus=gpus))
         lab.driver.set_fastest([1, 0, 2])
         assert lab.shown("gpus=[2, 1]")[:2] == ["2,1 PCI_BUS_ID", "(2, 0) (1, 1)"]
         assert lab.shown("gpus=[0, 1], visible=None")[:2] == ["None None", "(0, 1) (1, 0)"]
@@ -181,10 +180,10 @@ class TestMig:
             return MigInstance(uuid=MIG.format(number), gpu_instance=part, compute_instance=0)
 
         cut = (
-            replace(gpu, mig=(instance(10 * gpu.index, 1), instance(10 * gpu.index + 1, 2)))
+            gpu._replace(mig=(instance(10 * gpu.index, 1), instance(10 * gpu.index + 1, 2)))
             for gpu in others
         )
-        return make_lab(replace(this_machine(3), gpus=(whole, *cut)))
+        return make_lab(this_machine(3)._replace(gpus=(whole, *cut)))
 
     def test_whole_gpus_first(self, cut: Lab) -> None:
         assert cut.shown("")[:2] == ["0 PCI_BUS_ID", "(0, 0)"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import pickle
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ GPUS = [
     Gpu(index=i, uuid=f"GPU-{i}", pci_bus_id=address, name="H100")
     for i, address in enumerate(ADDRESSES)
 ]
-MACHINE = Topology(gpus=(GPUS[0], replace(GPUS[1], mig=tuple(MIG)), GPUS[2]))
+MACHINE = Topology(gpus=(GPUS[0], GPUS[1]._replace(mig=tuple(MIG)), GPUS[2]))
 PLAIN = Topology(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(3)))
 
 

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def tree(topology: Topology) -> list[str]:
 class TestTree:
     def test_says_who_sits_where(self, box: Topology) -> None:
         assert shown(views.topology_blocks(box, "box")) == read("tree")
-        alone = replace(box, gpus=box.gpus[:1], links=(("X",),))
+        alone = box._replace(gpus=box.gpus[:1], links=(("X",),))
         assert "X" not in "".join(tree(alone)), "one GPU has no links"
 
     @pytest.mark.case("A9", "A10")
@@ -127,9 +126,9 @@ class TestPicture:
     def test_shows_what_is_kept_for_helpers(self, box: Topology) -> None:
         """Rank 0 keeps core 1, rank 1 core 6; core 5 is kept for both; core 7 is not allowed."""
         kept = [
-            replace(share(0, 1, {0, 8}, nodes=(0,)), reserved=frozenset({1, 9})),
-            replace(share(1, 0, {4, 12}, nodes=(1,)), reserved=frozenset({5, 6, 13, 14})),
-            replace(share(2, 0, {4, 12}, nodes=(1,)), reserved=frozenset({5, 13})),
+            share(0, 1, {0, 8}, nodes=(0,))._replace(reserved=frozenset({1, 9})),
+            share(1, 0, {4, 12}, nodes=(1,))._replace(reserved=frozenset({5, 6, 13, 14})),
+            share(2, 0, {4, 12}, nodes=(1,))._replace(reserved=frozenset({5, 13})),
             share(3, 1, {2, 10}, nodes=(0,)),
         ]
         blocks = views.plan_blocks(box, plan(*kept), "box")
@@ -142,7 +141,7 @@ class TestPicture:
 
     def test_a_rank_on_a_core_counts_more_than_what_is_kept(self, box: Topology) -> None:
         """One CPU of the core is used, the other kept: the rank has the core."""
-        half = replace(share(0, 1, {0}, nodes=(0,)), reserved=frozenset({8}))
+        half = share(0, 1, {0}, nodes=(0,))._replace(reserved=frozenset({8}))
         assert "node 0  GPU 1  0. .." in shown(views.plan_blocks(box, plan(half), "box"))
 
     def test_draws_cpus_where_cores_are_unknown(self) -> None:
@@ -156,7 +155,7 @@ class TestPicture:
         assert drawn(Topology(), share(0, None, set()))[0] == "   0    -     -      0  all     -"
 
     def test_draws_packages_and_what_is_in_none(self, box: Topology) -> None:
-        part = replace(box, numa_nodes=None, packages=box.packages and box.packages[:1])
+        part = box._replace(numa_nodes=None, packages=box.packages and box.packages[:1])
         assert drawn(part, *THREE)[-2:] == [
             "socket 0   GPU 1  0* 2.  0-3,8-11",
             "elsewhere         11 .-  4-7,12-15",
@@ -267,8 +266,8 @@ class TestOutput:
     def test_names_cannot_command_the_terminal(
         self, box: Topology, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        evil = replace(box.gpus[0], name="a\x1b[31mb\nc\ud800")
-        output.show(views.topology_blocks(replace(box, gpus=(evil,), links=None), "box"))
+        evil = box.gpus[0]._replace(name="a\x1b[31mb\nc\ud800")
+        output.show(views.topology_blocks(box._replace(gpus=(evil,), links=None), "box"))
         assert "a\\x1b[31mb\\nc\\ud800, cuda:1" in capsys.readouterr().out
 
     def test_what_the_encoding_lacks_is_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:

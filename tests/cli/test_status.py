@@ -7,7 +7,6 @@ import os
 import pwd
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +242,7 @@ def test_mig_instances(fake_driver: MakeDriver, tmp_path: Path) -> None:
         MigInstance(uuid=uuid, gpu_instance=number, compute_instance=0)
         for number, uuid in enumerate(uuids, 1)
     )
-    topology = replace(plain, gpus=(replace(plain.gpus[0], mig=mig), plain.gpus[1]))
+    topology = plain._replace(gpus=(plain.gpus[0]._replace(mig=mig), plain.gpus[1]))
     machine = Machine(fake_driver(topology), tmp_path)
     with machine.holding("--gpus", uuids[1]) as one:
         first, second, whole = machine.status()["gpus"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -61,8 +61,8 @@ def _overlapping() -> Topology:
     """Four cores; GPU 0 is near the first three, GPU 1 near the last three."""
     machine = one_node(spread_cores(4, smt=1), gpus=2)
     near = (cpus("0-2"), cpus("1-3"))
-    gpus = [replace(g, node_cpus=n, socket_cpus=n) for g, n in zip(machine.gpus, near, strict=True)]
-    return replace(machine, gpus=tuple(gpus))
+    gpus = [g._replace(node_cpus=n, socket_cpus=n) for g, n in zip(machine.gpus, near, strict=True)]
+    return machine._replace(gpus=tuple(gpus))
 
 
 def _sparse() -> Topology:

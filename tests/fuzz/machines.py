@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -41,7 +40,7 @@ def machine(random: Random) -> Topology:
         numa_nodes=nodes if random.random() < 0.85 else None,
         gpus=_gpus(random, [node.cpus for node in nodes if node.cpus], online),
     )
-    return _confined(random, replace(found, visible=tuple(found.gpu_by_index)))
+    return _confined(random, found._replace(visible=tuple(found.gpu_by_index)))
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
@@ -154,14 +153,14 @@ def _confined(random: Random, found: Topology) -> Topology:
     """The machine for a process with a mask and with visible devices of its own."""
     if random.random() < 0.5 and found.cpus:
         offline = [max(found.cpus) + 1] if _rarely(random) else []
-        found = replace(
-            found, allowed=some(random, [*found.cpus, *offline], least=0 if _rarely(random) else 1)
+        found = found._replace(
+            allowed=some(random, [*found.cpus, *offline], least=0 if _rarely(random) else 1)
         )
     if random.random() < 0.3:
         visible = random.sample(found.visible, random.randint(0, len(found.visible)))
         if _rarely(random):
             visible += random.choices([0, 1, 99], k=2)
-        found = replace(found, visible=tuple(visible))
+        found = found._replace(visible=tuple(visible))
     return found
 
 

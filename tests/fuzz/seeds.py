@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -158,4 +157,4 @@ SCALARS: Sequence[Any] = [
     "00000000:07:00.0", "X", "NV12", "a" * 1000, "9" * 5000, "٣",
 ]  # fmt: skip
 _RECORDS = (Topology, Package, NumaNode, Gpu, MigInstance, Accelerator, Notice)
-KEYS = ["schema_version", "other", *(one.name for kind in _RECORDS for one in fields(kind))]
+KEYS = ["schema_version", "other", *(name for kind in _RECORDS for name in kind._fields)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -164,7 +164,7 @@ def check_plan(given: tuple[Topology, dict[str, Any]]) -> str:
     if asked["mode"] in machines.UNIQUE:
         _check_apart(made)
     cores = None if found.cores is None else found.cores[::-1]
-    assert plan(replace(found, cores=cores, gpus=found.gpus[::-1]), **asked) == made
+    assert plan(found._replace(cores=cores, gpus=found.gpus[::-1]), **asked) == made
     return json.dumps(made.to_dict())
 
 
@@ -207,7 +207,7 @@ def check_borders(found: Topology) -> str:
     assert set(cut) <= set(found.gpu_by_index)
     for core in found.cores or ():
         assert all(core <= border or core.isdisjoint(border) for border in cut.values())
-    mine = replace(found, allowed=frozenset(sorted(found.allowed)[:1]), visible=found.visible[:1])
+    mine = found._replace(allowed=frozenset(sorted(found.allowed)[:1]), visible=found.visible[:1])
     assert gpu_domains(mine) == cut
     return repr({index: format_cpulist(border) for index, border in cut.items()})
 

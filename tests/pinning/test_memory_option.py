@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -107,7 +106,7 @@ def test_the_nodes_of_the_share_or_those_that_are_named() -> None:
     assert usable("preferred:gpu", GRACE, 0) == ([4], []), "of the rank's own GPU"
     assert usable("interleave:0,gpu", GRACE, 1) == ([0, 12], [])
     assert usable("bind:3", BLIND, 0) == ([3], []), "the kernel will say"
-    both = replace(plan(SOCKETS, 2).share_of(0), numa_nodes=(0, 1))
+    both = plan(SOCKETS, 2).share_of(0)._replace(numa_nodes=(0, 1))
     found = usable_nodes(parse_memory("memory", "bind"), both, SOCKETS, allowed=ALL, normal=NORMAL)
     assert found == (frozenset({0, 1}), [])
 

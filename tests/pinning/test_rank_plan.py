@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ UNKNOWN = Masks(unknown="its parent may use CPUs 0-255")
 A100 = Topology.named("dgx-a100")
 """GPU 0 and 1 are near cores 48-63 (CPUs 48-63,176-191), GPU 2 and 3 near 16-31."""
 
-BUS = tuple(replace(gpu, uuid=None, socket_cpus=None) for gpu in A100.gpus)
+BUS = tuple(gpu._replace(uuid=None, socket_cpus=None) for gpu in A100.gpus)
 """What sysfs tells of its GPUs."""
 
 
@@ -74,10 +73,10 @@ def planned(
     """
     seen = machine if allowed is None else machine.with_allowed(parse_cpulist(allowed))
     if visible is not None:
-        seen = replace(seen, visible=visible)
+        seen = seen._replace(visible=visible)
     if hidden:
         (gpu,) = visible or ()
-        seen = replace(seen, gpus=(replace(seen.gpu_by_index[gpu], index=0),), visible=(0,))
+        seen = seen._replace(gpus=(seen.gpu_by_index[gpu]._replace(index=0),), visible=(0,))
     ranks = Ranks(local_rank=rank, local_size=size)
     return plan_for_rank(
         seen, Options.of(size, **options), ranks, masks, gpus, () if gpus is None else bus
@@ -298,7 +297,7 @@ def test_own_parts_are_disjoint_and_near(order: list[int], count: int, hidden: b
 
 def test_every_rank_has_the_same_description() -> None:
     """Where the driver knows what sysfs does not, but only of the rank's own GPU."""
-    vague = tuple(replace(g, node_cpus=None, local_cpus=None, numa_node=None) for g in BUS)
+    vague = tuple(g._replace(node_cpus=None, local_cpus=None, numa_node=None) for g in BUS)
     shares = []
     for gpu in range(4):
         gpus = own(gpu, named="0-3", on_node=4)
@@ -307,8 +306,8 @@ def test_every_rank_has_the_same_description() -> None:
     assert sum(map(len, shares)) == len(frozenset().union(*shares)) == 256
 
 
-WITHOUT_ADDRESSES = replace(A100, gpus=tuple(replace(g, pci_bus_id=None) for g in A100.gpus))
-LOST = replace(A100, gpus=(Gpu(index=0), *A100.gpus[1:]))
+WITHOUT_ADDRESSES = A100._replace(gpus=tuple(g._replace(pci_bus_id=None) for g in A100.gpus))
+LOST = A100._replace(gpus=(Gpu(index=0), *A100.gpus[1:]))
 """Sysfs has lost GPU 0 too: the scheduler's 2 and 3 would be those that are left."""
 
 

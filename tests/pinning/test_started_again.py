@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +154,10 @@ def apart(fake_driver: MakeDriver) -> FakeDriver:
     """This machine with two GPUs, each near one CPU of its own."""
     plain = this_machine(2)
     gpus = tuple(
-        replace(gpu, node_cpus=frozenset({cpu}), socket_cpus=frozenset({cpu}))
+        gpu._replace(node_cpus=frozenset({cpu}), socket_cpus=frozenset({cpu}))
         for gpu, cpu in zip(plain.gpus, CPUS, strict=False)
     )
-    return fake_driver(replace(plain, gpus=gpus))
+    return fake_driver(plain._replace(gpus=gpus))
 
 
 def test_a_script_that_starts_its_own_ranks(apart: FakeDriver, tmp_path: Path) -> None:

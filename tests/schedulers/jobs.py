@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +28,8 @@ _SECONDS = 60.0
 def two_sides(gpus: int) -> Topology:
     """This machine with GPUs by turns near its first CPU and near its last: pinning shows."""
     machine = this_machine(gpus)
-    sided = (replace(gpu, node_cpus=(FIRST, SECOND)[gpu.index % 2]) for gpu in machine.gpus)
-    return replace(machine, gpus=tuple(sided))
+    sided = (gpu._replace(node_cpus=(FIRST, SECOND)[gpu.index % 2]) for gpu in machine.gpus)
+    return machine._replace(gpus=tuple(sided))
 
 
 class Rank(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,7 +119,7 @@ def test_a_mig_instance_is_near_what_its_gpu_is_near(fake_driver: MakeDriver) ->
         uuid="MIG-11111111-2222-3333-4444-555555555555", gpu_instance=3, compute_instance=0
     )
     driver = fake_driver(
-        replace(machine, gpus=(machine.gpus[0], replace(machine.gpus[1], mig=(slice_,))))
+        machine._replace(gpus=(machine.gpus[0], machine.gpus[1]._replace(mig=(slice_,))))
     )
     assert observed(driver, CUDA_VISIBLE_DEVICES=slice_.uuid)["visible"] == [1]
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -164,17 +163,17 @@ def test_unset_shows_the_first_instance_and_nothing_else() -> None:
 @pytest.mark.case("D2")
 def test_unset_leaves_out_a_gpu_without_instances() -> None:
     first, second, third = gpus(3)
-    visible = resolve((first, replace(second, mig=()), third), None)
+    visible = resolve((first, second._replace(mig=()), third), None)
     assert visible.indices == (0, 2)
     assert codes(visible) == ["visible-mig"]
-    assert resolve((replace(first, mig=()),), None).indices == ()
-    assert codes(resolve((replace(first, mig=()),), None)) == ["visible-none"]
+    assert resolve((first._replace(mig=()),), None).indices == ()
+    assert codes(resolve((first._replace(mig=()),), None)) == ["visible-none"]
 
 
 @pytest.mark.case("D6")
 def test_unlike_gpus_may_be_counted_in_another_order() -> None:
     old, new = gpus(2)
-    unlike = (replace(old, name="GTX 745"), replace(new, name="GTX 1080 Ti"))
+    unlike = (old._replace(name="GTX 745"), new._replace(name="GTX 1080 Ti"))
     for text, order, indices in (
         (None, None, (0, 1)),
         ("0", None, (0,)),
@@ -191,14 +190,14 @@ def test_unlike_gpus_may_be_counted_in_another_order() -> None:
 
 def test_names_of_several_lines_are_told_on_one() -> None:
     old, new = gpus(2)
-    unlike = (replace(old, name="A\u2028 1\n"), replace(new, name="B"))
+    unlike = (old._replace(name="A\u2028 1\n"), new._replace(name="B"))
     assert "(A 1, B)" in said(resolve(unlike, None))
 
 
 @pytest.mark.case("D6")
 def test_the_order_is_certain_by_pci_address_by_uuid_and_among_like_gpus() -> None:
     old, new = gpus(2)
-    unlike = (replace(old, name="GTX 745"), replace(new, name="GTX 1080 Ti"))
+    unlike = (old._replace(name="GTX 745"), new._replace(name="GTX 1080 Ti"))
     assert resolve(unlike, None, device_order="PCI_BUS_ID").notes == ()
     assert resolve(unlike, f"{G1},{G0}")[:2] == ((1, 0), ())
     assert resolve(gpus(2, name="H100"), "1,0").notes == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ Matrix: TypeAlias = tuple[tuple[str, ...], ...]
 _PCI_ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigInstance:
+class MigInstance(NamedTuple):
     """A MIG compute instance of a GPU (case D2).
 
     Attributes:

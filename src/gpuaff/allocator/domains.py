@@ -8,7 +8,6 @@ nodes, which cores are slow, and the accelerators. Every online CPU is in exactl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from gpuaff.allocator.cores import allowed_cores, grow, in_blocks
 from gpuaff.allocator.placement import nearest, union
@@ -53,7 +52,7 @@ def _local_cpus(topology: Topology, beside: CpuSet | None, node: int | None) -> 
 
 def _share_machine(topology: Topology, local: Sequence[CpuSet]) -> list[CpuSet]:
     """The domain of each accelerator, by its local CPUs: steps 2 to 4 of the rule."""
-    cores = allowed_cores(replace(topology, efficiency_cpus=_NONE), topology.cpus)
+    cores = allowed_cores(topology._replace(efficiency_cpus=_NONE), topology.cpus)
     places = [frozenset(cores.places(cpus)) for cpus in local]
     claims: list[set[int]] = [set() for _ in local]
     nearest_to = _nearest_to(topology, local)

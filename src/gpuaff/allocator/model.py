@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -164,8 +163,7 @@ def given_options(
 PLAN_SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(NamedTuple):
     """What one rank gets.
 
     Attributes:
@@ -199,8 +197,7 @@ class Share:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """The CPUs of each rank.
 
     Attributes:

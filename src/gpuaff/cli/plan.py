@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     # A plan is only as good as its topology.
     known = {warning.code for warning in made.warnings} | _IRRELEVANT
     notices = (*made.warnings, *(note for note in topology.notes if note.code not in known))
-    made = replace(made, warnings=tuple(one_reason(notices)))
+    made = made._replace(warnings=tuple(one_reason(notices)))
     if args.json:
         output.show_json(made.to_dict())
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from gpuaff._system import env, kernel
@@ -109,7 +108,7 @@ def _neutral(
         remedy = f"--visible-devices '{gpus}' shows it so"
         seen = f"GPU {gpus}" if gpus else "no GPU"
         notes.append(Notice("saved-visible", f"{saved} that saw {seen} only; {remedy}"))
-    return replace(whole, notes=(*whole.notes, *notes))
+    return whole._replace(notes=(*whole.notes, *notes))
 
 
 def _limited(topology: Topology, name: str, option: str, cpus: CpuSet) -> Topology:
@@ -121,7 +120,7 @@ def _limited(topology: Topology, name: str, option: str, cpus: CpuSet) -> Topolo
     if not absent:
         return topology
     note = Notice("allowed-absent", f"{option}: {name} has no CPU {absent} online")
-    return replace(topology, notes=(*topology.notes, note))
+    return topology._replace(notes=(*topology.notes, note))
 
 
 def _read(what: str) -> tuple[str, Topology]:

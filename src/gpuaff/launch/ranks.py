@@ -8,7 +8,6 @@ among this process's ancestors decides. ``docs/launchers.md`` has the rules, wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
@@ -30,8 +29,7 @@ __all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "ranks"]
 _CALL = "call set_affinity(local_rank, nproc_per_node)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class Ranks(NamedTuple):
     """This process's place among those of its job.
 
     Attributes:
@@ -52,8 +50,8 @@ class Ranks:
     node: int | None = None
     nodes: int | None = None
     launcher: Launcher = Launcher.UNKNOWN
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    warnings: tuple[Notice, ...] = field(default=(), compare=False)
+    sources: Mapping[str, str] = {}
+    warnings: tuple[Notice, ...] = ()
 
     @property
     def is_told(self) -> bool:
@@ -84,7 +82,7 @@ def ranks() -> Ranks:
         return here
     variables = (here.sources["local_rank"], here.sources["local_size"])
     notice = inherited.rank_inherited(here.local_rank, here.local_size, variables)
-    return here if notice is None else replace(here, warnings=(*here.warnings, notice))
+    return here if notice is None else here._replace(warnings=(*here.warnings, notice))
 
 
 def classify_ranks(
@@ -113,12 +111,12 @@ def classify_ranks(
     warnings += contradictions
     if report is None:
         alone = _with_job_numbers(ALONE, get, _PMI)
-        return replace(alone, warnings=(*warnings, _no_rank(get, alone)))
+        return alone._replace(warnings=(*warnings, _no_rank(get, alone)))
     if report.rank is None or report.size is None:
         text = f"{report.problem}, so the rank on this node is invalid "
         text += f"({report.row.launcher.value}); correct the variables, or {_CALL}"
         warnings = (*warnings, Notice("bad-rank", text))
-        return replace(ALONE, launcher=report.row.launcher, warnings=warnings)
+        return ALONE._replace(launcher=report.row.launcher, warnings=warnings)
     here = Ranks(
         local_rank=report.rank,
         local_size=report.size,
@@ -319,7 +317,7 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
         impossible = "node", "nodes"
     known: dict[str, Any] = {key: found for key, found in numbers.items() if key not in impossible}
     sources = {key: names[key] for key, found in known.items() if found is not None}
-    found = replace(here, **known, sources={**here.sources, **sources})
+    found = here._replace(**known, sources={**here.sources, **sources})
     if not impossible:
         return found
     given = ", ".join(f"{names[key]}={get(names[key])!r}" for key in impossible if names[key])
@@ -328,7 +326,7 @@ def _with_job_numbers(here: Ranks, get: Get, row: Row) -> Ranks:
         "the numbers in the whole job are unknown; correct what sets them"
     )
     notice = Notice("world-unknown", text, rank=here.local_rank)
-    return replace(found, warnings=(*here.warnings, notice))
+    return found._replace(warnings=(*here.warnings, notice))
 
 
 # No rank.

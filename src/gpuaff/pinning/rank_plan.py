@@ -7,7 +7,6 @@ inputs. Where they have not, it plans for itself alone, stays in its own mask an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from gpuaff.allocator.model import Options, Partition, Plan
@@ -62,7 +61,7 @@ def plan_inside_share(
     plan = _Rank(topology, inside, ranks, gpus).alone()
     if not share.reserved:
         return plan
-    return replace(plan, shares=(replace(plan.shares[0], reserved=share.reserved),))
+    return plan._replace(shares=(plan.shares[0]._replace(reserved=share.reserved),))
 
 
 class _Rank(NamedTuple):
@@ -101,7 +100,7 @@ class _Rank(NamedTuple):
         number, visible = self.ranks.local_rank, self.topology.visible
         gpu = visible[number % len(visible) if self.gpus is None else 0]
         mine = self.options._replace(nproc=1, rank_allowed=None)
-        plan = plan_with(replace(self.topology, visible=(gpu,)), mine, numbers=(number,))
+        plan = plan_with(self.topology._replace(visible=(gpu,)), mine, numbers=(number,))
         return _share_at(plan, 0, number, gpu=gpu)
 
     def with_named_masks(self, sets: Sequence[CpuSet]) -> Plan:
@@ -165,7 +164,7 @@ class _Rank(NamedTuple):
         turn, place = divmod(number, count)
         gpu, numbers = visible[place if gpus is None else 0], range(place, size, count)
         there = self.options._replace(nproc=len(numbers))
-        plan = plan_with(replace(self.topology, visible=(gpu,)), there, numbers=numbers)
+        plan = plan_with(self.topology._replace(visible=(gpu,)), there, numbers=numbers)
         return _share_at(plan, turn, number, gpu=gpu)
 
     def _gpus_unknown(self, plan: Plan, gpus: OwnGpus) -> Plan:
@@ -199,7 +198,7 @@ def _gpus_of_job(
         return None
     if gpus.own is not None and own not in gpus.own:
         return None  # the scheduler counts otherwise, e.g. without a display card
-    return replace(topology, gpus=machine, visible=named), named.index(own)
+    return topology._replace(gpus=machine, visible=named), named.index(own)
 
 
 def _in_pci_order(topology: Topology, all_gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -209,19 +208,19 @@ def _in_pci_order(topology: Topology, all_gpus: Sequence[Gpu]) -> tuple[Gpu, ...
     bus = {gpu.pci_bus_id: gpu for gpu in all_gpus if gpu.pci_bus_id}
     known = shown if bus.keys() <= shown.keys() else bus
     ordered = sorted(known, key=address_key)
-    return tuple(replace(known[address], index=i) for i, address in enumerate(ordered))
+    return tuple(known[address]._replace(index=i) for i, address in enumerate(ordered))
 
 
 def _share_at(plan: Plan, place: int, rank: int, *, gpu: int) -> Plan:
     """One share of a plan that was made for other numbers than ranks, as this rank's."""
     found = [notice for notice in plan.warnings if notice.rank in (None, place)]
-    warnings = (one if one.rank is None else replace(one, rank=rank) for one in found)
-    share = replace(plan.share_of(place), rank=rank, gpu=gpu)
-    return replace(plan, shares=(share,), warnings=tuple(warnings))
+    warnings = (one if one.rank is None else one._replace(rank=rank) for one in found)
+    share = plan.share_of(place)._replace(rank=rank, gpu=gpu)
+    return plan._replace(shares=(share,), warnings=tuple(warnings))
 
 
 def _warned(plan: Plan, notice: Notice) -> Plan:
-    return replace(plan, warnings=(*plan.warnings, notice))
+    return plan._replace(warnings=(*plan.warnings, notice))
 
 
 def _uncut(plan: Plan, code: str, why: str, remedy: str) -> Plan:

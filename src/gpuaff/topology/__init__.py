@@ -7,7 +7,6 @@ methods that need those are added to ``Topology`` here; most load theirs when ca
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from gpuaff.topology.model import Topology
 from gpuaff.topology.visible import resolve
@@ -34,7 +33,7 @@ class Methods:
         here: Topology = self
         seen = resolve(here.gpus, text, device_order=device_order, lost=lost)
         kept = tuple(note for note in here.notes if not note.code.startswith("visible-"))
-        return replace(here, visible=seen.indices, notes=kept + seen.notes)
+        return here._replace(visible=seen.indices, notes=kept + seen.notes)
 
     @classmethod
     def observe(cls, *, links: bool = True) -> Topology:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from gpuaff._system import env, kernel, nvml
 from gpuaff._system.kernel import Tree
@@ -46,7 +45,7 @@ def _from_files(tree: Tree, machine: Topology) -> Topology:
         notes.append(Notice("cpuset", f"{message}; --allowed {shown} plans for it"))
     gpus = sysfs.gpus_on_the_bus(tree, machine)
     visible = tuple(gpu.index for gpu in gpus)
-    topology = replace(machine, gpus=gpus, visible=visible, notes=tuple(notes))
+    topology = machine._replace(gpus=gpus, visible=visible, notes=tuple(notes))
     return with_accelerators(topology, tree, machine)
 
 
@@ -54,7 +53,7 @@ def _observe_here(tree: Tree, machine: Topology, links: bool, mask: CpuSet) -> T
     if mask and mask.isdisjoint(machine.cpus):
         # Unreadable, or of another machine (a container's own /sys): the kernel's mask is true.
         machine = Topology(cpus=mask, notes=(_no_sysfs(tree),))
-    machine = replace(machine, allowed=mask & machine.cpus)
+    machine = machine._replace(allowed=mask & machine.cpus)
     topology, lost = _with_gpus(tree, machine, links)
     text, order = env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
     return topology.with_visible_devices(text, device_order=order, lost=lost)
@@ -65,7 +64,7 @@ def with_accelerators(topology: Topology, tree: Tree, machine: Topology) -> Topo
     # Where sysfs has other CPUs, only this process's mask is known, and independent jobs would
     # not agree on borders.
     agreed = topology.cpus == machine.cpus
-    return replace(topology, accelerators=sysfs.accelerators(tree, machine) if agreed else ())
+    return topology._replace(accelerators=sysfs.accelerators(tree, machine) if agreed else ())
 
 
 def _no_sysfs(tree: Tree) -> Notice:
@@ -84,7 +83,7 @@ def _with_gpus(tree: Tree, machine: Topology, links: bool) -> tuple[Topology, fr
         notes.append(Notice("no-driver", str(error)))
         # A driver that NVML cannot talk to (case F5) still shows its GPUs in /proc.
         gpus = sysfs.gpus_at(tree, machine, tree.list(sysfs.DRIVER))
-        return replace(machine, gpus=gpus, notes=tuple(notes)), frozenset()
+        return machine._replace(gpus=gpus, notes=tuple(notes)), frozenset()
     for reading in readings:
         notes.extend(Notice("nvml", f"GPU {reading.index}: {text}") for text in reading.problems)
     # NVML also counts GPUs that a device cgroup denies to this process; CUDA does not.
@@ -92,7 +91,7 @@ def _with_gpus(tree: Tree, machine: Topology, links: bool) -> tuple[Topology, fr
     gpus = tuple(_merged(tree, machine, readings[place]) for place in places)
     lost = frozenset(reading.index for reading in readings if reading.lost)
     matrix = matrix and tuple(tuple(matrix[a][b] for b in places) for a in places)
-    return replace(machine, gpus=gpus, links=matrix, notes=tuple(notes)), lost
+    return machine._replace(gpus=gpus, links=matrix, notes=tuple(notes)), lost
 
 
 def _merged(tree: Tree, machine: Topology, reading: GpuReading) -> Gpu:

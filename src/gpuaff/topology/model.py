@@ -7,9 +7,9 @@ source of a :class:`Topology` does not contain is None, and ``notes`` say so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from gpuaff._system.nvml_records import MigInstance as MigInstance
 from gpuaff.cpuset import CpuSet
@@ -44,16 +44,14 @@ class Source(Word):
     """Unknown, so all allowed CPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Package(NamedTuple):
     """A socket with its online CPUs; ``id`` is the kernel's, or numbered where it has none."""
 
     id: int
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumaNode:
+class NumaNode(NamedTuple):
     """A NUMA node. It may have no CPUs (GPU memory, CXL) or no memory.
 
     Attributes:
@@ -70,8 +68,7 @@ class NumaNode:
     distances: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A physical GPU.
 
     Attributes:
@@ -91,7 +88,7 @@ class Gpu:
             instance.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     uuid: str | None = None
     pci_bus_id: str | None = None
     name: str | None = None
@@ -104,8 +101,7 @@ class Gpu:
     mig: tuple[MigInstance, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
+class Accelerator(NamedTuple):
     """A GPU or other accelerator on the PCI bus, whether or not this process may use it.
 
     Attributes:
@@ -121,8 +117,22 @@ class Accelerator:
     numa_node: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topology(Methods):
+class _Members(NamedTuple):
+    cpus: CpuSet = frozenset()
+    allowed: CpuSet = frozenset()
+    cores: tuple[CpuSet, ...] | None = None
+    efficiency_cpus: CpuSet = frozenset()
+    packages: tuple[Package, ...] | None = None
+    l3: tuple[CpuSet, ...] | None = None
+    numa_nodes: tuple[NumaNode, ...] | None = None
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[tuple[str, ...], ...] | None = None
+    visible: tuple[int, ...] = ()
+    accelerators: tuple[Accelerator, ...] | None = None
+    notes: tuple[Notice, ...] = ()
+
+
+class Topology(_Members, Methods):
     """A machine, and what one process may use of it.
 
     Attributes:
@@ -142,19 +152,6 @@ class Topology(Methods):
         notes: what the source lacks or contradicts.
     """
 
-    cpus: CpuSet = frozenset()
-    allowed: CpuSet = frozenset()
-    cores: tuple[CpuSet, ...] | None = None
-    efficiency_cpus: CpuSet = frozenset()
-    packages: tuple[Package, ...] | None = None
-    l3: tuple[CpuSet, ...] | None = None
-    numa_nodes: tuple[NumaNode, ...] | None = None
-    gpus: tuple[Gpu, ...] = ()
-    links: tuple[tuple[str, ...], ...] | None = None
-    visible: tuple[int, ...] = ()
-    accelerators: tuple[Accelerator, ...] | None = None
-    notes: tuple[Notice, ...] = field(default=(), compare=False)
-
     @cached_property
     def gpu_by_index(self) -> Mapping[int, Gpu]:
         """The GPUs by their physical index."""
@@ -166,4 +163,4 @@ class Topology(Methods):
 
     def with_allowed(self, allowed: CpuSet) -> Topology:
         """The same machine for a process that may use only these CPUs (∩ the online ones)."""
-        return replace(self, allowed=allowed & self.cpus if self.cpus else allowed)
+        return self._replace(allowed=allowed & self.cpus if self.cpus else allowed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, pairwise, takewhile
 from typing import NamedTuple, TypeVar
 
@@ -128,7 +127,7 @@ def parse(text: str) -> Topology:
     links = _links(rows)
     if gpus and not links:
         paste.note("links-unknown", "the connections of some GPUs are unknown", add=_WHOLE_TABLE)
-    return replace(machine, gpus=gpus, links=links, visible=tuple(rows), notes=tuple(paste.notes))
+    return machine._replace(gpus=gpus, links=links, visible=tuple(rows), notes=tuple(paste.notes))
 
 
 def _links(rows: Mapping[int, _Row]) -> Matrix | None:
@@ -160,8 +159,7 @@ class _Placer:
             near = None
         if of_node is None and near is None and index not in self.doubts["affinity-cut"]:
             self.doubts["affinity-unknown"].add(index)
-        return replace(
-            listed,
+        return listed._replace(
             node_cpus=near,
             numa_node=numa_node,
             memory_node=natural(row.gpu_numa),
@@ -290,7 +288,7 @@ def _read_list(paste: Paste) -> Mapping[int, Gpu]:
     if len(set(uuids)) < len(uuids):
         raise paste.error("a UUID is at two GPUs: paste the output of one machine")
     return {
-        index: replace(gpu, mig=tuple(instances[index].values()) or None)
+        index: gpu._replace(mig=tuple(instances[index].values()) or None)
         for index, gpu in found.items()
     }
 

@@ -11,7 +11,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sized
-from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -84,7 +83,7 @@ class _Reader:
             return self._items(get_args(kind)[0], self.expect(list, value, path), path)
         if kind == CpuSet:
             return self._cpu_set(self.expect(str, value, path), path, family)
-        if is_dataclass(kind):
+        if hasattr(kind, "_fields"):
             return self._record(kind, self.expect(dict, value, path), path)
         if kind is bool:
             return self.expect(bool, value, path)
@@ -98,12 +97,12 @@ class _Reader:
     def _record(self, kind: Any, value: dict[str, Any], path: str) -> Any:
         """A record; null stands for a member's default."""
         found = {}
-        for one in fields(kind):
-            own = f"{path}.{one.name}" if path else one.name
-            if value.get(one.name) is not None or one.default is MISSING:
-                if one.name not in value:
+        for name in kind._fields:
+            own = f"{path}.{name}" if path else name
+            if value.get(name) is not None or name not in kind._field_defaults:
+                if name not in value:
                     self.fail(own, "is missing")
-                found[one.name] = self.read(_types(kind)[one.name], value[one.name], own)
+                found[name] = self.read(_types(kind)[name], value[name], own)
         if kind is Gpu and (found.get("node_cpus") or found.get("socket_cpus")):
             found.setdefault("source", Source.GIVEN)
         return kind(**found)
@@ -111,8 +110,7 @@ class _Reader:
     def _items(self, kind: Any, values: list[Any], path: str) -> tuple[Any, ...]:
         found = [self.read(kind, value, f"{path}[{i}]") for i, value in enumerate(values)]
         if path in _ORDERED:
-            name = fields(kind)[0].name
-            keys = [getattr(record, name) for record in found]
+            name, keys = kind._fields[0], [record[0] for record in found]
             keys = [address_key(key) if isinstance(key, str) else key for key in keys]
             for i, (before, own) in enumerate(pairwise(keys), 1):
                 if own <= before:
@@ -201,8 +199,7 @@ def from_dict(data: Any, source: str = "the topology") -> Topology:
     reader.expect(list, data["gpus"], "gpus")
     found: Topology = reader.read(Topology, data, "")
     reader.check_sizes(found)
-    return replace(
-        found,
+    return found._replace(
         allowed=found.cpus if data.get("allowed") is None else found.allowed,
         visible=tuple(found.gpu_by_index) if data.get("visible") is None else found.visible,
         notes=(*found.notes, *reader.notes),
@@ -221,10 +218,10 @@ def to_dict(topology: Topology) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         return format_cpulist(value)
+    if hasattr(value, "_fields"):
+        return {name: _plain(own) for name, own in value._asdict().items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
     return str(value) if isinstance(value, Source) else value
 
 
