@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpuaff._system import env, kernel
 from gpuaff.allocator.model import Word
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed, plain
+from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed, plain, titled
 from gpuaff.notices import Notice
 from gpuaff.pinning import openmp, threads
 from gpuaff.pinning.state import State as Process
@@ -20,7 +20,9 @@ from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    Causes: TypeAlias = tuple[tuple[str, str], ...]  # what may have bound a thread, and remedies
 
 
 class State(Word):
@@ -155,7 +157,7 @@ class Observation(NamedTuple):
     is_this: bool  # whether it is the process that checks
     remembered: Process | None = None  # what gpuaff has set
     cpuset: CpuSet | None = None
-    causes: tuple[tuple[str, str], ...] = ()  # what may have bound its main thread, and remedies
+    causes: Causes = ()
     warnings: tuple[Notice, ...] = ()
 
     @property
@@ -187,8 +189,7 @@ def observe_this_process() -> Observation:
 
 
 def observe_process(pid: int) -> Observation | None:
-    """Another process, as far as this user may see it; None when it has ended, or ends now."""
-    first = kernel.thread_facts(pid, pid)
+    """Another process, as far as this user may see it; None when it has ended."""
     seen = Observation(
         pid=pid,
         threads=tuple(_threads(pid, kernel.threads_of(pid))),
@@ -196,10 +197,7 @@ def observe_process(pid: int) -> Observation | None:
         cpuset=cpuset_of(kernel.Tree(), pid),
         causes=possible_causes(kernel.mapped_files(pid), kernel.variables_of(pid)),
     )
-    again = kernel.thread_facts(pid, pid)
-    if first is None or again is None or first.started != again.started or not seen.threads:
-        return None  # maybe another process has its id by now
-    return seen
+    return seen if seen.threads else None
 
 
 def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
@@ -210,10 +208,8 @@ def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
             yield Thread(tid, facts.name, cpus, facts.movable)
 
 
-def possible_causes(
-    files: Collection[str], variables: Mapping[str, str]
-) -> tuple[tuple[str, str], ...]:
-    """What may have bound a main thread, by the mapped files and variables; and remedies."""
+def possible_causes(files: Collection[str], variables: Mapping[str, str]) -> Causes:
+    """What may have bound a main thread, by the mapped files and variables."""
     found = []
     for runtime, (prefixes, its_variables) in openmp.OPENMP.items():
         file = openmp.loaded(prefixes, files)
@@ -327,15 +323,12 @@ def _explain(seen: Observation, thread: Thread, should: CpuSet, state: State) ->
 
 _MAX_NAMES = 8  # of threads that are listed where nothing is wrong with them
 
-_HEADS = ("process", "GPU", "threads", "CPUs", "state", "names")
-
 
 def render(checks: Collection[Check]) -> list[Line | Table]:
     """A table: threads with the same CPUs in one row; then what is wrong."""
-    rows = [[line(Span(word, "head")) for word in _HEADS]]
-    rows += [row for check in checks for row in _rows(check)]
+    rows = [row for check in checks for row in _rows(check)]
     remarks = [remark for check in checks for remark in _remarks(check)]
-    return [Table(rows, right=(2,)), *remarks]
+    return [titled("process GPU threads CPUs state names", rows, right=(2,)), *remarks]
 
 
 def _rows(check: Check) -> Iterator[list[Line]]:
