@@ -25,12 +25,8 @@ STATIC = 1 << 15
 kernel renumbers them, and near the GPU becomes anywhere."""
 
 _FLAGS = STATIC | 1 << 14 | 1 << 13
-
 _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred", "weighted-interleave")
-
-_ALLOWED = 1 << 2
-"""MPOL_F_MEMS_ALLOWED: report the nodes that the cpuset grants, instead of the policy."""
-
+_ALLOWED = 1 << 2  # MPOL_F_MEMS_ALLOWED: report the nodes that the cpuset grants, not the policy
 _MASK_BYTES = 512  # for 4096 nodes; no kernel can be built for more than 1024
 
 NUMBERS = {"x86_64": (239, 238), "aarch64": (236, 237), "ppc64le": (260, 261)}
@@ -65,8 +61,7 @@ def set_policy(policy: Policy) -> None:
     # The kernel silently drops nodes that it does not grant; EINVAL: none is left, or it lacks the
     # mode
     bits = sum(1 << node for node in policy.nodes)
-    words = bits.bit_length() // 64 + 1
-    mask = bits.to_bytes(8 * words, "little")
+    mask = bits.to_bytes(8 * (bits.bit_length() // 64 + 1), "little")  # in whole words
     _call(numbers()[1], policy.mode, mask, _maxnode(mask))
 
 

@@ -40,23 +40,19 @@ _MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
 _PEER_GPU, _PEER_SWITCH = 0, 2  # NVML_NVLINK_DEVICE_TYPE_…: what is at a link's other end
 _COMPUTE_MODES = dict(enumerate(ComputeMode))  # nvmlComputeMode_t
 
+# nvidia-smi's words for nvmlGpuTopologyLevel_t; 0 is two GPUs on one board.
 _PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvidia-smi's words for ``nvmlGpuTopologyLevel_t``. 0 is two GPUs on one board."""
-
 _UNKNOWN_LINK = "N/A"
 _TO_SWITCH = "switch"  # in place of a PCI address: the links to switches
-
 _NO_INSTANCE = "it is in MIG mode and has no instance, so there is nothing to claim"
 
 # nvmlReturn_t
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND = 2, 3, 4, 6
 _FUNCTION_NOT_FOUND, _GPU_IS_LOST, _UNKNOWN = 13, 15, 999
 
-_ABSENT = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
-"""What GPUs and drivers without a feature answer: no problem."""
-
-_NO_SUCH = (_NOT_SUPPORTED, _INVALID_ARGUMENT)
-"""What GPUs answer about links that they do not have, and MIG instances about graphics."""
+# No problem: what GPUs and drivers without a feature answer; and about links that a GPU does not
+# have, and of MIG instances about graphics.
+_ABSENT, _NO_SUCH = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND), (_NOT_SUPPORTED, _INVALID_ARGUMENT)
 
 
 @contextmanager
