@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.processes import as_text, environment, nursery
 
@@ -43,17 +44,17 @@ def run_example(
         words = [path, *arguments]
         done = as_text(forks.run(_FORK, *words, env=variables, folder=cwd, timeout=timeout))
     else:
-        done = subprocess.run(
-            [sys.executable, *by, path, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd,
-            env=variables,
-            check=False,
-        )
+        done = finished([sys.executable, *by, path, *arguments], variables, cwd, timeout)
     assert (done.returncode != 0) == fails, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def finished(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None, timeout: float = 100
+) -> subprocess.CompletedProcess[str]:
+    """A command at its end; it has nothing to read."""
+    how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, env=env, cwd=cwd, timeout=timeout, **how)
 
 
 def node(ranks: int) -> list[str]:

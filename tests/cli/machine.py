@@ -81,6 +81,16 @@ class Machine:
         )
 
     @contextmanager
+    def used(self, gpu: int) -> Iterator[int]:
+        """The id of another program's process on a GPU."""
+        with subprocess.Popen(["sleep", "60"]) as stranger:
+            self.driver.use(gpu, stranger.pid)
+            try:
+                yield stranger.pid
+            finally:
+                stranger.kill()
+
+    @contextmanager
     def running(
         self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> Iterator[subprocess.Popen[str]]:

@@ -174,15 +174,9 @@ NEAR: dict[str, tuple[str, list[int], dict[str, object]]] = {
 @pytest.mark.fake_driver
 @pytest.mark.needs("two-cpus")
 class TestNear:
-    @pytest.mark.parametrize(("script", "gpus", "expected"), NEAR.values(), ids=NEAR)
-    def test_where_a_process_is(
-        self,
-        script: str,
-        gpus: list[int],
-        expected: dict[str, object],
-        gpuaff: Runner,
-        driver: FakeDriver,
-    ) -> None:
+    @pytest.mark.parametrize("case", NEAR)
+    def test_where_a_process_is(self, case: str, gpuaff: Runner, driver: FakeDriver) -> None:
+        script, gpus, expected = NEAR[case]
         driver.set_memory(2, None)
         with process(script) as user:
             for gpu in gpus:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,18 +40,11 @@ def read(name: str) -> str:
     return (VIEWS / f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
-@pytest.fixture
-def on_width(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Block], int], str]:
+def on_width(blocks: Iterable[Block], width: int) -> str:
     """The text on a terminal of a width, without colours."""
-
-    def on_width(blocks: list[Block], width: int) -> str:
-        monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
         return output.rendered(blocks, io.StringIO())
-
-    return on_width
-
-
-OnWidth = Callable[[list[Block], int], str]
 
 
 def share(rank: int, gpu: int | None, cpus: set[int], *, nodes: tuple[int, ...] = ()) -> Share:
@@ -100,7 +93,7 @@ class TestTree:
         assert tree(Topology.from_dict(data)) == TREES[name]["shown"]
 
     @pytest.mark.case("A25")
-    def test_long_lists_are_broken_only_for_a_terminal(self, on_width: OnWidth) -> None:
+    def test_long_lists_are_broken_only_for_a_terminal(self) -> None:
         nodes = (NumaNode(id=0, cpus=EVEN), NumaNode(id=1, cpus=ODD))
         seen = Topology(cpus=EVEN | ODD, allowed=EVEN | ODD, numa_nodes=nodes)
         whole = ",".join(str(cpu) for cpu in sorted(EVEN))
@@ -179,7 +172,7 @@ class TestPicture:
         legend = f"one character a core: the rank that has it{legend}"
         assert lines[-2:] == [legend, f"CPUs  {sign}  0"]
 
-    def test_long_strips_are_broken_only_for_a_terminal(self, on_width: OnWidth) -> None:
+    def test_long_strips_are_broken_only_for_a_terminal(self) -> None:
         cpus = frozenset(range(100))
         seen = Topology(cpus=cpus, allowed=cpus, cores=tuple(frozenset({c}) for c in range(100)))
         blocks = views.plan_blocks(seen, plan(share(0, None, set(range(100)))), "it")
@@ -192,7 +185,7 @@ class TestPicture:
         ]
 
     @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
-    def test_every_core_is_drawn_once(self, box: Topology, width: int, on_width: OnWidth) -> None:
+    def test_every_core_is_drawn_once(self, box: Topology, width: int) -> None:
         made = on_width(views.plan_blocks(box, plan(*THREE), "box"), width)
         drawn = re.sub(r"node \d|GPU \d|[\d-]+,[\d-]*|\d+-\d+|\s", "", made.split("ranks\n")[-1])
         assert sorted(drawn) == sorted("0*2.11.-")
@@ -212,21 +205,19 @@ class TestTable:
     ) -> None:
         cells = [cell for row in rows for cell in row]
         expected = "".join(map(formatting.plain, cells))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("COLUMNS", str(width))
-            broken = output.rendered([formatting.Table(rows)], io.StringIO())
+        broken = on_width([formatting.Table(rows)], width)
         for made in (formatting.plain(formatting.Table(rows)), broken):
             assert sorted("".join(made.split())) == sorted("".join(expected.split()))
         longest = max((len(span.text) for cell in cells for span in cell), default=0)
         widest = max(map(len, broken.splitlines()), default=0)
         assert widest <= max(width, 3 * max(longest, 8) + 2 * formatting.GAP)
 
-    def test_breaks_between_pieces_only(self, on_width: OnWidth) -> None:
+    def test_breaks_between_pieces_only(self) -> None:
         table = formatting.Table([(formatting.listed(["10-11", "20-21", "30"], ","), "end")])
         assert on_width([table], 11) == "10-11,  end\n20-21,\n30\n"
         assert on_width([table], 17) == "10-11,20-21,  end\n30\n"
 
-    def test_an_empty_column_takes_no_room(self, on_width: OnWidth) -> None:
+    def test_an_empty_column_takes_no_room(self) -> None:
         table = formatting.Table([("a", "", "b"), ("cc", (), "d")])
         assert formatting.plain(table) == "a   b\ncc  d"
         assert on_width([table], 40) == "a   b\ncc  d\n"

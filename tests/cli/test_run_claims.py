@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,17 +27,6 @@ RANKS = [dict(rank.environ) for rank in environments.started("torchrun", "torchr
 @pytest.fixture
 def machine(driver: FakeDriver, tmp_path: Path) -> Machine:
     return Machine(driver, tmp_path)
-
-
-@contextmanager
-def used(machine: Machine, gpu: int) -> Iterator[int]:
-    """The id of another program's process on a GPU."""
-    with subprocess.Popen(["sleep", "60"]) as stranger:
-        machine.driver.use(gpu, stranger.pid)
-        try:
-            yield stranger.pid
-        finally:
-            stranger.kill()
 
 
 class TestClaims:
@@ -127,7 +113,7 @@ class TestFailures:
         assert told(done).startswith(f"gpuaff: {words.split('=')[0]}=")
 
     def test_others_compute(self, machine: Machine) -> None:
-        with used(machine, 1) as pid:
+        with machine.used(1) as pid:
             done = machine.run("-n", "2", "--", "true")
             few = machine.run("--candidates", "1", "--", "true")
             late = machine.run("--candidates", "1", "--wait", "0.01", "--", "true")

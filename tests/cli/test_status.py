@@ -6,10 +6,7 @@ import json
 import os
 import pwd
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,16 +35,6 @@ needs_first_namespace = pytest.mark.skipif(
 @pytest.fixture
 def machine(driver: FakeDriver, tmp_path: Path) -> Machine:
     return Machine(driver, tmp_path)
-
-
-@contextmanager
-def stranger() -> Iterator[int]:
-    """The id of a process of another program."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
 
 
 def facts(found: dict[str, Any], **expected: object) -> None:
@@ -143,8 +130,7 @@ def test_a_claimer_that_is_exiting(machine: Machine) -> None:
 
 @needs_first_namespace
 def test_others_compute(machine: Machine) -> None:
-    with stranger() as pid:
-        machine.driver.use(1, pid, memory=500 << 20)
+    with machine.used(1) as pid:
         free, used = machine.status()["gpus"]
         shown = machine.shown()
     assert free["processes"] == []
@@ -207,7 +193,9 @@ def test_a_gpu_that_is_kept_for_a_waiter_is_not_free(machine: Machine) -> None:
         first, second = machine.shown().splitlines()[1:3]
         assert "  busy   leased by " in first
         assert "  kept   kept for " in second
-        assert f"(pid {waiter.pid}) of {ME}, who waits for 2 of them" in machine.refused("-n", "1")
+        for options in (["-n", "1"], ["--dry-run"]):
+            told = machine.refused(*options)
+            assert f"(pid {waiter.pid}) of {ME}, who waits for 2 of them" in told
         waiter.send_signal(signal.SIGSTOP)
         assert machine.soon(lambda found: found["gpus"][1]["free"])["gpus"][1]["kept_for"] is None
         assert machine.refused("-n", "1") == "", "it passes the one that is stopped"
@@ -282,8 +270,7 @@ def test_no_driver(machine: Machine) -> None:
 def test_gpus_that_cannot_be_told_apart(machine: Machine) -> None:
     """Each is judged by its own processes, and none is free, as no claim takes them."""
     machine.driver.state.gpus[1].uuid = machine.driver.state.gpus[0].uuid
-    with stranger() as pid:
-        machine.driver.use(0, pid)
+    with machine.used(0):
         found = json.loads(machine.call("status", "--json").stdout)
     assert [gpu["busy"] for gpu in found["gpus"]] == ["processes", "unreadable"]
     assert found["gpus"][1]["message"].endswith("so it cannot be claimed")

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.example_runs import EXAMPLES
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import environment
 
-SCRIPT = Path(__file__).parents[2] / "examples/acquisitor/acquisitor.py"
+SCRIPT = EXAMPLES / "acquisitor/acquisitor.py"
 
-pytestmark = [
-    pytest.mark.fake_driver,
-    pytest.mark.skipif(not SCRIPT.exists(), reason="needs the examples of a checkout"),
-]
+pytestmark = pytest.mark.fake_driver
 
 
 @pytest.fixture

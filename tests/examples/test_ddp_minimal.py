@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.example_runs import EXAMPLES, node, run_example, table
+from tests.example_runs import EXAMPLES, finished, node, run_example, table
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
 from tests.processes import CPUS, environment
@@ -88,14 +87,8 @@ def test_ranks_that_differ_fail(driver: FakeDriver, tmp_path: Path) -> None:
         "parallel.DistributedDataParallel = functools.partial(DDP, init_sync=False)\n"
         f"runpy.run_path({str(EXAMPLES / SCRIPT)!r}, run_name='__main__')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *node(2), str(broken), "--no-cuda"],
-        capture_output=True,
-        text=True,
-        env=environment(driver.env()),
-        timeout=100,
-        check=False,
-    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *node(2)]
+    done = finished([*torchrun, str(broken), "--no-cuda"], environment(driver.env()))
     assert "forward pass: THE RANKS DIFFER" in done.stdout
     assert done.returncode == 1
 

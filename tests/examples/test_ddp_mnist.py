@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.example_runs import EXAMPLES, node, run_example
+from tests.example_runs import EXAMPLES, finished, node, run_example
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import CPUS, environment
 
@@ -112,7 +112,7 @@ def test_claimed_gpus_are_the_ranks_gpus(driver: FakeDriver, lock_folder: Path) 
     env = environment({**driver.env(), "GPUAFF_LOCK_DIR": str(lock_folder)})
     with subprocess.Popen(["sleep", "100"]) as somebody:
         driver.use(0, somebody.pid)
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        done = finished(command, env)
         somebody.kill()
     assert shares(done.stdout)[0][0] == "1"
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.example_runs import EXAMPLES, finished
 from tests.fakedriver.driver import FakeDriver
 from tests.processes import CPUS, environment
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = [
     pytest.mark.fake_driver,
     pytest.mark.slow,
     pytest.mark.needs("mpi4py", "mpirun.openmpi"),
-    pytest.mark.skipif(not EXAMPLES.exists(), reason="needs the examples of a checkout"),
 ]
 
 
@@ -27,15 +25,7 @@ def mpirun(
 ) -> subprocess.CompletedProcess[str]:
     command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", bind]
     command += ["-n", "2", sys.executable, str(EXAMPLES / script), *words]
-    return subprocess.run(
-        command,
-        env=environment(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return finished(command, environment(env))
 
 
 @pytest.mark.needs("two-cpus")

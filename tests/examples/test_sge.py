@@ -6,18 +6,16 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.example_runs import EXAMPLES, finished
 from tests.fakedriver.driver import FakeDriver, MakeDriver
 from tests.fakedriver.play import this_machine
 from tests.processes import CPUS, environment
-
-EXAMPLE = Path(__file__).parents[2] / "examples/sge"
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +23,6 @@ pytestmark = [
     pytest.mark.needs("qsub", "grid-engine", "two-cpus"),
     pytest.mark.timeout(240),
     pytest.mark.skipif(os.geteuid() != 0, reason="Grid Engine is started as root"),
-    pytest.mark.skipif(not EXAMPLE.exists(), reason="needs the examples of a checkout"),
 ]
 
 
@@ -50,16 +47,7 @@ class Cluster:
 
     def printed(self, *words: str) -> list[str]:
         """What a job and its tasks printed."""
-        command = ["qsub", "-sync", "y", *words]
-        done = subprocess.run(
-            command,
-            env=self._env,
-            cwd=self._folder,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        done = finished(["qsub", "-sync", "y", *words], self._env, self._folder, timeout=200)
         outs = sorted(self._folder.glob("*.o*"))
         said = [path.read_text() for path in outs]
         assert done.returncode == 0, [done.stdout, done.stderr, *said]
@@ -69,7 +57,7 @@ class Cluster:
 @pytest.fixture
 def cluster(driver: FakeDriver, grid_engine: dict[str, str], tmp_path: Path) -> Cluster:
     folder = tmp_path / "jobs"
-    shutil.copytree(EXAMPLE, folder)
+    shutil.copytree(EXAMPLES / "sge", folder)
     env = environment({**driver.env(), "GPUAFF_LOCK_DIR": str(tmp_path / "locks")})
     ours = ("PATH", "PYTHONPATH", "GPUAFF_LOCK_DIR", *driver.env())
     lines = [f"export {name}={shlex.quote(env[name])}\n" for name in ours]

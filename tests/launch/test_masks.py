@@ -30,22 +30,6 @@ def whose_masks(masks: Masks) -> str:
     return "unknown" if masks.unknown else "named" if masks.named else "common"
 
 
-@pytest.mark.parametrize(
-    ("environ", "unbound"),
-    [
-        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none", "torchrun without --numa-"),
-        ("OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun --bind-to none"),
-        ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "mpiexec -bind-to none"),
-        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2", "without taskset or numactl around each"),
-    ],
-)
-def test_each_launcher_has_its_own_remedy(environ: str, unbound: str) -> None:
-    ranks = Ranks(local_rank=0, local_size=2)
-    masks = masks_seen(variables(environ), ranks, own=NARROW, starter=WIDE, online=WIDE)
-    assert masks.unknown
-    assert masks.unbound.startswith(unbound)
-
-
 TABLES = json.loads((FOLDER.parent / "masks.json").read_text("utf-8"))
 """What is seen of each rank of a recorded start, or of the first of two that srun has bound, and
 what is known of the masks then; CPUs as lists."""
@@ -58,6 +42,14 @@ def cases(name: str) -> Any:
 
 def read(seen: dict[str, str]) -> dict[str, Any]:
     return {k: text if k == "starter_name" else parse_cpulist(text) for k, text in seen.items()}
+
+
+@pytest.mark.parametrize(("environ", "unbound"), TABLES["remedies"].items())
+def test_each_launcher_has_its_own_remedy(environ: str, unbound: str) -> None:
+    ranks = Ranks(local_rank=0, local_size=2)
+    masks = masks_seen(variables(environ), ranks, own=NARROW, starter=WIDE, online=WIDE)
+    assert masks.unknown
+    assert masks.unbound.startswith(unbound)
 
 
 @pytest.mark.case("B19", "A17")
@@ -128,21 +120,12 @@ def test_tasks_of_this_node(said: str, expected: int | None) -> None:
     assert tasks_here(env.get) == expected
 
 
-INSIDE = [
-    ("torchrun", "torchrun", "gres", Launcher.TORCHRUN),
-    ("torchrun", "torchrun", "job-gpus", Launcher.TORCHRUN),
-    ("torchrun", "torchrun", "batch-script", Launcher.TORCHRUN),
-    ("openmpi", "unbound", "batch-script", Launcher.OPEN_MPI),
-    ("slurm", "batch-script", "batch-script", Launcher.UNKNOWN),
-]
-
-
-@pytest.mark.parametrize(("launcher", "name", "outside", "active"), INSIDE)
-def test_a_launcher_inside_slurm(launcher: str, name: str, outside: str, active: Launcher) -> None:
+@pytest.mark.parametrize(("launcher", "name", "outside", "active"), cases("inside of Slurm"))
+def test_a_launcher_inside_slurm(launcher: str, name: str, outside: str, active: str) -> None:
     for rank in started(launcher, name):
         around = started("slurm", outside)[0].environ
         inside = replace(rank, environ={**around, **rank.environ})
-        assert active_row(inside.environ.get, inside.ranks).launcher is active
+        assert active_row(inside.environ.get, inside.ranks).launcher is Launcher[active]
         assert whose_masks(inside.masks()) == "common"
 
 

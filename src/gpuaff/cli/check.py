@@ -20,8 +20,6 @@ from gpuaff.pinning.check import Check, evaluate, observe_process, render
 from gpuaff.topology.model import Topology
 from gpuaff.topology.sysfs import device_files
 
-CHECK_SCHEMA_VERSION = 1
-
 _SCOPES = Scope.NODE, Scope.SOCKET
 
 _OTHER_MACHINE = Notice(
@@ -68,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.show_json(
             {
-                "schema_version": CHECK_SCHEMA_VERSION,
+                "schema_version": 1,
                 "ok": ok,
                 "processes": [check.to_dict() for check in checks],
                 "warnings": [notice.to_dict() for notice in notices],

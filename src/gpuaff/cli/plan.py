@@ -9,14 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpuaff._system import env
-from gpuaff.allocator.model import (
-    TEXT_READERS,
-    Mode,
-    Multithreading,
-    Partition,
-    Scope,
-    given_options,
-)
+from gpuaff.allocator import model
 from gpuaff.allocator.plan import plan
 from gpuaff.cli import output, views
 from gpuaff.cli.dispatch import add_option
@@ -30,10 +23,10 @@ _IRRELEVANT = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknow
 
 # The planner's options: the sign of a value; the default and all words, or what a number does.
 _OPTIONS: dict[str, tuple[str, Iterable[str], str]] = {
-    "mode": ("M", Mode, Mode.UNIQUE_CONTIGUOUS),
-    "scope": ("S", Scope, Scope.NODE),
-    "multithreading": ("T", Multithreading, Multithreading.ALL_LOGICAL),
-    "partition": ("P", Partition, Partition.AUTO),
+    "mode": ("M", model.Mode, model.Mode.UNIQUE_CONTIGUOUS),
+    "scope": ("S", model.Scope, model.Scope.NODE),
+    "multithreading": ("T", model.Multithreading, model.Multithreading.ALL_LOGICAL),
+    "partition": ("P", model.Partition, model.Partition.AUTO),
     "min_physical_cores": ("N", (), "fail if a rank gets fewer physical cores than N"),
     "max_physical_cores": ("N", (), "give no rank more physical cores than N"),
     "reserve": ("N", (), "keep N physical cores of each rank's part free, for helpers"),
@@ -49,7 +42,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--nproc", "N", partial(count, text=True), meaning)
     for name, (sign, words, meaning) in _OPTIONS.items():
         text = f"{', '.join(words)} (default: {meaning})" if words else meaning
-        add_option(parser, f"--{name.replace('_', '-')}", sign, TEXT_READERS[name], text)
+        add_option(parser, f"--{name.replace('_', '-')}", sign, model.TEXT_READERS[name], text)
     meaning = "let the ranks' numbers of cores differ, so that fewer stay free"
     how: dict[str, Any] = {"action": "store_const", "const": False}
     parser.add_argument("--unbalanced", dest="balanced", help=meaning, **how)
@@ -73,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
         expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
         raise InvalidOptionError("--nproc", args.nproc, expected)
     nproc = args.nproc or lists or len(topology.visible) or 1
-    chosen: dict[str, Any] = {key: getattr(args, key, None) for key in TEXT_READERS}
+    chosen: dict[str, Any] = {key: getattr(args, key, None) for key in model.TEXT_READERS}
     if is_live:
-        chosen = given_options(chosen, env.option)
+        chosen = model.given_options(chosen, env.option)
     given = {key: value for key, value in chosen.items() if value is not None}
     made = plan(topology, nproc, rank_allowed=args.rank_allowed, **given)
     # A plan is only as good as its topology.

@@ -55,8 +55,8 @@ def register(parser: Parser) -> None:
     add_option(parser, "--candidates", "LIST", options.gpus, "some of these, named likewise")
     meaning = "wait for busy GPUs, for so long (90, 10m, 1h30m) or without limit"
     add_option(parser, "--wait", "DURATION", wait_time, meaning, nargs="?")
-    add_option(parser, "--min-free-memory", "SIZE", options.size, "free on each, at least (40G)")
-    add_option(parser, "--max-utilization", "PCT", options.percent, "recent, of each, at most")
+    add_option(parser, "--min-free-memory", "SIZE", options.size, "least free memory of each (40G)")
+    add_option(parser, "--max-utilization", "PCT", options.percent, "highest recent load of each")
     for name, meaning in (
         ("--per-rank", "inside a launcher: let each rank claim"),
         ("--no-claim", "claim nothing, and pin"),

@@ -15,8 +15,6 @@ from gpuaff.cpuset import format_cpulist
 from gpuaff.errors import GpuaffError
 from gpuaff.formatting import Line, Row, Span, Table, line, process_in_words, size, titled
 
-STATUS_SCHEMA_VERSION = 1
-
 _USES = {Kind.COMPUTE: "computes", Kind.GRAPHICS: "draws", Kind.OPEN: "has it open"}
 
 
@@ -37,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         )
     status = status_of(take_snapshot())
     if args.json:
-        output.show_json({"schema_version": STATUS_SCHEMA_VERSION, **status.to_dict()})
+        output.show_json({"schema_version": 1, **status.to_dict()})
     else:
         output.show(blocks(status))
         output.show_notes(status.warnings)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar, TypeAlias
 
+from gpuaff import errors
 from gpuaff._system import env
 from gpuaff._system.nvml import open_session
 from gpuaff.claims import claim_gpus as _claim_gpus
@@ -25,14 +26,6 @@ from gpuaff.claims.devices.probe import Probe
 from gpuaff.claims.locking import registry
 from gpuaff.claims.locking.safe_gpu import DEFAULT, holding
 from gpuaff.claims.placeholder import load
-from gpuaff.errors import (
-    AlreadyClaimedError,
-    GpuaffError,
-    GpusBusyError,
-    InvalidOptionError,
-    NoDriverError,
-    NotEnoughGpusError,
-)
 
 PlaceholderFn: TypeAlias = str | Callable[[int], object]
 
@@ -49,7 +42,7 @@ gpu_owner: GPUOwner | None = None
 """What :func:`claim_gpus` has made."""
 
 
-class NvidiasmiError(GpuaffError, FileNotFoundError):
+class NvidiasmiError(errors.GpuaffError, FileNotFoundError):
     """There is no usable driver: scripts catch it to go on without GPUs.
 
     Where nvidia-smi was not installed, safe_gpu raised FileNotFoundError.
@@ -183,7 +176,7 @@ class GPUOwner:
     def _claimed(self, nb_gpus: int) -> Claim:
         try:
             return _claim_gpus(nb_gpus, placeholder=self.placeholder_fn, own_is_free=False)
-        except (AlreadyClaimedError, GpusBusyError, NotEnoughGpusError):
+        except (errors.AlreadyClaimedError, errors.GpusBusyError, errors.NotEnoughGpusError):
             raise  # before anything is occupied safe_gpu logs no error
         except RuntimeError as error:
             self.logger.error(f"Failed to acquire placeholder: {error}")  # noqa: TRY400 - as safe_gpu logs it
@@ -239,12 +232,12 @@ def _original_errors() -> Iterator[None]:
     """Raise safe_gpu's errors, with its names of arguments."""
     try:
         yield
-    except NoDriverError as error:
+    except errors.NoDriverError as error:
         raise NvidiasmiError(str(error)) from error
-    except GpusBusyError as error:
+    except errors.GpusBusyError as error:
         error.remedy = ""  # safe_gpu cannot wait
         raise
-    except InvalidOptionError as error:
+    except errors.InvalidOptionError as error:
         names = {"n": "nb_gpus", "placeholder": "placeholder_fn"}
         error.option = names.get(error.option, error.option)
         raise

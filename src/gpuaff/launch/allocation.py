@@ -141,19 +141,16 @@ def _of_batch_script(get: Get) -> tuple[int, ...] | None:
 
 
 def _of_maps(get: Get, names: Iterable[str]) -> Granted | None:
-    of_gpus = sorted(n for n in names if any(word in n.lower() for word in ("gpu", "cuda")))
-    found = {name: (get(name) or "").replace(",", " ").split() for name in of_gpus}
-    found = {name: ids for name, ids in found.items() if ids and ids != ["NONE"]}
-    if not found:
-        return None
-    name, ids = next(iter(found.items()))
-    if any(set(other) != set(ids) for other in found.values()):
-        return _grant(f"{' and '.join(found)} list different GPUs")
-    numbers = [index for index in map(number, ids) if index is not None]
-    source = f"{name}={' '.join(ids)}"
-    if len(numbers) < len(ids):  # names, which a site may count from 0 or from 1
-        return _grant(source, count=len(set(ids)))
-    return _grant(source, indices=numbers)
+    for name in sorted(names):
+        ids = (get(name) or "").replace(",", " ").split()
+        if not ids or ids == ["NONE"] or not any(word in name.lower() for word in ("gpu", "cuda")):
+            continue
+        numbers = [index for index in map(number, ids) if index is not None]
+        source = f"{name}={' '.join(ids)}"
+        if len(numbers) < len(ids):  # names, which a site may count from 0 or from 1
+            return _grant(source, count=len(set(ids)))
+        return _grant(source, indices=numbers)
+    return None
 
 
 # Torque: PBS_GPUFILE is a file with a line ``<host>-gpu<index>`` for each GPU of the job.

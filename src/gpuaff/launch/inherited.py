@@ -24,9 +24,6 @@ PINNED_VARIABLE = "GPUAFF_PINNED"  # v1:<rank>:<ranks>:<cpulist>:<cpulist of the
 # After months of uptime, ticks have more than nine digits.
 _CLAIM = re.compile(r"v1:(\d{1,9}):(\d{1,9}):(\d{1,20}):(.*)", re.ASCII)
 
-EXPLAINED = frozenset({"mask-narrow", "mask-shrunk", "masks-unknown"})
-"""Warnings about a mask of unknown origin: a pinned share explains it."""
-
 
 class ParentClaim(NamedTuple):
     """A claim, by its slot, process, and GPUs or MIG instances; ``str()`` gives the variable."""

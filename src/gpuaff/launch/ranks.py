@@ -1,9 +1,8 @@
 """This process's rank, by what its launcher put into the environment.
 
-Launchers are read innermost first, and the innermost counts, even where its numbers are invalid:
-another launcher's are those of another process. Where two disagree (variables may be left over from
-a shell), the nearest launcher program among this process's ancestors decides. ``docs/launchers.md``
-has the rules, with examples.
+The innermost launcher counts, even where its numbers are invalid: another's are those of another
+process. Where two disagree (variables may be left over from a shell), the nearest launcher program
+among this process's ancestors decides. ``docs/launchers.md`` has the rules, with examples.
 """
 
 from __future__ import annotations

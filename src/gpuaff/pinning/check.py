@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpuaff._system import env, kernel
 from gpuaff.allocator.model import Word
 from gpuaff.cpuset import CpuSet, format_cpulist
-from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed, plain
+from gpuaff.formatting import Line, Span, Table, counted, cpulist, line, listed, plain, titled
 from gpuaff.notices import Notice
 from gpuaff.pinning import openmp, threads
 from gpuaff.pinning.state import State as Process
@@ -323,15 +323,12 @@ def _explain(seen: Observation, thread: Thread, should: CpuSet, state: State) ->
 
 _MAX_NAMES = 8  # of threads that are listed where nothing is wrong with them
 
-_HEADS = ("process", "GPU", "threads", "CPUs", "state", "names")
-
 
 def render(checks: Collection[Check]) -> list[Line | Table]:
     """A table: threads with the same CPUs in one row; then what is wrong."""
-    rows = [[line(Span(word, "head")) for word in _HEADS]]
-    rows += [row for check in checks for row in _rows(check)]
+    rows = [row for check in checks for row in _rows(check)]
     remarks = [remark for check in checks for remark in _remarks(check)]
-    return [Table(rows, right=(2,)), *remarks]
+    return [titled("process GPU threads CPUs state names", rows, right=(2,)), *remarks]
 
 
 def _rows(check: Check) -> Iterator[list[Line]]:

@@ -226,7 +226,7 @@ class Attempt(NamedTuple):
         gpus = own_gpus(self.ranks, visible=visible, is_rank=seen.is_own)
         if seen.share is not None and seen.is_own and visible:
             return plan_inside_share(topology, self.options, self.ranks, gpus, seen.share)
-        all_gpus = () if gpus is None else gpus_of_the_machine()
+        all_gpus = () if gpus is None else gpus_of_the_machine(topology)
         return plan_for_rank(topology, self.options, self.ranks, seen.masks, gpus, all_gpus)
 
     def _warnings(self, process: Process, seen: Observation, plan: Plan) -> list[Notice]:
@@ -239,7 +239,7 @@ class Attempt(NamedTuple):
         if self.in_claim or process.state.grant is not None:  # it has narrowed the mask
             explained = frozenset({"mask-narrow", "mask-shrunk"})
         if share is not None and seen.is_own and seen.granted.cpus == share.cpus:
-            explained |= inherited.EXPLAINED
+            explained |= {"mask-narrow", "mask-shrunk", "masks-unknown"}
         warnings = [notice for notice in one_reason(found) if notice.code not in explained]
         # One rank on the only GPU has all of its CPUs: the ranks that share the GPU share these.
         is_whole = share and (share.local_size, len(seen.topology.visible)) == (1, 1)
