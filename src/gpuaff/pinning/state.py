@@ -98,8 +98,7 @@ class State(NamedTuple):
 
     def in_child(self) -> State:
         """The state of a child that is forked now: its border is what is in force."""
-        made = State(os.getpid(), self.mask, self.share, grant=self.grant)
-        return made._replace(reserved=self.reserved, whole=self.whole)
+        return State(os.getpid(), self.mask, self.share, grant=self.grant)
 
     def is_free(self, granted: threads.Granted) -> IsFree:
         """Whether a thread, by its id and mask, is free, where this is what the kernel grants."""
