@@ -37,8 +37,8 @@ class Exit:
     def goes_on(self) -> bool:
         """Whether all its threads are exiting, and it is no zombie yet, and not gone."""
         threads = [_seen(self.pid, tid) for tid in _threads(self.pid)]
-        lasts = any(state != "Z" for state, _ in threads)
-        return lasts and all(flags & _PF_EXITING for _, flags in threads)
+        all_exit = all(flags & _PF_EXITING for _, flags in threads)
+        return all_exit and any(state != "Z" for state, _ in threads)
 
     def finish(self) -> None:
         """Let it come to its end, soon."""

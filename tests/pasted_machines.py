@@ -1,7 +1,4 @@
-"""What people pasted, and the plans that follow.
-
-All of it was worked out by hand from the files in ``data/pastes``: ``data/topologies`` has the
-machines, ``data/pasted_plans.json`` the plans.
+"""What was pasted (``data/pastes``), and the machines and plans that follow, worked out by hand.
 
 Unless ``why`` says otherwise the plans follow from one rule: the cores near a GPU, ascending, are
 cut into as many blocks as there are GPUs with the same list. Lists that are two equal runs of CPUs,

@@ -97,19 +97,18 @@ class _Pipes:
             os.close(handle)
 
 
-class _Status:
-    """The exit status of a fork, which the nursery writes."""
+def _status_of(handle: int) -> Callable[[float], int]:
+    """A wait for the exit status of a fork, which the nursery writes."""
+    found: list[int] = []
 
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-        self._found: int | None = None
+    def wait(timeout: float) -> int:
+        if not found:
+            assert select.select([handle], [], [], timeout)[0], "it goes on"
+            found.append(int(os.read(handle, 10)))
+            os.close(handle)
+        return found[0]
 
-    def wait(self, timeout: float) -> int:
-        if self._found is None:
-            assert select.select([self._handle], [], [], timeout)[0], "it goes on"
-            self._found = int(os.read(self._handle, 10))
-            os.close(self._handle)
-        return self._found
+    return wait
 
 
 class Program:
@@ -234,7 +233,7 @@ class Nursery:
         socket.send_fds(self._socket, [message], pipes.theirs)
         pipes.started()
         pid, watches, _, _ = socket.recv_fds(self._socket, 100, 1)
-        return Program(int(pid), watches[0], pipes.ours, _Status(pipes.ours[3]).wait)
+        return Program(int(pid), watches[0], pipes.ours, _status_of(pipes.ours[3]))
 
     def run(
         self,
@@ -289,9 +288,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script to its end; the caller looks at what it printed.
 
-    It is a fork of a process that has imported everything and called nothing; one that starts
-    afresh where it is ``fresh``, has a prefix, or a variable that counts at the start. A prefix
-    ``inside``, of several scripts, is their nursery's: a namespace that others have not.
+    It is a fork of the nursery; but not where it is ``fresh``, has a prefix, or a variable that
+    counts at the start. A prefix ``inside``, of several scripts, is their nursery's.
     """
     script = textwrap.dedent(script)
     variables = environment(env)

@@ -9,34 +9,20 @@ def sound(topology: Topology) -> None:
     """What holds of every topology, and what its JSON form demands."""
     cpus = topology.cpus
     assert topology.allowed == cpus
-    for groups in (topology.cores, topology.l3, [p.cpus for p in topology.packages or ()]):
+    packages = [package.cpus for package in topology.packages or ()]
+    nodes = [node.cpus for node in topology.numa_nodes or ()]
+    for groups in (topology.cores, topology.l3, packages, nodes):
         listed = [cpu for group in groups or () for cpu in group]
         assert len(listed) == len(set(listed))
         assert set(listed) <= cpus
-        assert all(groups or ())
+    assert all((*(topology.cores or ()), *(topology.l3 or ()), *packages))
     if topology.cores is not None:
         assert frozenset().union(*topology.cores) == cpus
-    _sound_nodes(topology)
-    _sound_gpus(topology)
-    for note in topology.notes:
-        assert note.code
-        assert "\n" not in note.message
-        note.message.encode("utf-8")
-
-
-def _sound_nodes(topology: Topology) -> None:
-    nodes = topology.numa_nodes
-    assert nodes is None or nodes
-    listed = [cpu for node in nodes or () for cpu in node.cpus]
-    assert len(listed) == len(set(listed))
-    assert set(listed) <= topology.cpus
-    ids = [node.id for node in nodes or ()]
+    assert topology.numa_nodes is None or topology.numa_nodes
+    ids = [node.id for node in topology.numa_nodes or ()]
     assert ids == sorted(set(ids))
-    for node in nodes or ():
-        assert node.distances is None or len(node.distances) == len(ids)
-
-
-def _sound_gpus(topology: Topology) -> None:
+    distances = [node.distances for node in topology.numa_nodes or ()]
+    assert all(one is None or len(one) == len(ids) for one in distances)
     indices = [gpu.index for gpu in topology.gpus]
     assert indices == sorted(set(indices)) == list(topology.visible)
     for gpu in topology.gpus:
@@ -45,6 +31,9 @@ def _sound_gpus(topology: Topology) -> None:
         assert (gpu.source is None) == (gpu.node_cpus is None and gpu.numa_node is None)
     uuids = [gpu.uuid for gpu in topology.gpus if gpu.uuid]
     assert len(uuids) == len(set(uuids))
-    assert topology.links is None or [len(row) for row in topology.links] == [len(indices)] * len(
-        indices
-    )
+    square = [len(indices)] * len(indices)
+    assert topology.links is None or [len(row) for row in topology.links] == square
+    for note in topology.notes:
+        assert note.code
+        assert "\n" not in note.message
+        note.message.encode("utf-8")

@@ -78,11 +78,6 @@ def test_a_mask_comes_back(ids: frozenset[int]) -> None:
     assert cpuset.parse_mask(cpuset.format_mask(ids)) == ids
 
 
-@given(st.integers(0, 2**200))
-def test_bits(bits: int) -> None:
-    assert sum(1 << cpu for cpu in cpuset.from_bits(bits)) == bits
-
-
 @given(st.text("0123456789,-:/ xaf", max_size=12) | st.text(max_size=8))
 @example("0-65535:1/2," * 10_000)
 @example("0," * 100_000)

@@ -73,7 +73,6 @@ def test_what_it_carries(error: GpuaffError, line: str, data: dict[str, object])
 
 
 def test_a_value_that_does_not_pickle() -> None:
-    """A pool would else raise that it does not, and nobody would learn what was wrong."""
     lock = threading.Lock()
     error = InvalidOptionError("placeholder", lock, "a name")
     again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))

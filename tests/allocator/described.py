@@ -42,16 +42,8 @@ def box(
     visible: Sequence[int] | None = None,
     allowed: str | None = None,
 ) -> Topology:
-    """A machine whose driver tells everything.
-
-    Args:
-        cores: its cores.
-        nodes: for each NUMA node, the positions of its cores.
-        sockets: for each socket, its nodes.
-        gpus: for each GPU, the node next to it.
-        visible: the visible GPUs; all.
-        allowed: the allowed CPUs; all.
-    """
+    """A machine whose driver tells everything: the cores of each node, by their positions, the
+    nodes of each socket, and the node next to each GPU."""
     node_cpus = [union(cores[core] for core in node) for node in nodes]
     socket_of = {node: place for place, socket in enumerate(sockets) for node in socket}
     socket_cpus = [union(node_cpus[node] for node in socket) for socket in sockets]

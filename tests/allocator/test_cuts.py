@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuaff.allocator.cores import fair_shares, in_blocks, in_l3_domains, in_turn
+from gpuaff.allocator.cores import Cutter, fair_shares, in_blocks, in_l3_domains, in_turn
 from tests.allocator.oracle import fair_sizes
 
 
@@ -66,3 +67,10 @@ def test_many_cores_are_shared_in_few_steps() -> None:
     """Five claimants, each near 1000 cores that it shares by halves with its neighbours."""
     wanted = [frozenset(range(500 * at, 500 * at + 1000)) for at in range(5)]
     assert [len(share) for share in fair_shares(wanted, in_blocks)] == [600] * 5
+
+
+def test_trimming_keeps_fast_cores_then_whole_domains() -> None:
+    """One fast core, 0, and six slow ones in three L3 domains: 1-3, 4-5, and 6 beside core 0."""
+    cutter = Cutter(1, partial(in_l3_domains, l3_of=(0, 1, 1, 1, 2, 2, 0)))
+    assert cutter.in_trimming_order(range(7), 3) == (0, 4, 5, 1, 2, 3, 6)
+    assert cutter.in_trimming_order(range(7), None) == (0, 1, 2, 3, 4, 5, 6)

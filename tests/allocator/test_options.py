@@ -127,8 +127,6 @@ def test_the_largest_values_are_accepted() -> None:
     assert (options.reserve, options.cpus) == (65535, frozenset((65535,)))
 
 
-@pytest.mark.parametrize("balanced", [True, False])
-def test_what_is_not_asked_is_the_default(balanced: bool) -> None:
+def test_what_is_not_asked_is_the_default() -> None:
     assert Options.of(2) == Options(nproc=2)
     assert plan(MACHINE, 2) == plan_with(MACHINE, Options(nproc=2))
-    assert plan(MACHINE, 2, balanced=balanced).balanced is balanced

@@ -42,9 +42,8 @@ def _variables(machine: str, folder: str) -> dict[str, str]:
     from tests.fakedriver.driver import FakeDriver
     from tests.fakedriver.play import this_machine
 
-    own = re.fullmatch(r"this-machine:(\d+)", machine)
-    if own:
-        topology = this_machine(int(own.group(1)))
+    if own := re.fullmatch(r"this-machine:(\d+)", machine):
+        topology = this_machine(int(own[1]))
     elif Path(machine).is_file():
         topology = Topology.load(machine)
     else:

@@ -63,21 +63,16 @@ class NVML(Number):
     FUNCTION_NOT_FOUND = 13
     GPU_IS_LOST = 15
     LIB_RM_VERSION_MISMATCH = 18
-    ARGUMENT_VERSION_MISMATCH = 25
     UNKNOWN = 999
 
 
 class CUDA(Number):
     """The return codes of ``cuda.h`` that tests use."""
 
-    INVALID_VALUE = 1
     OUT_OF_MEMORY = 2
-    NOT_INITIALIZED = 3
-    STUB_LIBRARY = 34
     DEVICE_UNAVAILABLE = 46
     NO_DEVICE = 100
     INVALID_DEVICE = 101
-    INVALID_CONTEXT = 201
     UNKNOWN = 999
 
 

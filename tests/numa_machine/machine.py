@@ -41,17 +41,10 @@ def available() -> bool:
 
 
 def play(work: Path, *wanted: str) -> dict[str, Any]:
-    """Start the machine, install gpuaff in it, and play scenarios.
+    """Start the machine, install gpuaff in it, and play scenarios: those that are wanted, or all.
 
-    Args:
-        work: an empty folder to work in.
-        wanted: the names of the scenarios; all when there are none.
-
-    Returns:
-        By scenario: what it found, or the traceback of what it raised.
-
-    Raises:
-        AssertionError: the machine did not come to its end; with what its console showed.
+    ``work`` is an empty folder. Returns by scenario what it found, or the traceback of what it
+    raised; fails with what the console showed when the machine does not come to its end.
     """
     job, out = work / "job", work / "out"
     (job / "tests").mkdir(parents=True)

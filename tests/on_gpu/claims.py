@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-NOBODY = 65534
 
 FLOOR = """
 import ctypes
@@ -41,11 +40,10 @@ def context(gpu, alone=False):
 SAFE = "from safe_gpu import safe_gpu; safe_gpu.claim_gpus(1)"
 OURS = "import gpuaff; gpuaff.claim_gpus(1)"
 TENSOR = "import torch; torch.zeros(1, device='cuda')"
-SAFE_BY_CONTEXT = FLOOR + "from safe_gpu import safe_gpu; safe_gpu.claim_gpus(1, context)"
 
 
-def python(program: str, *, executable: str = sys.executable) -> list[str]:
-    return [executable, "-c", program]
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
 
 
 def seconds(command: Sequence[str]) -> float:
@@ -65,10 +63,16 @@ def compare(commands: dict[str, list[str]], times: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def start(program: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        python(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-    )
+def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [*python(program), *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ready(program: str) -> subprocess.Popen[str]:
+    """Start a program that says that it is ready."""
+    process = start(program)
+    assert line(process) == "ready"
+    return process
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -97,43 +101,50 @@ sys.stdin.read()
 """
 
 
+FLOOR_RACER = f"""
+import sys, time
+{FLOOR}
+begin = float(sys.argv[1])
+while time.time() < begin: pass
+context(int(sys.argv[2]), alone=True)
+print(time.time() - begin, flush=True)
+sys.stdin.read()
+"""
+
+
+def contest(program: str, arguments: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Start a process with each of these arguments at one moment; the words that each says."""
+    begin = str(time.time() + 2.0)
+    racers = [start(program, begin, *words) for words in arguments]
+    said = [line(racer).split() for racer in racers]
+    for racer in racers:
+        end(racer)
+    time.sleep(1)
+    return said
+
+
 def race(count: int, claim: str, imports: str = "") -> tuple[list[float], list[float]]:
     """Start so many processes at one moment: when each has won, or was told that it has lost.
 
     Starting Python is not counted: each says when it is done after the common start.
     """
-    program = RACER.format(imports=imports, claim=claim)
-    begin = str(time.time() + 2.0)
-    racers = [
-        subprocess.Popen(
-            [*python(program), begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(count)
-    ]
-    said = [line(racer).split() for racer in racers]
-    for racer in racers:
-        end(racer)
-    time.sleep(1)
+    said = contest(RACER.format(imports=imports, claim=claim), [()] * count)
     times = {word: sorted(float(at) for w, at in said if w == word) for word in ("won", "lost")}
     return times["won"], times["lost"]
 
 
 def check_costs(times: int, report: dict[str, Any]) -> None:
-    costs = compare(
-        {
-            "python": python("pass"),
-            "floor, all visible": python(FLOOR + "context(0)"),
-            "floor": python(FLOOR + "context(0, alone=True)"),
-            "claim": python(OURS),
-            "claim without context": python(
-                "import gpuaff; gpuaff.claim_gpus(1, placeholder=None)"
-            ),
-            "torch": python(TENSOR),
-            "claim + torch": python(f"{OURS}; {TENSOR}"),
-            "safe_gpu": python(SAFE),
-        },
-        times,
-    )
+    programs = {
+        "python": "pass",
+        "floor, all visible": FLOOR + "context(0)",
+        "floor": FLOOR + "context(0, alone=True)",
+        "claim": OURS,
+        "claim without context": "import gpuaff; gpuaff.claim_gpus(1, placeholder=None)",
+        "torch": TENSOR,
+        "claim + torch": f"{OURS}; {TENSOR}",
+        "safe_gpu": SAFE,
+    }
+    costs = compare({name: python(program) for name, program in programs.items()}, times)
     report["costs"] = {name: round(value, 3) for name, value in costs.items()}
     report["claim / floor"] = round(costs["claim"] / costs["floor"], 2)
     report["claim + torch / torch"] = round(costs["claim + torch"] / costs["torch"], 2)
@@ -168,7 +179,8 @@ with open_session() as keep:
 
 def check_race(gpus: int, report: dict[str, Any], *, peer: bool) -> None:
     count = gpus + gpus // 2
-    floors = [max(race_floor(gpus)) for _ in range(3)]
+    contexts = [[str(gpu)] for gpu in range(gpus)]
+    floors = [max(float(at) for [at] in contest(FLOOR_RACER, contexts)) for _ in range(3)]
     report["floor: contexts at once"] = round(statistics.median(floors), 3)
     lasts, told = [], []
     for _ in range(3):
@@ -185,31 +197,6 @@ def check_race(gpus: int, report: dict[str, Any], *, peer: bool) -> None:
         )
         report["safe_gpu: winners"] = [round(value, 1) for value in won]
         report["safe_gpu: losers told"] = [round(value, 1) for value in lost]
-
-
-def race_floor(gpus: int) -> list[float]:
-    begin = str(time.time() + 1.5)
-    program = (
-        "import sys, time\n"
-        + FLOOR
-        + "begin = float(sys.argv[1])\nwhile time.time() < begin: pass\n"
-        + "context(int(sys.argv[2]), alone=True)\n"
-        + "print(time.time() - begin, flush=True); sys.stdin.read()"
-    )
-    made = [
-        subprocess.Popen(
-            [*python(program), begin, str(gpu)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for gpu in range(gpus)
-    ]
-    said = [float(line(one)) for one in made]
-    for one in made:
-        end(one)
-    time.sleep(1)
-    return said
 
 
 def claim_in_child(call: str) -> str:
@@ -240,17 +227,14 @@ def address_of(gpu: int) -> str:
 
 def check_strangers(gpus: int, report: dict[str, Any]) -> None:
     """Real processes of others: a bare context, torch, another user's lease."""
-    bare = start(FLOOR + "context(0)" + HOLD)
-    assert line(bare) == "ready"
-    torch = start("import torch; x = torch.zeros(1, device='cuda:1')" + HOLD)
-    assert line(torch) == "ready"
+    bare = ready(FLOOR + "context(0)" + HOLD)
+    torch = ready("import torch; x = torch.zeros(1, device='cuda:1')" + HOLD)
     seen = claim_in_child(f"gpuaff.claim_gpus({gpus})")
     assert seen.startswith("GpusBusyError"), seen
     report["busy"] = seen
     if gpus > 2:
         assert claim_in_child("gpuaff.claim_gpus(1)") == "[2]"
-        another = start(LEASE_AS_NOBODY.format(address=address_of(2)) + HOLD)
-        assert line(another) == "ready"
+        another = ready(LEASE_AS_NOBODY.format(address=address_of(2)) + HOLD)
         assert claim_in_child("gpuaff.claim_gpus(1)") == "[3]"
         end(another)
     for one in (bare, torch):
@@ -277,43 +261,35 @@ claim.release()
 print(start, time.time(), flush=True)
 sys.stdin.read()
 """
-    for kind in ("None", "'context'"):
-        late = []
-        for _ in range(5):
-            first = start(holder.format(gpus=gpus, kind=kind))
-            assert line(first) == "ready"
-            second = start(waiter.format(gpus=gpus, kind=kind))
-            assert line(second) == "waits"
-            time.sleep(0.3)
-            assert first.stdin is not None
-            first.stdin.write("\n")
-            first.stdin.flush()
-            released = float(line(first).split()[1])
-            said = line(second)
-            while said == "waits":
-                said = line(second)
-            late.append(float(said) - released)
-            end(first)
-            end(second)
-            time.sleep(0.5)
-        report[f"waiter after release(), placeholder={kind}, s"] = [round(x, 3) for x in late]
-    late = []
-    for _ in range(5):
-        first = start(holder.format(gpus=gpus, kind="'context'"))
-        assert line(first) == "ready"
-        second = start(waiter.format(gpus=gpus, kind="None"))
+
+    def release(first: subprocess.Popen[str]) -> float:
+        assert first.stdin is not None
+        print(file=first.stdin, flush=True)
+        return float(line(first).split()[1])
+
+    def kill(first: subprocess.Popen[str]) -> float:
+        now = time.time()
+        os.kill(first.pid, signal.SIGKILL)
+        return now
+
+    def lateness(held: str, wanted: str, over: Callable[[subprocess.Popen[str]], float]) -> float:
+        first = ready(holder.format(gpus=gpus, kind=held))
+        second = start(waiter.format(gpus=gpus, kind=wanted))
         assert line(second) == "waits"
         time.sleep(0.3)
-        killed = time.time()
-        os.kill(first.pid, signal.SIGKILL)
-        said = line(second)
-        while said == "waits":
-            said = line(second)
-        late.append(float(said) - killed)
+        released = over(first)
+        while (said := line(second)) == "waits":
+            pass
         end(first)
         end(second)
         time.sleep(0.5)
-    report["waiter after SIGKILL of a context's holder, s"] = [round(x, 3) for x in late]
+        return round(float(said) - released, 3)
+
+    for kind in ("None", "'context'"):
+        late = [lateness(kind, kind, release) for _ in range(5)]
+        report[f"waiter after release(), placeholder={kind}, s"] = late
+    late = [lateness("'context'", "None", kill) for _ in range(5)]
+    report["waiter after SIGKILL of a context's holder, s"] = late
 
 
 def check_release(report: dict[str, Any]) -> None:
@@ -356,32 +332,31 @@ dist.destroy_process_group()
 """
 
 
+def ran(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+
+
 def check_run(folder: Path, gpus: int, report: dict[str, Any]) -> None:
     """The README's command: a stranger is on GPU 0, two jobs run beside it."""
     script = folder / "train.py"
     script.write_text(RANK)
     gpuaff = [sys.executable, "-m", "gpuaff"]
-    stranger = start(FLOOR + "context(0)" + HOLD)
-    assert line(stranger) == "ready"
+    stranger = ready(FLOOR + "context(0)" + HOLD)
     count = 2 if gpus > 2 else 1
     job = [
         *gpuaff, "run", "-n", str(count), "--",
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), str(script),
     ]  # fmt: skip
-    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=200)
+    done = ran(*job)
     assert done.returncode == 0, done.stdout + done.stderr
     report["run"] = sorted(text for text in done.stdout.splitlines() if text.startswith("rank"))
     holder = subprocess.Popen([*gpuaff, "run", "-n", "1", "--", "sleep", "60"])
     time.sleep(2)
     report["status"] = subprocess.check_output([*gpuaff, "status"], text=True).splitlines()
-    busy = subprocess.run(
-        [*gpuaff, "run", "-n", str(gpus), "--", "true"], capture_output=True, text=True, check=False
-    )
+    busy = ran(*gpuaff, "run", "-n", str(gpus), "--", "true")
     assert busy.returncode == 75, busy
     report["run, busy"] = busy.stderr.strip()
-    over = subprocess.run(
-        [*gpuaff, "run", "-n", "99", "--", "true"], capture_output=True, text=True, check=False
-    )
+    over = ran(*gpuaff, "run", "-n", "99", "--", "true")
     assert over.returncode == 4, over
     holder.kill()
     holder.wait()

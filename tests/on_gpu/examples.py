@@ -2,15 +2,11 @@
 
 python tests/on_gpu/examples.py OUTDIR [--seconds 190] [--only compare,sweep,…] [--data MNIST]
 
-Runs dp_vs_ddp on 1 GPU and on all, sweep, ddp_minimal, three epochs of ddp_mnist and one step of it
-without a launcher, acquisitor, dataloader, and mpi and horovod_style where there are mpiexec and
-mpi4py; and fails on what is not as their READMEs say. OUTDIR gets ``compare.txt`` (the
-table), ``compare.json`` and ``.csv``, ``sweep.csv`` and ``.png``, ``examples.json`` with the cards,
-the versions and the rest, and ``errors.txt`` with all that was said on stderr. Each is written as
-soon as there is something to write, the most wanted first: what comes late and fails, or is cut
-off, costs only itself. What they show goes into ``docs/examples.md``. Needs torch and
-scikit-learn, and matplotlib for the picture; acquisitor occupies GPUs by CuPy, too, and meets
-safe_gpu, where these can be imported.
+Fails on what is not as the examples' READMEs say. OUTDIR gets what compare.py and sweep.py write,
+``examples.json`` with the cards, the versions and the rest, and ``errors.txt`` with all that was
+said on stderr, each at once, the most wanted first: what is cut off costs only itself. What they
+show goes into ``docs/examples.md``. Needs torch and scikit-learn; uses matplotlib, mpiexec with
+mpi4py, CuPy and safe_gpu where these are.
 """
 
 from __future__ import annotations
@@ -44,14 +40,10 @@ BEGIN = time.monotonic()
 
 
 class Machine:
-    """Where all of it runs, and what was found so far.
+    """Where all of it runs, until ``seconds`` after its start, and what was found so far.
 
-    Args:
-        out: the folder for what was found.
-        gpus: how many there are.
-        seconds: when all of it is to be over, counted from the start of this program.
-        cuda: the GPUs can compute; False over the fake driver, where torch trains on the CPU.
-        data: the folder of MNIST's files; None: the sweep takes scikit-learn's few digits.
+    Without ``cuda`` it is the fake driver, where torch trains on the CPU; without ``data``, MNIST's
+    folder, the sweep takes scikit-learn's few digits.
     """
 
     def __init__(
@@ -60,7 +52,6 @@ class Machine:
         self.out, self.gpus, self.cuda, self.data, self._seconds = out, gpus, cuda, data, seconds
         self.report: dict[str, Any] = {}
         self.device = [] if cuda else ["--no-cuda"]
-        """What the DDP scripts are told: over the fake driver there are GPUs, and no CUDA."""
         self._errors = out / "errors.txt"
         self._errors.write_text("")
 
@@ -68,6 +59,12 @@ class Machine:
         """Write it down at once."""
         self.report.update(found)
         (self.out / "examples.json").write_text(json.dumps(self.report, indent=1) + "\n")
+
+    def kept(self, name: str, command: list[str], *, seconds: float) -> str:
+        """What a command prints, which is written down under a name."""
+        printed = self.output(command, seconds=seconds)
+        self.keep(**{name: printed.splitlines()})
+        return printed
 
     def output(self, command: list[str], *, seconds: float) -> str:
         """What a command that must succeed prints, in the time that it may take."""
@@ -93,10 +90,7 @@ class Machine:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and its children.
-
-    torchrun ends its ranks, which are in sessions of their own, when it is told to.
-    """
+    """End a command and its children; torchrun ends its ranks, in sessions of their own, itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -123,13 +117,12 @@ def check_places(printed: str, ranks: int, *, cuda: bool) -> None:
 
 def check_minimal(on: Machine) -> None:
     command = torchrun(on.gpus, "ddp_minimal/ddp_minimal.py", *on.device)
-    printed = on.output(command, seconds=60)
-    on.keep(minimal=printed.splitlines())
+    printed = on.kept("minimal", command, seconds=60)
     by = "nccl" if on.cuda else "gloo"
     assert f"by {by}; on the first node {on.gpus} ranks, {on.gpus} GPUs visible" in printed
     assert "the same on all ranks" in printed
-    printed = on.output([PYTHON, str(EXAMPLES / "ddp_minimal/one_process.py")], seconds=30)
-    on.keep(one_process=printed.splitlines())
+    alone = [PYTHON, str(EXAMPLES / "ddp_minimal/one_process.py")]
+    printed = on.kept("one_process", alone, seconds=30)
     losses = re.search(r"loss (\S+), after one step (\S+)", printed)
     assert losses is not None, printed
     assert float(losses[2]) < float(losses[1]), printed
@@ -140,8 +133,7 @@ def check_mnist(on: Machine) -> None:
     run = [PYTHON, "-m", "gpuaff", "run", "-n", str(on.gpus), "--wait", "60", "--"]
     options = ["--epochs", "3", "--batch-size", "32", *on.device]
     script = torchrun(on.gpus, "ddp_mnist/ddp_mnist.py", *options)
-    printed = on.output([*run, *script], seconds=60)
-    on.keep(mnist=printed.splitlines())
+    printed = on.kept("mnist", [*run, *script], seconds=60)
     check_places(printed, on.gpus, cuda=on.cuda)
     cpus = re.findall(r"^rank .* CPUs (\S+),", printed, re.MULTILINE)
     assert len(set(cpus)) == on.gpus, cpus
@@ -177,8 +169,7 @@ def check_acquisitor(on: Machine) -> None:
 def check_dataloader(on: Machine) -> None:
     """The main process of each rank keeps a core; its workers share the rest."""
     command = torchrun(on.gpus, "dataloader/dataloader.py", "--workers=3")
-    printed = on.output(command, seconds=60)
-    on.keep(dataloader=printed.splitlines())
+    printed = on.kept("dataloader", command, seconds=60)
     lines = re.findall(r"^rank (\d+): (main|worker).*: cpus (\S+)$", printed, re.MULTILINE)
     assert len(lines) == 4 * on.gpus, lines
     shares = {rank: parse_cpulist(cpus) for rank, who, cpus in lines if who == "main"}
@@ -219,8 +210,7 @@ def check_mpi(on: Machine) -> None:
 def check_alone(on: Machine) -> None:
     """Without a launcher, and so without an address to meet at."""
     script = str(EXAMPLES / "ddp_mnist/ddp_mnist.py")
-    printed = on.output([PYTHON, script, "--dry-run", *on.device], seconds=40)
-    on.keep(alone=printed.splitlines())
+    printed = on.kept("alone", [PYTHON, script, "--dry-run", *on.device], seconds=40)
     check_places(printed, 1, cuda=on.cuda)
 
 
@@ -230,9 +220,8 @@ def check_compare(on: Machine) -> None:
     # A CPU in the place of GPUs would be long about what is little for them.
     size = [] if on.cuda else ["--", "--samples=4096", "--width=64", "--batch-size=64"]
     command = [PYTHON, str(EXAMPLES / "dp_vs_ddp/compare.py"), *files, *on.device, *size]
-    printed = on.output(command, seconds=100)
+    printed = on.kept("compare", command, seconds=100)
     (on.out / "compare.txt").write_text(printed)
-    on.keep(compare=printed.splitlines())
     runs = json.loads(found.read_text())
     counts = sorted({1, on.gpus})
     assert [(run["gpus"], run["method"]) for run in runs] == [
@@ -277,25 +266,16 @@ def version_of(package: str) -> str | None:
 
 
 def cards() -> list[str]:
-    command = [
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,driver_version",
-        "--format=csv,noheader",
-    ]
+    queried = "--query-gpu=name,memory.total,driver_version"
+    command = ["nvidia-smi", queried, "--format=csv,noheader"]
     return subprocess.check_output(command, text=True).splitlines()
 
 
-PARTS = {
-    "compare": check_compare,
-    "sweep": check_sweep,
-    "minimal": check_minimal,
-    "mnist": check_mnist,
-    "alone": check_alone,
-    "acquisitor": check_acquisitor,
-    "dataloader": check_dataloader,
-    "mpi": check_mpi,
-}
-"""In the order in which they are wanted."""
+_WANTED = (
+    *(check_compare, check_sweep, check_minimal, check_mnist),
+    *(check_alone, check_acquisitor, check_dataloader, check_mpi),
+)
+PARTS = {part.__name__.removeprefix("check_"): part for part in _WANTED}
 
 
 def main() -> None:

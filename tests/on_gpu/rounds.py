@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-SRC = Path(__file__).resolve().parents[2] / "src"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpu.claims import SRC, line, start
 
 CLAIMER = """
 import mmap, sys
@@ -50,18 +52,9 @@ Claimer = subprocess.Popen[str]
 
 def claimers(count: int, large: int) -> list[Claimer]:
     """So many, who have imported and loaded what a claim needs."""
-    command = [sys.executable, "-c", CLAIMER, str(SRC), str(large)]
-    found = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(count)
-    ]
+    found = [start(CLAIMER, str(SRC), str(large)) for _ in range(count)]
     assert all(line(one) == "ready" for one in found)
     return found
-
-
-def line(process: Claimer) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 def go_on(process: Claimer) -> None:

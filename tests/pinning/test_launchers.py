@@ -164,12 +164,6 @@ def test_a_worker_whose_number_is_its_tasks(
     assert not unwanted & {*zero["codes"], *one["codes"]}
 
 
-def test_a_child_that_takes_its_parents_numbers(driver: FakeDriver, tmp_path: Path) -> None:
-    script = WORKER.replace("set_affinity(rank, 2)", "set_affinity()")
-    (found,) = of_script(tmp_path, script, "spawn", env={**driver.env(), **in_step(0)})
-    assert all("rank-inherited" in one["codes"] for one in found)
-
-
 def test_a_thread_that_is_importing_multiprocessing(driver: FakeDriver) -> None:
     """What is in sys.modules then has no functions yet."""
     code = """

@@ -54,9 +54,13 @@ def state() -> dict[str, Any]:
     # Not by /proc: a thread that was joined may stand there for a moment.
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     tids = [os.getpid(), *(thread.native_id for thread in others if thread.native_id)]
+    cpus = {}
+    for tid in tids:
+        with suppress(ProcessLookupError):  # it has ended since
+            cpus[tid] = sorted(os.sched_getaffinity(tid))
     return {
         "env": dict(os.environ),
-        "cpus": {tid: sorted(os.sched_getaffinity(tid)) for tid in tids},
+        "cpus": cpus,
         "handles": handles(),
         "locks": locked(),
         "claim": gpuaff.current_claim(),

@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,17 @@ from tests.schedulers.bed import running
 from tests.schedulers.jobs import Stage, two_sides
 
 
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[dict[str, str]]:
-    """A Slurm of two nodes; the variables by which its commands find it."""
-    with tempfile.TemporaryDirectory() as folder, running("slurm", Path(folder)) as variables:
-        yield variables
+def _bed(scheduler: str) -> Any:
+    @pytest.fixture(scope="session")
+    def bed() -> Iterator[dict[str, str]]:
+        """The variables by which a scheduler's commands find it."""
+        with tempfile.TemporaryDirectory() as folder, running(scheduler, Path(folder)) as variables:
+            yield variables
+
+    return bed
 
 
-@pytest.fixture(scope="session")
-def grid_engine() -> Iterator[dict[str, str]]:
-    """A Grid Engine of one host; the variables by which its commands find it."""
-    with tempfile.TemporaryDirectory() as folder, running("grid_engine", Path(folder)) as variables:
-        yield variables
+slurm, grid_engine = _bed("slurm"), _bed("grid_engine")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuaff._system import kernel
-from tests.processes import run, stopped
+from tests.processes import printed, run, stopped
 
 ABSENT = 2**22
 """The id of no process: Linux gives none above it."""
@@ -20,6 +20,42 @@ def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
     """A variable may name anything."""
     os.mkfifo(tmp_path / "pipe")
     assert kernel.Tree(str(tmp_path)).read("pipe") == ""
+
+
+def test_ctrl_c_while_a_file_is_read_loses_no_descriptor() -> None:
+    """At each step of the interpreter in turn, in a window of a block."""
+    script = """
+import os, signal, sys
+from gpuaff._system.interrupts import interruptible, uninterrupted
+from gpuaff._system.kernel import Tree
+
+def trace(frame, event, _):
+    global left
+    if frame.f_code is not Tree.read.__code__:
+        return None
+    frame.f_trace_opcodes = True
+    if event == "opcode":
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGINT)
+    return trace
+
+before, steps, is_interrupted = os.listdir("/proc/self/fd"), 0, True
+while is_interrupted:
+    steps += 1
+    left, is_interrupted = steps, False
+    try:
+        with uninterrupted(), interruptible():
+            sys.settrace(trace)
+            Tree().read("proc/self/stat")
+    except KeyboardInterrupt:
+        is_interrupted = True
+    finally:
+        sys.settrace(None)
+    assert os.listdir("/proc/self/fd") == before, steps
+print(steps)
+"""
+    assert int(printed(script, fresh=True)) > 50
 
 
 def test_a_thread_of_ours() -> None:

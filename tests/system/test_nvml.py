@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from gpuaff._system.nvml_records import pci_address
 from tests.fakedriver.driver import MakeDriver
 from tests.fakedriver.state import NVML
-from tests.nvml_reading import (
-    FULL,
-    SLICES,
-    full,
-    one_gpu,
-    read,
-    without,
-)
+from tests.nvml_reading import FULL, SLICES, full, one_gpu, read, without
 
 
 @pytest.mark.fake_driver

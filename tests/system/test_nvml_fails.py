@@ -64,12 +64,6 @@ class TestOneFunctionFails:
         driver.fail("nvmlShutdown", NVML.UNKNOWN)
         assert read(driver).gpus == (full(0), full(1), full(2))
 
-    def test_an_error_is_described_in_one_line(self, fake_driver: MakeDriver) -> None:
-        driver = fake_driver(FULL)
-        driver.fail("nvmlDeviceGetName", 4711)
-        problem = "name: an error of the fake driver (nvmlDeviceGetName)"
-        assert read(driver).gpus[0].problems == (problem,)
-
     def test_strings_that_pynvml_cannot_decode(self, fake_driver: MakeDriver) -> None:
         before = """
 import pynvml

@@ -162,6 +162,11 @@ def deliver_pending() -> None:
         _block.deliver()
 
 
+def is_in_block() -> bool:
+    """Whether the main thread is in a block, or in a window of one."""
+    return _block is not None
+
+
 def _forget_pending() -> None:
     if _block is not None:
         _block.pending.clear()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 from gpuaff._system import env
+from gpuaff._system.interrupts import is_in_block, uninterrupted
 from gpuaff.cpuset import CpuSet
 
 _PAGE = 4096  # nearly every such file has less, and a large buffer costs more than a call
@@ -41,13 +42,16 @@ class Tree(NamedTuple):
         """A file's text without blanks at its ends; None when it cannot be read."""
         data = b""
         try:
-            handle = os.open(self._full(path), _FLAGS)
-            try:
-                # A read of /proc may end early, with more to come.
-                while len(data) < _MOST and (part := os.read(handle, _PAGE)):
-                    data += part
-            finally:
-                os.close(handle)
+            # In a window of a block Ctrl-C would lose the descriptor. Without a block nothing is
+            # promised, and to begin one takes longer than to read a file.
+            with uninterrupted() if is_in_block() else nullcontext():
+                handle = os.open(self._full(path), _FLAGS)
+                try:
+                    # A read of /proc may end early, with more to come.
+                    while len(data) < _MOST and (part := os.read(handle, _PAGE)):
+                        data += part
+                finally:
+                    os.close(handle)
         except (OSError, ValueError):  # also: the topology files of a CPU that has gone offline
             return None
         return data.decode("utf-8", "replace").strip(" \t\r\n\0")  # NUL: Linux 5.12 to 5.15

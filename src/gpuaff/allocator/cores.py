@@ -181,14 +181,9 @@ class Cutter(NamedTuple):
     fill: Fill
 
     @property
-    def contiguous(self) -> bool:
-        """Whether parts are made of neighbouring cores."""
-        return self.fill is not in_turn
-
-    @property
     def in_blocks(self) -> Cutter:
         """The same without L3 domains: parts have the same sizes."""
-        return self._replace(fill=in_blocks) if self.contiguous else self
+        return self if self.fill is in_turn else self._replace(fill=in_blocks)
 
     def kinds(self, places: Sequence[int], parts: int) -> list[tuple[int, ...]]:
         """The lists that are cut on their own: fast and slow cores, if each part can have both."""

@@ -1,10 +1,8 @@
 """From near cores to the cores of each rank, in each mode.
 
-Unique modes put every core in at most one share. GPUs whose near cores touch, directly or
-through others, form an *island*; islands do not compete. An island is cut evenly (gpu-affinity
-rules 2 and 4, :class:`_Even`) or, where its GPUs' cores overlap without being the same, max-min
-fair (:class:`_Fair`). Balanced shares are of the largest size that all ranks of all islands can
-have.
+Unique modes put every core in at most one share. GPUs whose near cores touch, directly or through
+others, form an *island*; it is cut evenly (gpu-affinity rules 2 and 4) or, where cores overlap
+without being the same, max-min fair. Balanced shares have the largest size possible on all islands.
 """
 
 from __future__ import annotations
@@ -190,7 +188,7 @@ class _Even:
         suffice = cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
         gpu_by_gpu = size is None and suffice and not self._spare
         if len(ranks) <= len(node.cores) and not gpu_by_gpu:
-            ordered = ranks if cutter.contiguous and suffice else sorted(ranks)
+            ordered = sorted(ranks) if cutter.fill is in_turn or not suffice else ranks
             return _assign(node.cores, ordered, cutter, size)
         most = None if size is None else len(node.cores)
         parts = cutter.cut(node.cores, len(node.ranks), most)

@@ -163,8 +163,7 @@ def find_candidates(request: Request, supply: Supply) -> tuple[tuple[Device, ...
         count = own.stop - own.start
     if count > 1 and any(device.is_mig for device in chosen):  # one instance, or whole GPUs
         chosen = tuple(device for device in chosen if not device.is_mig)
-        if len(chosen) < count:
-            raise NotEnoughGpusError(count, 1, "CUDA shows a process no more than one MIG instance")
+        found = "CUDA shows a process no more than one MIG instance"
     if len(chosen) < count:
         raise NotEnoughGpusError(count, len(chosen), found)
     narrowed, total = "", len(supply.devices)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpuaff._system import kernel
 from gpuaff._system.nvml import open_session
-from gpuaff._system.processes import ProcessInfo, look_up, user_name
+from gpuaff._system.processes import ProcessInfo, look_up
 from gpuaff.claims.candidates import unclaimable
 from gpuaff.claims.devices.occupancy import listed
 from gpuaff.claims.devices.probe import Probe, process_info, writer_of
@@ -135,7 +135,7 @@ class Snapshot(NamedTuple):
     def writer(self, entry: Entry) -> ProcessInfo:
         """The process of an entry."""
         found = self.processes.get(entry.pid or 0) if entry.slot in self.living else None
-        return writer_of(entry, found, None if entry.uid is None else user_name(entry.uid))
+        return writer_of(entry, found)
 
 
 def take_snapshot() -> Snapshot:

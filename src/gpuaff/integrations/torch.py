@@ -10,7 +10,7 @@ from typing import Any
 from gpuaff.cpuset import CpuSet
 from gpuaff.errors import GPUAffinityError
 from gpuaff.pinning.spread import spread_within
-from gpuaff.pinning.state import expected
+from gpuaff.pinning.state import remembered
 
 
 class WorkerInit:
@@ -41,7 +41,8 @@ class WorkerInit:
         spread_within(worker_id, info.num_workers, share=self._share)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        share = expected() or self._share
+        state = remembered()
+        share = (state and state.in_force) or self._share
         return WorkerInit, (share and frozenset(share),)
 
 

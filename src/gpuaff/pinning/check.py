@@ -20,7 +20,9 @@ from gpuaff.topology.sysfs import cpuset_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    Causes: TypeAlias = tuple[tuple[str, str], ...]  # what may have bound a thread, and remedies
 
 
 class State(Word):
@@ -155,7 +157,7 @@ class Observation(NamedTuple):
     is_this: bool  # whether it is the process that checks
     remembered: Process | None = None  # what gpuaff has set
     cpuset: CpuSet | None = None
-    causes: tuple[tuple[str, str], ...] = ()  # what may have bound its main thread, and remedies
+    causes: Causes = ()
     warnings: tuple[Notice, ...] = ()
 
     @property
@@ -187,8 +189,7 @@ def observe_this_process() -> Observation:
 
 
 def observe_process(pid: int) -> Observation | None:
-    """Another process, as far as this user may see it; None when it has ended, or ends now."""
-    first = kernel.thread_facts(pid, pid)
+    """Another process, as far as this user may see it; None when it has ended."""
     seen = Observation(
         pid=pid,
         threads=tuple(_threads(pid, kernel.threads_of(pid))),
@@ -196,10 +197,7 @@ def observe_process(pid: int) -> Observation | None:
         cpuset=cpuset_of(kernel.Tree(), pid),
         causes=possible_causes(kernel.mapped_files(pid), kernel.variables_of(pid)),
     )
-    again = kernel.thread_facts(pid, pid)
-    if first is None or again is None or first.started != again.started or not seen.threads:
-        return None  # maybe another process has its id by now
-    return seen
+    return seen if seen.threads else None
 
 
 def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
@@ -210,10 +208,8 @@ def _threads(pid: int, ids: Iterable[int]) -> Iterator[Thread]:
             yield Thread(tid, facts.name, cpus, facts.movable)
 
 
-def possible_causes(
-    files: Collection[str], variables: Mapping[str, str]
-) -> tuple[tuple[str, str], ...]:
-    """What may have bound a main thread, by the mapped files and variables; and remedies."""
+def possible_causes(files: Collection[str], variables: Mapping[str, str]) -> Causes:
+    """What may have bound a main thread, by the mapped files and variables."""
     found = []
     for runtime, (prefixes, its_variables) in openmp.OPENMP.items():
         file = openmp.loaded(prefixes, files)

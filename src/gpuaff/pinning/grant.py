@@ -47,12 +47,8 @@ class Grant(NamedTuple):
     pinned: bool  # whether the process was put there
 
     def give_back(self) -> CpuSet:
-        """Give the process the mask back that it had before the claim.
-
-        What ``set_affinity`` has set since is undone as well. Threads that the program has bound
-        since stay. May be called again; in a forked child it does nothing, as a child cannot
-        release its parent's claim. Returns the calling thread's CPUs afterwards.
-        """
+        """Undo it, and later calls; the calling thread's CPUs afterwards. May be called again."""
+        # A forked child, which cannot release its parent's claim, does not know what was before.
         process = known_process()
         before = process.state.outside if process and process.state.grant is self else None
         if process is not None and before is not None:
@@ -68,13 +64,9 @@ class Grant(NamedTuple):
 def take_grant(indices: Sequence[int], *, strict: bool = False) -> Grant:
     """Put this process, with all its threads, inside the domains of the GPUs that it has claimed.
 
-    Best effort, as pinning is. A domain counts only where this process may use the whole of it,
-    and all of the claim's must count: in a part of it, other jobs could not know which processes
-    keep to it. Otherwise the mask stays, with the warning ``grant-unpinned``. Threads that the
-    program had bound outside are cut to the grant, or moved into it.
-
-    ``indices`` are NVML's; several MIG instances of a GPU count once. ``strict`` raises what would
-    leave the process elsewhere, or its threads scattered; all is then as it was.
+    Best effort, as pinning is: where one of the domains is not allowed whole, the mask stays, as
+    other jobs could not know which processes keep to a part of it. ``indices`` are NVML's; several
+    MIG instances of a GPU count once.
     """
     gpus = frozenset(indices)
 

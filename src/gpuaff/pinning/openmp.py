@@ -1,12 +1,7 @@
 """OMP_NUM_THREADS, and the variables by which OpenMP runtimes and OpenBLAS bind threads.
 
-gpuaff never sets a variable that binds: they are the user's. They take effect when a runtime is
-loaded, which is after gpuaff is called, and then narrow the main thread's mask (cases C1, C2, C4,
-C5, C7).
-
-Sources: OpenMP 5.2, 21.1 (OMP_PROC_BIND, OMP_PLACES); the manual of GNU's runtime
-(OMP_PROC_BIND=false overrides GOMP_CPU_AFFINITY); that of Intel's, from which LLVM's comes
-(KMP_AFFINITY overrides GOMP_CPU_AFFINITY, and that OMP_PROC_BIND); OpenBLAS' driver/others/init.c.
+gpuaff never sets a variable that binds: they are the user's. They narrow the main thread's mask
+when a runtime is loaded, which is after gpuaff is called (cases C1, C2, C4, C5, C7).
 """
 
 from __future__ import annotations
@@ -26,6 +21,9 @@ if TYPE_CHECKING:
 
     Get: TypeAlias = Callable[[str], str | None]  # looks up a variable
 
+# Sources: OpenMP 5.2, 21.1; the manual of GNU's runtime (OMP_PROC_BIND=false overrides
+# GOMP_CPU_AFFINITY); that of Intel's, from which LLVM's comes (KMP_AFFINITY overrides
+# GOMP_CPU_AFFINITY, and that OMP_PROC_BIND); OpenBLAS' driver/others/init.c.
 PROC_BIND, PLACES = "OMP_PROC_BIND", "OMP_PLACES"
 KMP, GOMP = "KMP_AFFINITY", "GOMP_CPU_AFFINITY"
 MAIN_FREE = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")

@@ -100,25 +100,20 @@ def _ranks(local_rank: int | None, nproc_per_node: int | None) -> Ranks:
 
 
 def _memory_option(argument: object) -> MemoryOption | None:
-    name, value = _value_of("memory", argument)
-    if value is None:
+    text = env.option("memory") if argument is None else None
+    if argument is None and text is None:
         return None
     from gpuaff.pinning.memory import parse_memory  # only where it is requested
 
-    return parse_memory(name, value)
-
-
-def _value_of(option: str, argument: object) -> tuple[str, object]:
-    """An option's name, as the user wrote it, and its value; None where it was not given."""
-    if argument is not None:
-        return option, argument
-    return f"GPUAFF_{option.upper()}", env.option(option)
+    return parse_memory("memory" if text is None else "GPUAFF_MEMORY", text or argument)
 
 
 def _flag(option: str, argument: object) -> bool:
     """A flag that is off by default: the argument, else ``GPUAFF_<OPTION>``."""
-    name, value = _value_of(option, argument)
-    return value is not None and flag(name, value, text=argument is None)
+    if argument is not None:
+        return flag(option, argument)
+    text = env.option(option)
+    return text is not None and flag(f"GPUAFF_{option.upper()}", text, text=True)
 
 
 def _unpinned(
@@ -231,7 +226,7 @@ class Attempt(NamedTuple):
         gpus = own_gpus(self.ranks, visible=visible, is_rank=seen.is_own)
         if seen.share is not None and seen.is_own and visible:
             return plan_inside_share(topology, self.options, self.ranks, gpus, seen.share)
-        all_gpus = () if gpus is None else gpus_of_the_machine()
+        all_gpus = () if gpus is None else gpus_of_the_machine(topology)
         return plan_for_rank(topology, self.options, self.ranks, seen.masks, gpus, all_gpus)
 
     def _warnings(self, process: Process, seen: Observation, plan: Plan) -> list[Notice]:

@@ -32,9 +32,8 @@ def plan_for_rank(
 ) -> Plan:
     """A plan that holds this rank's share.
 
-    ``topology`` is the machine as this rank sees it, with its own mask ``allowed``. The option
-    ``rank_allowed`` overrides ``masks``. ``gpus`` are this rank's own, None where all ranks see the
-    same ones; with them ``all_gpus`` has every GPU of the machine, by sysfs.
+    ``topology`` is the machine as this rank sees it. ``gpus`` are this rank's own, None where all
+    ranks see the same ones; with them ``all_gpus`` has every GPU of the machine, by sysfs.
     """
     if not topology.visible:
         return plan_with(topology, options)  # nothing is divided, so no other mask matters
@@ -185,11 +184,9 @@ class _Rank(NamedTuple):
 def _gpus_of_job(
     topology: Topology, gpus: OwnGpus, all_gpus: Sequence[Gpu]
 ) -> tuple[Topology, int] | None:
-    """The machine with all of the job's GPUs visible, and the place of this rank's among them.
-
-    What ranks that see different GPUs have in common are the machine's GPUs by PCI address, and
-    the scheduler's list of those that the job has. None when that is missing, or does not fit.
-    """
+    """The machine with all of the job's GPUs visible, and the place of this rank's among them."""
+    # What ranks that see different GPUs have in common are the machine's GPUs by PCI address, and
+    # the scheduler's list of those that the job has. None when that is missing, or does not fit.
     machine = _in_pci_order(topology, all_gpus)
     if len(machine) < len(topology.gpus):
         return None  # a lost GPU that sysfs has lost too: the others' numbers do not count it

@@ -188,7 +188,8 @@ def rewind(process: Process, before: State) -> list[Notice]:
             home = then.kept or before.mask
         with suppress(OSError):  # it has ended, or a cpuset denies the mask by now
             mask = kernel.get_affinity(tid)
-            if is_free(tid, mask) if bound.kept is None else mask == bound.kept:
+            is_there = is_free(tid, mask) if bound.kept is None else mask == bound.kept
+            if is_there:
                 spare.add(tid)
                 if mask != home:
                     threads.move(home, tid, mask, process.earlier)
@@ -245,7 +246,7 @@ def reapply_share(share: CpuSet, *, reserved: CpuSet, rank: int | None) -> None:
     say(notices, rank=rank)
 
 
-def put_threads(process: Process, share: CpuSet, reserved: CpuSet) -> list[Notice]:
+def put_threads(process: Process, share: CpuSet, reserved: CpuSet = frozenset()) -> list[Notice]:
     """Move the threads that are not where they should be; in a transaction."""
     state = process.state
     # Threads that have the main thread's mask were started after it was narrowed.

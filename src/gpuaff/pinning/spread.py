@@ -67,14 +67,11 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
                 before = process.state
                 # Only workers move. To narrow the main process would narrow whatever it starts.
                 cores = allowed_cores(read_cpus(kernel.machine_tree()), threads.granted(cpus).cpus)
-                notices = put_threads(
-                    process, workers_parts(cores.cpus, count)[number], frozenset()
-                )
+                notices = put_threads(process, workers_parts(cores.cpus, count)[number])
                 process.update(whole=cpus)
-                got = threads.current()
+                states, got = (before, process.state), threads.current()
                 say(notices)
                 log("info", f"{who} -> cpus {format_cpulist(got)}")
-                states = (before, process.state)
                 return Affinity(got, states=states, pinned=True, warnings=notices)
         except OSError as error:
             why = refusal(error)
@@ -87,12 +84,9 @@ def spread_within(worker: int, workers: int, *, share: CpuSet | None) -> Affinit
 
 def _cpus_to_divide(share: CpuSet | None) -> CpuSet:
     state = remembered()
-    return share or _own() if state is None else state.whole or state.mask
-
-
-def _own() -> CpuSet:
-    """The main thread's CPUs, as far as the process that has started this one may use them."""
+    if state is not None:
+        return state.whole or state.mask
     # A fork server keeps the mask that it was started with, which may have been before the rank
     # was pinned; the parent in /proc may be that server.
     own = kernel.get_affinity(os.getpid())
-    return own & (kernel.affinity_or_none(inherited.maker()) or own) or own
+    return share or own & (kernel.affinity_or_none(inherited.maker()) or own) or own

@@ -97,7 +97,7 @@ class State(NamedTuple):
         return self.start or self
 
     def in_child(self) -> State:
-        """The state of a child that is forked now: its border is the mask that it starts with."""
+        """The state of a child that is forked now: its border is what is in force."""
         made = State(os.getpid(), self.mask, self.share, grant=self.grant)
         return made._replace(reserved=self.reserved, whole=self.whole)
 
@@ -131,7 +131,7 @@ class Process:
 
 
 _processes: dict[int, Process] = {}
-"""This process, by its id; empty until gpuaff is called in it, or where it has set nothing."""
+"""This process, by its id; empty until gpuaff is called in it, or in its parent before a fork."""
 
 
 def _start_anew() -> None:
@@ -168,21 +168,13 @@ def this_process(border: CpuSet | None = None) -> Process:
     return found
 
 
-def expected() -> CpuSet | None:
-    """The CPUs that gpuaff has set for this process, or for the one that it was forked from."""
-    state = remembered()
-    return None if state is None else state.in_force
-
-
 @contextmanager
 def transaction(process: Process, *, memory: bool = False, undoes: bool = False) -> Iterator[None]:
     """Change this process. Whatever the block raises, the process is then as it was before.
 
-    Signal handlers (Ctrl-C) run in the windows that the block opens, and at its end; what they
-    raise undoes the block. The block moves threads by ``threads.move(…, process.earlier)``.
-
-    ``memory``: it may change the memory policy, though gpuaff has set none yet. ``undoes``: it
-    undoes an earlier block; Ctrl-C waits until that is done, as it may be what has caused it.
+    It moves threads by ``threads.move(…, process.earlier)``. Signal handlers run in its windows and
+    at its end. ``memory``: it may change the memory policy, though gpuaff has set none yet.
+    ``undoes``: it undoes an earlier block; Ctrl-C, which may have caused that, waits for its end.
     """
     if process.thread == threading.get_ident():
         raise GPUAffinityError(

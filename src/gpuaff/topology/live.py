@@ -31,10 +31,9 @@ def observe(*, links: bool, accelerators: bool, allowed: CpuSet | None = None) -
     return with_accelerators(here, tree, machine) if accelerators else here
 
 
-def gpus_of_the_machine() -> tuple[Gpu, ...]:
+def gpus_of_the_machine(topology: Topology) -> tuple[Gpu, ...]:
     """Every NVIDIA GPU of the machine by sysfs alone, also those that this process may not use."""
-    tree = kernel.machine_tree()
-    return sysfs.gpus_on_the_bus(tree, sysfs.read_cpus(tree))
+    return sysfs.gpus_on_the_bus(kernel.machine_tree(), topology)
 
 
 def _from_files(tree: Tree, machine: Topology) -> Topology:

@@ -105,8 +105,7 @@ class _Machine:
         # On x86-64 Linux numbers the first threads of all cores before any second one, so with one
         # thread per core a list has no gap such as 0-15,128-143. POWER numbers siblings in turn.
         distances = {_distance(cpus) for cpus in self._lists}
-        is_known = len(distances) == 1 and not self._is_power
-        self._distance = (distances.pop() or 0) if is_known else 0
+        self._distance = distances.pop() if len(distances) == 1 and not self._is_power else 0
         self._all = max(numbers.get("CPU(s)", 2 * self._distance), len(self.cpus))  # with offline
         self._online = len(self.cpus) if self._is_complete else self._all
         # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
@@ -184,9 +183,7 @@ class _Machine:
             parts = {0: self.cpus}
         elif len(equal) == sockets and {len(part) * sockets for part in equal} == {len(self.cpus)}:
             parts = dict(enumerate(equal))
-            message = (
-                f"the {len(nodes)} NUMA nodes are taken to be in the {sockets} sockets in order"
-            )
+            message = f"the {len(nodes)} NUMA nodes are taken to be in {sockets} sockets, in order"
             self._note("packages-inferred", message, add="`lscpu -p` to be sure")
         else:
             self._note("packages-unknown", "the CPUs of each socket are unknown", add="`lscpu -p`")
@@ -239,23 +236,24 @@ class _Machine:
         node the first way is the usual one, and on a virtual machine both are.
         """
         least = min(self._expected, default=0)
-        size = self._threads or (2 if self._distance else 0)
-        if 0 < least < self._online and (size == 1 or self._is_doubtful):
-            size = self._all // least
-        if size not in (1, 2, 4, 8) or self._all % size:
+        threads = self._threads or (2 if self._distance else 0)
+        if 0 < least < self._online and (threads == 1 or self._is_doubtful):
+            threads = self._all // least
+        if threads not in (1, 2, 4, 8) or self._all % threads:
             return None
-        number, cores = self._all // size, None
-        if size > 1 and not self._is_power:
-            cores = self._within_nodes(lambda cpu: cpu % number)
+        count, cores = self._all // threads, None
+        if threads > 1 and not self._is_power:
+            cores = self._within_nodes(lambda cpu: cpu % count)
             # Offline CPUs have ids among the others; else where second threads begin is unknown.
             has_gaps = max(self.cpus) >= self._all
             if has_gaps or (cores and self._is_virtual and len(self._lists) < 2):
                 return None
-        cores = cores or self._within_nodes(lambda cpu: cpu // size)
-        if not cores or max(map(len, cores)) < size:
+        cores = cores or self._within_nodes(lambda cpu: cpu // threads)
+        if not cores or max(map(len, cores)) < threads:
             return None
-        found = len(cores) if self._is_complete else number
-        return cores if found in (self._expected or (number if size == 1 else found,)) else None
+        found = len(cores) if self._is_complete else count
+        expected = self._expected or (count if threads == 1 else found,)
+        return cores if found in expected else None
 
     def _within_nodes(self, core_of: Callable[[int], int]) -> tuple[CpuSet, ...] | None:
         """The CPUs of each core, or None when a core lies in two nodes."""
@@ -264,12 +262,12 @@ class _Machine:
         return cores if all(len(set(map(node_of.get, core))) == 1 for core in cores) else None
 
 
-def _distance(cpus: CpuSet) -> int | None:
-    """How far apart the starts of two equal runs are, when these CPUs are just two such runs."""
+def _distance(cpus: CpuSet) -> int:
+    """How far apart the starts of two equal runs are; 0 when these CPUs are not two such runs."""
     half = len(cpus) // 2
     first, second = min(cpus), max(cpus) - half + 1
     runs = {*range(first, first + half), *range(second, second + half)}
-    return second - first if cpus == runs and second > first + half else None
+    return second - first if cpus == runs and second > first + half else 0
 
 
 def _numbers(paste: Paste) -> dict[str, int]:

@@ -242,13 +242,13 @@ def _read_table(paste: Paste) -> tuple[set[int], Mapping[int, _Row]]:
         return set(), {}
     lines = {int(row[1]): row[0] for row in found}
     if len({header[0] for header in headers}) > 1 or len({row[0] for row in found}) > len(lines):
-        raise paste.error("tables of `nvidia-smi topo -m` differ: paste one, of one machine, whole")
+        raise paste.error("tables of `nvidia-smi topo -m` differ: paste that of one machine, whole")
     devices = headers[0][1].split()
     columns = 1 + sum(name in headers[0][2] for name in ("NUMA Aff", "GPU NUMA"))
     rows = {gpu: _row(line, devices, columns) for gpu, line in lines.items()}
     for gpu in rows:
         if not rows[gpu].links:
-            paste.note("row-cut", f"the row of GPU {gpu} is too short: not used", add=_WHOLE_TABLE)
+            paste.note("row-cut", f"the row of GPU {gpu} is cut and not used", add=_WHOLE_TABLE)
     named = {int(name[3:]) for name in devices if re.fullmatch(r"GPU\d{1,3}", name)}
     return named | lines.keys(), rows
 

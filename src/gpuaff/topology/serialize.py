@@ -255,9 +255,8 @@ def loads(data: bytes | str, source: str = "the topology") -> Topology:
     if len(data) > MAX_BYTES:
         raise TopologyError(source, f"longer than {MAX_BYTES >> 20} MiB: not a topology")
     try:
-        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data.removeprefix("\ufeff")
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deeply
+        parsed = json.loads(data.removeprefix("\ufeff") if isinstance(data, str) else data)
+    except (ValueError, RecursionError) as error:  # no text, no JSON, nested too deeply
         raise TopologyError(source, f"not JSON: {error}") from None
     return from_dict(parsed, source)
 

@@ -68,8 +68,7 @@ def _cut(cpus: CpuSet, group_of: Callable[[int], CpuSet]) -> tuple[CpuSet, ...]:
     groups: list[CpuSet] = []
     left = set(cpus)
     for cpu in sorted(cpus):
-        group = group_of(cpu) & left if cpu in left else None
-        if group:
+        if cpu in left and (group := group_of(cpu) & left):
             groups.append(group)
             left -= group
     return tuple(groups)

@@ -95,12 +95,7 @@ class Agent:
         self._workers.end()
 
     def touch(self, mib: int, on: list[int] | None = None) -> tuple[int, int]:
-        """Write to each page of new memory; its address, and its size in bytes.
-
-        Args:
-            mib: how much of it.
-            on: the CPUs that this thread does it on; None: where it is.
-        """
+        """Write to each page of new memory ``on`` some CPUs; its address, and its size in bytes."""
         import ctypes
 
         memory = mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -8,8 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-_MOVE_PAGES = 279
-"""Its number on x86-64."""
+_MOVE_PAGES = 279  # on x86-64
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

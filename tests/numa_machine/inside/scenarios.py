@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,6 +36,11 @@ def scenario(act: Scenario) -> Scenario:
     """Have it played."""
     SCENARIOS[act.__name__] = act
     return act
+
+
+def pinned(ranks: Sequence[Rank], **options: Any) -> dict[str, Any]:
+    """Let all ranks of a job pin themselves: what they say, and where their threads are then."""
+    return {"said": pin_all(ranks, **options), "threads": [rank.threads() for rank in ranks]}
 
 
 # The machine itself.
@@ -100,11 +105,7 @@ def other_options(world: World) -> Any:
         "single": {"mode": "single"},
         "reserve=1": {"reserve": 1},
     }
-    found = {}
-    for name, options in asked.items():
-        said = pin_all(ranks, **options)
-        found[name] = {"said": said, "threads": [rank.threads() for rank in ranks]}
-    return found
+    return {name: pinned(ranks, **options) for name, options in asked.items()}
 
 
 @scenario
@@ -127,64 +128,38 @@ def pages_without_pinning(world: World) -> Any:
 # Launchers, by their variables; nobody passes a number.
 
 
-def _srun(task: int, gpus: str) -> dict[str, str]:
-    return {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": str(task),
-        "SLURM_LOCALID": str(task),
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_NUM_TASKS": "4",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_TASKS_PER_NODE": "4",
-        "SLURM_TASKS_PER_NODE": "4",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_CPU_BIND_TYPE": "none",
-        "SLURM_CPU_BIND_LIST": "",
-        "SLURM_CPU_BIND": "quiet,none",
-        "SLURM_GPUS_ON_NODE": "4",
-        "SLURM_JOB_GPUS": "0,1,2,3",
-        "SLURM_STEP_GPUS": gpus,
-        "CUDA_VISIBLE_DEVICES": gpus,
-    }
+_SRUN = """
+SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_LOCALID={rank} SLURM_NODEID=0
+SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=4 SLURM_TASKS_PER_NODE=4
+SLURM_JOB_NUM_NODES=1 SLURM_CPU_BIND_TYPE=none SLURM_CPU_BIND_LIST= SLURM_CPU_BIND=quiet,none
+SLURM_GPUS_ON_NODE=4 SLURM_JOB_GPUS=0,1,2,3 SLURM_STEP_GPUS={gpus} CUDA_VISIBLE_DEVICES={gpus}
+"""
+_MPIRUN = """
+OMPI_COMM_WORLD_LOCAL_RANK={rank} OMPI_COMM_WORLD_LOCAL_SIZE=4 OMPI_COMM_WORLD_RANK={rank}
+OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_NODE_RANK={rank}
+"""
+_MPICH = "MPI_LOCALRANKID={rank} MPI_LOCALNRANKS=4 PMI_RANK={rank} PMI_SIZE=4"
 
 
-def _srun_map_gpu(task: int) -> dict[str, str]:
-    gpus = (1, 3, 0, 2)
-    return {**_srun(task, str(gpus[task])), "SLURM_GPU_BIND": "map_gpu:1,3,0,2"}
-
-
-def _mpirun(rank: int) -> dict[str, str]:
-    return {
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-        "OMPI_COMM_WORLD_RANK": str(rank),
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "OMPI_COMM_WORLD_NODE_RANK": str(rank),
-    }
-
-
-def _mpich(rank: int) -> dict[str, str]:
-    return {
-        "MPI_LOCALRANKID": str(rank),
-        "MPI_LOCALNRANKS": "4",
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": "4",
-    }
+def _variables(launcher: str, gpus: Sequence[str] = ("0,1,2,3",) * 4) -> list[dict[str, str]]:
+    """What each of four ranks is started with."""
+    texts = [launcher.format(rank=rank, gpus=gpus[rank]) for rank in range(4)]
+    return [dict(word.split("=", 1) for word in text.split()) for text in texts]
 
 
 @scenario
 def launchers(world: World) -> Any:
     """Four ranks as started by each, bound by none."""
-    started: dict[str, Callable[[int], dict[str, str]]] = {
-        "srun": lambda task: _srun(task, "0,1,2,3"),
-        "srun map_gpu": _srun_map_gpu,
-        "mpirun": _mpirun,
-        "mpich": _mpich,
+    map_gpu = f"{_SRUN} SLURM_GPU_BIND=map_gpu:1,3,0,2"
+    started = {
+        "srun": _variables(_SRUN),
+        "srun map_gpu": _variables(map_gpu, "1302"),
+        "mpirun": _variables(_MPIRUN),
+        "mpich": _variables(_MPICH),
     }
     found = {}
     for name, variables in started.items():
-        ranks = world.launched([variables(rank) for rank in range(4)])
+        ranks = world.launched(variables)
         said = ask_all(ranks, "pin")
         found[name] = {"said": said, "threads": [rank.threads() for rank in ranks]}
     return found
@@ -225,7 +200,7 @@ def workers(world: World) -> Any:
 @scenario
 def workers_of_four_ranks(world: World) -> Any:
     """Two ranks on each node, as srun starts them, with cores for one worker; and with two."""
-    ranks = world.launched([_srun(task, "0,1,2,3") for task in range(4)])
+    ranks = world.launched(_variables(_SRUN))
     ask_all(ranks, "pin")
     return [_spread(ranks, "fork", count, "restore rank") for count in (1, 2)]
 
@@ -237,14 +212,14 @@ def workers_of_four_ranks(world: World) -> Any:
 def small_cpuset(world: World) -> Any:
     """Half of each node's cores."""
     ranks = world.ranks(4, world.cpuset("2-5,8-11").inside)
-    return {"said": pin_all(ranks), "threads": [rank.threads() for rank in ranks]}
+    return pinned(ranks)
 
 
 @scenario
 def cpuset_of_one_node(world: World) -> Any:
     """Two GPUs have none of their CPUs in it."""
     ranks = world.ranks(4, world.cpuset("0-7").inside)
-    return {"said": pin_all(ranks), "threads": [rank.threads() for rank in ranks]}
+    return pinned(ranks)
 
 
 @scenario
@@ -269,7 +244,7 @@ def job_started_by_numactl(world: World) -> Any:
 def ranks_started_by_numactl(world: World) -> Any:
     """A wrapper around each rank gave it the node of its GPU."""
     ranks = world.each([["numactl", f"--cpunodebind={node}"] for node in (1, 0, 0, 1)])
-    return {"said": pin_all(ranks), "threads": [rank.threads() for rank in ranks]}
+    return pinned(ranks)
 
 
 @scenario
@@ -277,12 +252,7 @@ def masks_of_their_own(world: World) -> Any:
     """A launcher that gpuaff does not know bound each rank by itself; then all are told."""
     masks = ["4-13", "0-9", "2-15", "10-15"]
     ranks = world.each([on(mask) for mask in masks])
-    unknown = {"said": pin_all(ranks), "threads": [rank.threads() for rank in ranks]}
-    told = {
-        "said": pin_all(ranks, rank_allowed=masks),
-        "threads": [rank.threads() for rank in ranks],
-    }
-    return {"unknown": unknown, "told": told}
+    return {"unknown": pinned(ranks), "told": pinned(ranks, rank_allowed=masks)}
 
 
 @scenario
@@ -339,9 +309,7 @@ def offline_before(world: World) -> Any:
     """CPUs are offline when the job starts; masks of processes name them nevertheless."""
     with world.without(3, 13):
         ranks = world.ranks(4)
-        before = ranks[0].threads()
-        said = pin_all(ranks)
-        return {"before": before, "said": said, "threads": [rank.threads() for rank in ranks]}
+        return {"before": ranks[0].threads(), **pinned(ranks)}
 
 
 def _offline_between(world: World, *cpus: int, **options: Any) -> Any:

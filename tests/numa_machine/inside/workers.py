@@ -30,13 +30,9 @@ class Workers:
         forkserver.ensure_running()
 
     def start(self, method: str, workers: int, threads: int, share: Any) -> list[Any]:
-        """Let each start threads and go to its part; what they say of it.
+        """Let each start so many more threads and go to its part; what they say of it.
 
-        Args:
-            method: ``fork``, ``spawn`` or ``forkserver``.
-            workers: how many there are.
-            threads: how many more threads each has.
-            share: what ``set_affinity`` has returned to the rank; only a fork takes it along whole.
+        ``share`` is what ``set_affinity`` has returned; only a fork takes it along whole.
         """
         context: Any = multiprocessing.get_context(method)
         for worker in range(workers):
@@ -52,9 +48,8 @@ class Workers:
     def tell(self, what: str) -> list[Any]:
         """Let each do something; the CPUs that they have afterwards.
 
-        Args:
-            what: ``swap``: go to the part of the worker that is as far from the last one as this
-                one is from the first; ``restore``: undo that; ``restore rank``: undo the rank's.
+        ``swap``: go to the part that counts from the other end; ``restore``: undo that; ``restore
+        rank``: undo the rank's.
         """
         for line in self._lines:
             line.send(what)

@@ -25,9 +25,9 @@ _SETTLES = 0.5
 _LONGEST_BACK_OFF = 1.0
 
 
-# It does not where a display is active (the lists show only part of its memory), where the compute
-# mode allows one process, and where another part of the same GPU instance (MIG) uses the memory
-# too: a rightful neighbour may not be listed either.
+# It does not count where a display is active (the lists show only part of its memory), where the
+# compute mode allows one process, and where another part of the same GPU instance (MIG) uses the
+# memory too: a rightful neighbour may not be listed either.
 def unlisted(
     readings: Sequence[DeviceReading], devices: Collection[Device]
 ) -> Mapping[Device, int]:

@@ -235,8 +235,8 @@ class Settling:
         self._exited = 0.0
         self._has_exiting = False
 
-    # Also once when a process was exiting at the last look, and what is left is not leaving: it may
-    # have ended between two readings of that look.
+    # It goes on once more when a process was exiting at the last look, and what is left is not
+    # leaving: it may have ended between two readings of that look.
     def goes_on(self, now: float, *, leaving: bool, exiting: bool) -> bool:
         """Whether to look again, by what was seen ``now``, in seconds of a monotonic clock."""
         had_exiting, self._has_exiting = self._has_exiting, leaving and exiting

@@ -59,25 +59,24 @@ def names_of(pids: Iterable[int], processes: ListedProcesses) -> dict[int, str]:
 
 
 def describe(pid: int | None, entry: Entry | None = None, *, with_age: bool = False) -> str | None:
-    """``train.py (pid 42) of alice, for 3 h``: a process by /proc, else by its registry entry.
-
-    The age is the entry's, or without one the process's own. None when nothing is known.
-    """
+    """``train.py (pid 42) of alice, for 3 h``: a process by /proc, else by its registry entry."""
+    # The age is the entry's, or without one the process's own.
     is_gone = entry is not None and entry.pid == pid and not living([entry])
     found = None if pid is None or is_gone else look_up(pid)
     if entry is not None:
-        found = writer_of(entry, found, None if entry.uid is None else user_name(entry.uid))
+        found = writer_of(entry, found)
     if found is None:
         return None
     since = found.since if with_age else None
     return process_in_words(found.command, found.pid, user=found.user, since=since)
 
 
-def writer_of(entry: Entry, found: ProcessInfo | None, user: str | None) -> ProcessInfo:
-    """The process of an entry: itself where it was found, else by what it has written. Pure."""
-    found = found or ProcessInfo(pid=entry.pid)
-    command = found.command or entry.name or None
-    return replace(found, command=command, user=found.user or user, since=entry.since)
+def writer_of(entry: Entry, found: ProcessInfo | None) -> ProcessInfo:
+    """The process of an entry: itself where it was found, else by what it has written."""
+    if found is None:
+        user = None if entry.uid is None else user_name(entry.uid)
+        found = ProcessInfo(pid=entry.pid, command=entry.name or None, user=user)
+    return replace(found, since=entry.since)
 
 
 class Probe:
@@ -114,8 +113,8 @@ class Probe:
         self.processes = process_info(self.readings, own_is_free=self._own_is_free)
         return self.readings
 
-    # That takes longer than all the rest: to read /proc/locks stops all processors, 20 ms and more
-    # on a large machine. A claim finds such a lease when it tries to take its own.
+    # With names it takes longer than all the rest: to read /proc/locks stops all processors, 20 ms
+    # and more on a large machine. A claim finds such a lease when it tries to take its own.
     def usages(self, entries: Sequence[Entry], *, named: bool = False) -> tuple[Usage, ...]:
         """How the devices are used, by the driver's last answer and by the registry now.
 

@@ -129,21 +129,11 @@ def closeness(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
         for column, word in zip(numbers, words, strict=False)
         if (distance := _distance(word)) is not None
     }
-    buses, nodes, packages = dict[int, str](), dict[int, int](), dict[int, int]()
-    for gpu in topology.gpus:
-        near = gpu.local_cpus or gpu.node_cpus or frozenset()
-        if gpu.pci_bus_id:
-            buses[gpu.index] = gpu.pci_bus_id.rpartition(":")[0]
-        if gpu.numa_node is not None:
-            nodes[gpu.index] = gpu.numa_node
-        for package in topology.packages or ():
-            if near & package.cpus:
-                packages[gpu.index] = package.id
+    places = {gpu.index: _place(gpu, topology.packages or ()) for gpu in topology.gpus}
 
     def kind_of(a: int, b: int) -> tuple[int, bool, bool]:
-        one_bus, one_node, one_package = (
-            a in known and known[a] == known.get(b) for known in (buses, nodes, packages)
-        )
+        both = zip(places.get(a, _NOWHERE), places.get(b, _NOWHERE), strict=True)
+        one_bus, one_node, one_package = (x == y and x is not None for x, y in both)
         unknown = _PATHS["PHB" if one_bus else "NODE" if one_node else "SYS"]
         cells = [links[cell] for cell in ((a, b), (b, a)) if cell in links]
         return max(cells, default=unknown), not one_node, not (one_node or one_package)
@@ -154,6 +144,16 @@ def closeness(topology: Topology, indices: Sequence[int]) -> list[list[int]]:
     for (i, a), (j, b) in combinations(enumerate(indices), 2):
         table[i][j] = table[j][i] = rank_of[kinds[a, b]]
     return table
+
+
+_NOWHERE = None, None, None
+
+
+def _place(gpu: Gpu, packages: Sequence[Package]) -> tuple[str | None, int | None, int | None]:
+    """The PCI bus, the NUMA node and the package of a GPU."""
+    bus = gpu.pci_bus_id.rpartition(":")[0] if gpu.pci_bus_id else None
+    near = gpu.local_cpus or gpu.node_cpus or frozenset()
+    return bus, gpu.numa_node, next((one.id for one in packages if near & one.cpus), None)
 
 
 def _distance(word: str) -> int | None:

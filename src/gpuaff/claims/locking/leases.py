@@ -40,15 +40,13 @@ def holders(devices: Iterable[Device]) -> dict[str, int | None]:
     Each is the one that has taken the lock, which children may have outlived; None where it is not
     visible here, as outside of this PID namespace, whose locks may even be missing.
     """
-    held: dict[tuple[int, int] | None, list[locks.FileLock]] = {}
-    for lock in locks.held_locks():
-        if lock.kind == "FLOCK" and not lock.is_waiting:
-            held.setdefault(lock.file, []).append(lock)
+    held = [one for one in locks.held_locks() if one.kind == "FLOCK" and not one.is_waiting]
     found: dict[str, int | None] = {}
     for device in devices:
         for path, is_shared in locks_of(device):
-            for lock in held.get(locks.identity(path), ()):
-                if lock.is_write or not is_shared:
+            file = locks.identity(path)
+            for lock in held:
+                if lock.file == file and (lock.is_write or not is_shared):
                     pid = lock.pid if lock.pid > 0 else None
                     found[device.uuid] = found.get(device.uuid) or pid
     return found
