@@ -56,22 +56,17 @@ def test_one_process_for_each_gpu(driver: FakeDriver) -> None:
     assert len(shares[0]) == len(shares[1])
 
 
-def test_modes_made_from_words(driver: FakeDriver) -> None:
-    """The first CPU of the first core, and that of the second."""
+def test_modes_made_from_words_and_a_caught_error(driver: FakeDriver) -> None:
+    """The first CPU of the first core, and that of the second; the third rank has no GPU."""
     with ExitStack() as stack:
-        ranks = [start(stack, driver, "options.py", SLURM_LOCALID=str(rank)) for rank in (0, 1)]
+        numbers = ("0", "1", "2")
+        ranks = [start(stack, driver, "options.py", SLURM_LOCALID=number) for number in numbers]
         said = [rank.heard() for rank in ranks]
-        shares = [sorted(one_mask(rank.pid)) for rank in ranks]
-    assert said == [f"{share} 1" for share in shares]
-    assert shares[0] == [CPUS[0]]
-    assert shares[1] > shares[0]
-
-
-def test_a_caught_error_leaves_all_as_it_was(driver: FakeDriver) -> None:
-    with ExitStack() as stack:
-        rank = start(stack, driver, "options.py", SLURM_LOCALID="2")
-        assert rank.heard() == "none 0"
-        assert one_mask(rank.pid) == frozenset(CPUS)
+        first, second, all_cpus = (sorted(one_mask(rank.pid)) for rank in ranks)
+    assert said == [f"{first} 1", f"{second} 1", "none 0"]
+    assert first == [CPUS[0]]
+    assert second > first
+    assert all_cpus == CPUS, "all is as it was"
 
 
 def test_forked_ranks(driver: FakeDriver) -> None:

@@ -35,11 +35,6 @@ def quoted(text: str | None, *, most: int = 40) -> str:
     return repr(text if len(text) <= most else f"{text[: most - 3]}...")
 
 
-def short_name(host: str) -> str:
-    """A host's name without its domain."""
-    return host.partition(".")[0].lower()
-
-
 class Launcher(str, Enum):
     """The program that started the ranks."""
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from gpuaff._system import env, kernel
 from gpuaff.formatting import one_line
-from gpuaff.launch import Get, number, short_name, slurm
+from gpuaff.launch import Get, number, slurm
+from gpuaff.launch.ranks import short_name
 from gpuaff.options import natural
 
 _NO_SCHEDULER = (

@@ -11,20 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpuaff._system import env, kernel
-from gpuaff.launch import (
-    BY_PROGRAM,
-    ROWS,
-    Get,
-    Launcher,
-    Row,
-    inherited,
-    number,
-    quoted,
-    short_name,
-)
+from gpuaff.launch import BY_PROGRAM, ROWS, Get, Launcher, Row, inherited, number, quoted
 from gpuaff.notices import Notice
-
-__all__ = ["ALONE", "Launcher", "Ranks", "classify_ranks", "ranks"]
 
 _CALL = "call set_affinity(local_rank, nproc_per_node)"
 
@@ -141,6 +129,11 @@ def _is_stale(
         return False
     step = f"/job_{get('SLURM_JOB_ID')}/step_{get('SLURM_STEP_ID')}/"
     return step not in cgroup().replace("\n", "/") + "/" and "slurmstepd" not in ancestors()
+
+
+def short_name(host: str) -> str:
+    """A host's name without its domain."""
+    return host.partition(".")[0].lower()
 
 
 # What one launcher says.
