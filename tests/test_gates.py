@@ -77,6 +77,14 @@ def test_gates_import_nothing_above_them() -> None:
 
 
 @pytest.mark.fake_driver
+def test_pinning_does_without_dataclasses(tmp_path: Path, driver_builds: Path) -> None:
+    """They import inspect: most of what gpuaff would cost a process beside NVML."""
+    program = "import sys, gpuaff; gpuaff.set_affinity(0, 2); print('inspect' in sys.modules)"
+    driver = FakeDriver(this_machine(2), tmp_path / "driver", builds=driver_builds)
+    assert driver.run([sys.executable, "-c", program]).stdout.split() == ["False"]
+
+
+@pytest.mark.fake_driver
 @pytest.mark.parametrize(("call", "most"), [("set_affinity(0, 2)", 35), ("claim_gpus(1)", 48)])
 def test_a_call_loads_few_modules(
     call: str, most: int, tmp_path: Path, driver_builds: Path

@@ -157,6 +157,10 @@ class TestHowCudaIsShownThem:
         for kind in ("None", "print"):
             said = lab.refused(f"gpus=[0], visible=None, placeholder={kind}")
             assert said.startswith("InvalidOptionError visible=None: expected index or uuid: ")
+        lab.driver.use(0, os.getpid())
+        said = lab.refused("gpus=[0], visible=None, placeholder=None, wait=5")
+        assert said.startswith("InvalidOptionError visible=None"), "it is not waited for"
+        lab.driver.leave(os.getpid())
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         assert lab.shown("gpus=[0], visible=None, placeholder=None", **order)[1] == "(0, 0)"
 

@@ -52,6 +52,7 @@ def acquire(arguments: Mapping[str, object], end_prewarm: Callable[[], None]) ->
             end_prewarm()
             try:
                 attempts = _attempts(session, request)
+                _refuse_unknown_order(attempts)  # before any wait
                 devices = attempts.obtain(undo)
             except (GpusBusyError, NotEnoughGpusError):
                 if inherited.imports_script() and inherited.claim_in_environment()[0] is not None:
@@ -133,6 +134,18 @@ def _for_bound_cuda(request: Request, supply: Supply) -> Request:
     return replace(request, gpus=uuids, candidates=None, count=len(uuids))
 
 
+def _refuse_unknown_order(attempts: Attempts) -> None:
+    """Without our variables, only CUDA itself knows how it numbers GPUs that differ (D6)."""
+    request = attempts.request
+    is_set = request.visible is not None or state.cuda_bound_gpus is not None
+    if is_set or isinstance(request.placeholder, Placeholder):
+        return
+    for note in candidates.shown_by_cuda(attempts.supply)[1]:
+        if note.code in ("visible-lost", "visible-order"):
+            unknown = f"before CUDA is started, its numbers are not known: {note.message}"
+            raise InvalidOptionError("visible", None, f"index or uuid: {unknown}")
+
+
 def _complete(attempts: Attempts, devices: Sequence[Device], undo: ExitStack) -> Claim:
     """Show leased devices to CUDA, pin, and occupy them; ``undo`` undoes what this does."""
     request = attempts.request
@@ -208,13 +221,11 @@ def _ordinals(attempts: Attempts, devices: Sequence[Device]) -> Sequence[int]:
         return range(len(devices))
     if isinstance(kind, Placeholder):
         return numbers_of([device.uuid for device in devices], kind.value)
-    shown, notes = candidates.shown_by_cuda(attempts.supply)
-    unknown = [note.message for note in notes if note.code in ("visible-lost", "visible-order")]
-    why = [f"before CUDA is started, its numbers are not known: {one}" for one in unknown]
-    # A MIG instance beside whole GPUs is not shown.
-    why += [f"as it is, CUDA does not show {one.uuid}" for one in devices if one not in shown]
-    if why:
-        raise InvalidOptionError("visible", None, f"index or uuid: {why[0]}")
+    shown, _ = candidates.shown_by_cuda(attempts.supply)
+    hidden = [device.uuid for device in devices if device not in shown]
+    if hidden:  # a MIG instance beside whole GPUs
+        expected = f"index or uuid: as it is, CUDA does not show {hidden[0]}"
+        raise InvalidOptionError("visible", None, expected)
     return [shown.index(device) for device in devices]
 
 
