@@ -1,7 +1,9 @@
 """What launchers put into the environment of each rank (``data/environments``).
 
-A record has ``seen`` where it was recorded from a real run (those of its variables that tell about
-ranks, masks and GPUs), ``documented`` where it was written down from the launcher's documentation.
+A file is a list of records: ``name``, ``command``, and the ``ranks`` by local rank, each with its
+``environ``. A record has ``seen`` where it was recorded from a real run (those of its variables
+that concern ranks, masks and GPUs), ``documented`` where it was written down from the launcher's
+documentation.
 ``own`` and ``parent`` are the masks of the rank and of its parent at that moment. ``told`` are the
 numbers of a rank that are not its place in the list, of as many.
 """

@@ -32,11 +32,14 @@ def say(*what: object) -> None:
 
 def handles() -> dict[str, str]:
     """The open files, without those of the fake driver."""
+    driver = Path(os.environ["GPUAFF_FAKE_STATE"]).parent
     found = {}
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             found[link.name] = str(link.readlink())
-    return {n: at for n, at in found.items() if "/proc/" not in at and "driver" not in at}
+    return {
+        n: at for n, at in found.items() if "/proc/" not in at and not at.startswith(f"{driver}/")
+    }
 
 
 def locked() -> list[tuple[str, str]]:

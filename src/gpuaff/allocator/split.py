@@ -2,7 +2,8 @@
 
 Unique modes put every core in at most one share. GPUs whose near cores touch, directly or through
 others, form an *island*; it is cut evenly (gpu-affinity rules 2 and 4) or, where cores overlap
-without being the same, max-min fair. Balanced shares have the largest size possible on all islands.
+without being the same, max-min fair. Balanced shares all have the largest size that the islands
+allow; up to one rank per GPU, that which gpu_affinity's partition of the cores allows.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ class _Group(NamedTuple):
     """GPUs whose ranks have the same near cores."""
 
     cores: tuple[int, ...]  # their places, ascending
-    ranks: tuple[tuple[int, ...], ...]  # those on each GPU, ascending; GPUs by their first rank
+    by_gpu: tuple[tuple[int, ...], ...]  # the ranks on each, ascending; GPUs by their first rank
 
     @property
-    def by_gpu(self) -> list[int]:
-        """All its ranks."""
-        return [*chain.from_iterable(self.ranks)]
+    def ranks(self) -> list[int]:
+        """The ranks on all its GPUs."""
+        return [*chain.from_iterable(self.by_gpu)]
 
 
 def _group(
@@ -87,9 +88,9 @@ def _islands(job: Job) -> list[_Even | _Fair]:
     fills = {Mode.UNIQUE_INTERLEAVED: in_turn, Mode.CORE_COMPLEX: by_l3(job.topology, job.cores)}
     cutter = Cutter(job.cores.slow_from, fills.get(job.options.mode, in_blocks))
     nodes = [_clean_nodes(job, groups) for groups in found]
-    even = [cutter.even(node.cores, len(node.by_gpu)) for own in nodes for node in own]
+    even = [cutter.even(node.cores, len(node.ranks)) for own in nodes for node in own]
     # With more ranks than GPUs there is no answer of gpu_affinity that must be kept.
-    crowded = any(len(ranks) > 1 for groups in found for group in groups for ranks in group.ranks)
+    crowded = any(len(ranks) > 1 for groups in found for group in groups for ranks in group.by_gpu)
     return [
         _Fair(groups, cutter, job.cores)
         if len(groups) > 1
@@ -110,7 +111,7 @@ def _clean_nodes(job: Job, groups: Sequence[_Group]) -> list[_Group]:
     node_cores = [core for node in nodes for core in node.cores]
     apart = len(set(node_cores)) == len(node_cores)
     inside = set(groups[0].cores).issuperset(node_cores)
-    enough = all(len(node.by_gpu) <= len(node.cores) for node in nodes)
+    enough = all(len(node.ranks) <= len(node.cores) for node in nodes)
     return nodes if apart and inside and enough else []
 
 
@@ -155,14 +156,14 @@ class _Even:
         # By partition: the largest equal shares; where cores are spare, the unbalanced ones.
         largest = self.cut(None) if self._spare else self._cut(len(cores))
         self._sizes = [len(found.cores) if found.own else 0 for _, found in largest]
-        self._equal = cutter.even(cores, sum(len(node.by_gpu) for node in nodes)) if crowded else 0
+        self._equal = cutter.even(cores, sum(len(node.ranks) for node in nodes)) if crowded else 0
         self.sizes = self._sizes if self._equal <= min(self._sizes) else [self._equal]
 
     def cut(self, size: int | None) -> Iterator[tuple[int, Assignment]]:
         """Each rank's cores, at least of this size; None: as many as possible."""
         # Other sockets may have more cores to distribute: then more node cores make up the size.
         if size is not None and min(self._sizes) < size <= self._equal:
-            parts = (_assign(node.cores, node.by_gpu, self._cutter, size) for node in self._nodes)
+            parts = (_assign(node.cores, node.ranks, self._cutter, size) for node in self._nodes)
             return self._grown(chain.from_iterable(parts))
         if size is None or self._spare:
             return self._grown(self._cut(None))
@@ -184,15 +185,15 @@ class _Even:
         self, node: _Group, size: int | None, cutter: Cutter
     ) -> Iterator[tuple[int, Assignment]]:
         """Cut equal parts rank by rank; others GPU by GPU, if there is enough, then by rank."""
-        ranks = node.by_gpu
-        suffice = cutter.even(node.cores, len(node.ranks)) >= max(map(len, node.ranks))
+        ranks = node.ranks
+        suffice = cutter.even(node.cores, len(node.by_gpu)) >= max(map(len, node.by_gpu))
         gpu_by_gpu = size is None and suffice and not self._spare
         if len(ranks) <= len(node.cores) and not gpu_by_gpu:
             ordered = sorted(ranks) if cutter.fill is in_turn or not suffice else ranks
             return _assign(node.cores, ordered, cutter, size)
         most = None if size is None else len(node.cores)
-        parts = cutter.cut(node.cores, len(node.ranks), most)
-        pairs = list(zip(node.ranks, parts, strict=True))
+        parts = cutter.cut(node.cores, len(node.by_gpu), most)
+        pairs = list(zip(node.by_gpu, parts, strict=True))
         without = chain.from_iterable(ranks for ranks, part in pairs if not part)
         assigned = (_assign(part, ranks, cutter, size) for ranks, part in pairs if part)
         return chain(chain.from_iterable(assigned), _shared(without, node.cores))
@@ -202,7 +203,7 @@ class _Even:
     ) -> Iterator[tuple[int, Assignment]]:
         """The cores that are in no share yet go to the smallest shares."""
         found = dict(assigned)
-        ranks = [*chain(*sorted(chain(*(node.ranks for node in self._nodes))))]
+        ranks = [*chain(*sorted(chain(*(node.by_gpu for node in self._nodes))))]
         shares: Sequence[frozenset[int]] = [frozenset(found[rank].cores) for rank in ranks]
         spare = frozenset(self._cores).difference(*shares)
         slow = frozenset(core for core in spare if core >= self._cutter.slow_from)
@@ -217,7 +218,7 @@ class _Fair:
     """GPUs whose cores overlap without being the same."""
 
     def __init__(self, groups: Iterable[_Group], cutter: Cutter, cores: Cores) -> None:
-        gpus = sorted((ranks, group.cores) for group in groups for ranks in group.ranks)
+        gpus = sorted((ranks, group.cores) for group in groups for ranks in group.by_gpu)
         self._near = {rank: near for ranks, near in gpus for rank in ranks}
         self._cutter = cutter
         wanted = keep_whole([*map(frozenset, self._near.values())], cores)

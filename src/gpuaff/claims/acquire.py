@@ -99,8 +99,8 @@ def _parent_claim() -> ParentClaim | None:
     parent, notice = inherited.claim_in_environment()
     if notice is not None:
         raise ClaimError(notice.message)
-    # The GPUs in this order, by which the ranks know which byte stands for which device. Without
-    # /proc a start is not known.
+    # GPUs are compared in order: a position is the byte that ranks lock. Without /proc a start is
+    # not known, and 0.
     claims = (
         ParentClaim(entry.slot, entry.pid or 0, entry.start or 0, entry.devices)
         for entry in registry.entries()

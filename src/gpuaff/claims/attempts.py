@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpuaff.launch.inherited import ParentClaim
     from gpuaff.notices import Notice
 
-# So old may a look be, in seconds, when the guard is locked. A process without a lease that comes
+# In seconds: a look may be this old when the guard is locked. A process without a lease that comes
 # in this time is found by the look after occupying.
 _FRESH = 0.3
 
@@ -97,9 +97,9 @@ class InnerProbe(Probe):
 
 
 class _Snapshot(NamedTuple):
-    """What an attempt has seen: all that it has got, where too few devices are free."""
+    """What an attempt saw; it is returned where too few devices are free."""
 
-    usages: tuple[Usage, ...]  # of the candidates; empty: the driver was not asked
+    usages: tuple[Usage, ...]  # of the candidates; empty behind other waiters, without a look
     ahead: tuple[Entry, ...]  # the earlier waiters
     in_the_way: tuple[Entry, ...]  # those that must leave before there are enough to choose from
     kept: Mapping[Device, Entry]  # the candidates that ``ahead`` may choose: the first for each
@@ -187,7 +187,7 @@ class Attempts:
 
     def _release(self) -> None:
         with self.until_occupied:
-            self.place.slot.withdraw()  # first: waiters wake up by the leases, and read it
+            self.place.slot.withdraw()  # first: who gets the lease finds no entry for it
             self.lease.release()
             self.place.slot.release()
 
@@ -250,7 +250,7 @@ class Attempts:
         ahead = queue.ahead(entries, wants=self._wants, now=kernel.uptime())
         while True:
             way = queue.in_the_way(ahead, wants=self._usable, count=self._count)
-            # Of those in the way the near ones decide; with none, all may keep GPUs. To look up
+            # Look up only the nearest in the way; if there is none, any may keep GPUs. To look up
             # 200 in /proc takes 16 ms.
             passed = stopped(way[: queue.NEAR] or ahead)
             if not passed:

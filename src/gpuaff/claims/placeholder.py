@@ -61,13 +61,15 @@ def occupy(
     """
     if kind is None:
         return ()
-    if isinstance(kind, Placeholder):
-        name, retain = kind.value, partial(cuda.retain, undo=undo)
-        make, release = load(name) if name in _FRAMEWORKS else (retain, None)
-        _check_visible(claimed, are_alone, name)
-        make = partial(_make_or_explain, make, name, claimed)
-    else:
+    make: Callable[[int], object] = partial(cuda.retain, undo=undo)
+    release: Callable[[Any], object] | None = None
+    if not isinstance(kind, Placeholder):
         make, release = kind, getattr(kind, "release", None)
+    elif kind is not Placeholder.CONTEXT:
+        make, release = load(kind.value)
+    if isinstance(kind, Placeholder):
+        _check_visible(claimed, are_alone, kind.value)
+        make = partial(_make_or_explain, make, kind.value, claimed)
     held: list[object] = []
     if release is not None:
         undo.callback(_release, held, release)

@@ -49,8 +49,8 @@ def claim_in_environment(get: Get = env.get) -> tuple[ParentClaim | None, Notice
         return ParentClaim(slot, pid, started, tuple(uuids)), None
     invalid = Notice(
         "claim-unreadable",
-        f"{CLAIM_VARIABLE}={quoted(text, most=80)} is not what a claim sets, so this process "
-        "counts as outside any claim; unset it, or leave it as gpuaff set it",
+        f"{CLAIM_VARIABLE}={quoted(text, most=80)} is not what a claim sets, so it is not known "
+        "which claim this process is in; unset it, or leave it as gpuaff set it",
     )
     return None, invalid
 

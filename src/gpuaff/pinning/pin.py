@@ -154,7 +154,7 @@ class Attempt(NamedTuple):
     """The checked arguments of a call."""
 
     ranks: Ranks
-    remarks: tuple[Notice, ...]  # warnings about the ranks
+    remarks: tuple[Notice, ...]  # warnings found before the attempt
     options: Options
     memory: MemoryOption | None
     openmp: bool

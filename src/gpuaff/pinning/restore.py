@@ -85,8 +85,8 @@ class Affinity(frozenset[int]):
         Every thread that still has what gpuaff has set goes back, also when a later call has set
         it, and the main thread from a part of that: a runtime has narrowed it. Threads that the
         program has bound elsewhere since stay. A memory policy goes back in the calling thread
-        only: the thread that called :func:`set_affinity` should restore. OMP_NUM_THREADS is removed
-        if it was set here and is still the same.
+        only: the thread that called :func:`set_affinity` should restore. OMP_NUM_THREADS goes back
+        if it is still what was set here.
 
         May be called again, from any thread, and in a forked child (a DataLoader worker) for the
         child's threads, also after calls of its own. While a cpuset denies all of the CPUs that the
@@ -178,7 +178,7 @@ def _undo(process: Process, before: State, after: State) -> list[Notice]:
 
 
 def rewind(process: Process, before: State) -> list[Notice]:
-    """Move the threads to where they were before."""
+    """Move the threads to where they were before, and make that the state if any arrived."""
     state = process.state
     is_free = state.is_free(threads.granted(state.original))
     spare = set()

@@ -1,7 +1,7 @@
 """What gpuaff has set in this process, and the one way to change it: all or nothing.
 
-A thread is *free* where its mask is the share, or the process's first: calls move it. Others the
-program has bound itself.
+A thread is *free* where its mask is the share, or the process's first, and the main thread also on
+a part of the share: calls move it. Others the program has bound itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 def way_back(now: tuple[_T, _T] | None, then: tuple[_T, _T] | None) -> tuple[_T, _T] | None:
-    """What must be in force to return to an earlier pair, and what is put there instead."""
+    """What must be in force to return to an earlier pair, and what to set instead.
+
+    A pair is the value before gpuaff, and gpuaff's.
+    """
     if now == then:
         return None
     if now is None:  # a call that set none had put the first value back
@@ -120,7 +123,7 @@ class Process:
         self.thread: int | None = None  # the one that holds the lock
 
     def update(self, **changes: Any) -> None:
-        """Change attributes of the state."""
+        """Change attributes of the state, and keep the one before the first change."""
         self.state = self.state._replace(start=self.state.first, **changes)
 
     def set_variable(self, name: str, value: str) -> None:

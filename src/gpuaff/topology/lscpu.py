@@ -94,7 +94,7 @@ class _Machine:
         self._is_complete = bool(online or self._rows or lists)
         self.nodes = self._numa_nodes(lists)
         self._node_cpus = [node.cpus for node in self.nodes if node.cpus]
-        self._lists = self._node_cpus or near
+        self._near_lists = self._node_cpus or near
         self._read_numbers()
 
     def _read_numbers(self) -> None:
@@ -104,9 +104,10 @@ class _Machine:
         self._is_virtual = "\nHypervisor vendor:" in f"\n{text}"
         # On x86-64 Linux numbers the first threads of all cores before any second one, so with one
         # thread per core a list has no gap such as 0-15,128-143. POWER numbers siblings in turn.
-        distances = {_distance(cpus) for cpus in self._lists}
-        self._distance = distances.pop() if len(distances) == 1 and not self._is_power else 0
-        self._all = max(numbers.get("CPU(s)", 2 * self._distance), len(self.cpus))  # with offline
+        gaps = {_sibling_gap(cpus) for cpus in self._near_lists}
+        self._sibling_gap = gaps.pop() if len(gaps) == 1 and not self._is_power else 0
+        known = numbers.get("CPU(s)", 2 * self._sibling_gap)
+        self._all = max(known, len(self.cpus))  # with offline ones
         self._online = len(self.cpus) if self._is_complete else self._all
         # How many cores with online CPUs there may be: lscpu divides by the sockets, rounded down.
         sockets = numbers.get("Socket(s)", 0)
@@ -236,7 +237,7 @@ class _Machine:
         node the first way is the usual one, and on a virtual machine both are.
         """
         least = min(self._expected, default=0)
-        threads = self._threads or (2 if self._distance else 0)
+        threads = self._threads or (2 if self._sibling_gap else 0)
         if 0 < least < self._online and (threads == 1 or self._is_doubtful):
             threads = self._all // least
         if threads not in (1, 2, 4, 8) or self._all % threads:
@@ -246,7 +247,7 @@ class _Machine:
             cores = self._within_nodes(lambda cpu: cpu % count)
             # Offline CPUs have ids among the others; else where second threads begin is unknown.
             has_gaps = max(self.cpus) >= self._all
-            if has_gaps or (cores and self._is_virtual and len(self._lists) < 2):
+            if has_gaps or (cores and self._is_virtual and len(self._near_lists) < 2):
                 return None
         cores = cores or self._within_nodes(lambda cpu: cpu // threads)
         if not cores or max(map(len, cores)) < threads:
@@ -262,7 +263,7 @@ class _Machine:
         return cores if all(len(set(map(node_of.get, core))) == 1 for core in cores) else None
 
 
-def _distance(cpus: CpuSet) -> int:
+def _sibling_gap(cpus: CpuSet) -> int:
     """How far apart the starts of two equal runs are; 0 when these CPUs are not two such runs."""
     half = len(cpus) // 2
     first, second = min(cpus), max(cpus) - half + 1

@@ -1,8 +1,9 @@
 """Leases: a ``flock`` on each claimed GPU's own directory in sysfs.
 
 Every user can open ``/sys/bus/pci/devices/<address>``, no user can replace it, and its lock ends
-with the last process that has it open (case E6). A device without such a directory has a lock file,
-with GPUAFF_LOCK_DIR each has (case E5), and a MIG instance, beside a shared lock on its GPU.
+with the last process that has it open (case E6). A device without such a directory has a lock file;
+with GPUAFF_LOCK_DIR every device has one, too (case E5). A MIG instance has a lock file, and a
+shared lock on its GPU.
 """
 
 from __future__ import annotations

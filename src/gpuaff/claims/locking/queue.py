@@ -1,8 +1,8 @@
 """The queue: first come, first served, among those that want the same GPUs.
 
-A waiter may take the free GPUs that no earlier waiter could choose: which of them they choose is
-not known yet. So many that want one do not starve one that waits for four of all, and one that
-waits for GPU 0 keeps no other. A waiter that is stopped, or has not beaten lately, is passed over.
+A waiter may take the free GPUs that no earlier waiter could choose: which of them these choose is
+not known yet. So many waiters for one GPU cannot starve one that waits for four, and one that waits
+for GPU 0 keeps no other. A waiter that is stopped, or has not beaten lately, is passed over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuaff.formatting import process_in_words
 NEAR = 8  # so many waiters, behind the first, poll fast: eight GPUs may be freed at once
 
 # In seconds.
-BEAT = 2.0  # a waiter beats so often, if it is awake so often
+BEAT = 2.0  # the least time between two beats; a waiter beats when it is awake
 TOO_LONG = 10.0  # a waiter that has not beaten for so long is stuck
 _FIRST_POLLS = 0.1  # between two polls of a waiter with no other in its way
 _NEAR_POLLS, _FAR_POLLS = 0.2, 4.0  # of one with up to NEAR in its way; at most, of others
@@ -90,7 +90,7 @@ class Place:
         self._tickets: list[int] = []
 
     def entries(self) -> tuple[Entry, ...]:
-        """The claims and the earlier waiters; :meth:`wait_behind` waits until these change."""
+        """The claims and the earlier waiters; :meth:`wait_behind` compares with their tickets."""
         self._tickets = registry.tickets(self.slot.handle)
         return registry.read(self.slot.handle, before=self._ticket)
 
@@ -153,9 +153,9 @@ class Place:
                 return
 
     def _sleep(self, seconds: float, end: float) -> None:
-        now = time.monotonic()
         with interruptible():
-            time.sleep(max(0.0, min(seconds, end - now)))
+            time.sleep(max(0.0, min(seconds, end - time.monotonic())))
+        now = time.monotonic()
         if now - self._beaten >= BEAT:
             self.slot.beat()
             self._beaten = now

@@ -177,7 +177,8 @@ class Slot:
 
 
 def _lock_free_slot(handle: int) -> int:
-    """A slot is also in use while a claim inside its last one lives on."""
+    """Lock the waiting byte of a free slot; its number."""
+    # One is also in use while a claim inside its last claim lives on.
     first = os.getpid()  # so that a slot is rarely reused at once
     for number in (at % SLOTS for at in range(first, first + SLOTS)):
         if locks.try_range(handle, WAITS + number):
@@ -214,7 +215,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def read(handle: int, *, before: float = math.inf) -> tuple[Entry, ...]:
-    """Those that an open file shows, without its own, and with waiters ``before`` a ticket."""
+    """The entries in an open file, except its own; only waiters ``before`` a ticket."""
     with directory.lock_errors(path()):
         held = holding(handle)
         waiting = locks.locked_bytes(handle, WAITS, WAITS + SLOTS)
@@ -275,7 +276,7 @@ def _parsed(data: bytes) -> Mapping[str, Any] | None:
 
 
 def _counts(value: Any, kind: Any) -> bool:
-    """NaN and infinity, which Python's JSON has, and booleans do not."""
+    """Whether a value is valid: NaN and infinity, which Python's JSON has, are not."""
     if isinstance(value, bool) or not isinstance(value, kind):
         return False
     return isinstance(value, str) or 0 <= value <= MOST

@@ -22,11 +22,11 @@ from gpuaff.notices import Notice
 # It is built into safe_gpu.
 DEFAULT = "/tmp/safe_gpu/gpu-lock-magic-RaNdOM-This_Name-NEED_BE-THE_SAME-Across_Users"  # noqa: S108
 
-# In seconds: so long does a claim wait at least for safe_gpu users to choose, even one that does
-# not wait for GPUs: it is not known yet which they take. They import torch meanwhile, 4 s each on
-# a real machine, one after another.
+# In seconds. A claim waits at least this long for safe_gpu users to choose, even one that does not
+# wait for GPUs: it is not known yet which they take. They import torch meanwhile, 4 s each on a
+# real machine, one after another.
 LIMIT = 60.0
-# So long does a claim let waiting safe_gpu users go first. Claims that hold the lock meanwhile need
+# A claim lets waiting safe_gpu users go first for this long. Claims that hold the lock need
 # a second, or the time that importing torch takes; one that holds it for longer is stopped.
 STAND_BACK = 20.0
 _STEP = 0.005  # between two looks at the waiters
@@ -176,7 +176,7 @@ def _unlocked(where: str, error: OSError) -> Notice:
     return notice
 
 
-@cache  # so once in a process
+@cache  # so once for each process that is waited for
 def _log_wait(where: str, process: str) -> None:
     from gpuaff.pinning.state import log
 
