@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuaff.allocator.model import Mode, Multithreading, Options, Scope, check_rank
+from gpuaff.allocator.model import Mode, Multithreading, Options, Scope, check_rank, given_options
 from gpuaff.allocator.plan import plan, plan_with
 from gpuaff.cpuset import MAX_CPU_ID
 from gpuaff.errors import InvalidOptionError
@@ -130,3 +130,15 @@ def test_the_largest_values_are_accepted() -> None:
 def test_what_is_not_asked_is_the_default() -> None:
     assert Options.of(2) == Options(nproc=2)
     assert plan(MACHINE, 2) == plan_with(MACHINE, Options(nproc=2))
+
+
+def test_an_argument_goes_before_its_variable() -> None:
+    texts = {"mode": "all", "reserve": "1", "balanced": "no", "cpus": "0-3", "strict": "yes"}
+    given = given_options({"mode": Mode.SINGLE, "reserve": 0, "scope": None}, texts.get)
+    cpus = frozenset({0, 1, 2, 3})
+    assert given == {"mode": Mode.SINGLE, "reserve": 0, "balanced": False, "cpus": cpus}
+
+
+def test_an_invalid_variable_is_named() -> None:
+    with pytest.raises(InvalidOptionError, match=r"^GPUAFF_RESERVE='x': expected a whole number"):
+        given_options({}, {"reserve": "x"}.get)

@@ -177,6 +177,11 @@ def test_who_waits_beats(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(queue, "BEAT", 0.3)
         place.wait_behind([first], 0.6)
         assert registry.beats(place.slot.handle)[place.slot.number] >= start + 0.3
+        # One that sleeps for longer than that beats as soon as it wakes.
+        monkeypatch.setattr(queue, "_NEAR_POLLS", 0.4)
+        start = kernel.uptime()
+        place.wait_behind([first], 0.4)
+        assert registry.beats(place.slot.handle)[place.slot.number] >= start + 0.4
         place.slot.release()
 
 
