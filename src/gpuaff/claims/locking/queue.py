@@ -28,10 +28,10 @@ NEAR = 8  # so many waiters, behind the first, poll fast: eight GPUs may be free
 # In seconds.
 BEAT = 2.0  # the least time between two beats; a waiter beats when it is awake
 TOO_LONG = 10.0  # a waiter that has not beaten for so long is stuck
-_FIRST_POLLS = 0.1  # between two polls of a waiter with no other in its way
-_NEAR_POLLS, _FAR_POLLS = 0.2, 4.0  # of one with up to NEAR in its way; at most, of others
+_FIRST_POLLS = 0.15  # between two polls of a waiter with no other in its way
+_NEAR_POLLS, _FAR_POLLS = 0.25, 5.0  # of one with up to NEAR in its way; at most, of others
 _SOON = 0.01  # of a near one, for _NEAR_POLLS after a change: it is served after the one before
-_NEAR_CHECKS, _FAR_CHECKS = 0.8, 10.0  # between two checks if one in the way is stopped or stuck
+_NEAR_CHECKS, _FAR_CHECKS = 0.7, 10.0  # between two checks if one in the way is stopped or stuck
 _READS = 60.0  # between two reads of the whole registry without a change
 _LOOKS = 1.0  # between two looks of the first at what no lock shows: other programs' processes
 _AGAIN = 0.03  # after a change it looks again so soon: memory may be freed a little later
