@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -165,29 +165,35 @@ def _complete(attempts: Attempts, devices: Sequence[Device], undo: ExitStack) ->
 
         grant = take_grant([gpu.index for gpu in gpus])
         undo.callback(grant.give_back)
-    undo.callback(_remember_bound_gpus, gpus)
+    undo.callback(_remember_bound_gpus, gpus)  # on release: CUDA may be started until then
     claimed = {gpu.local: gpu.uuid for gpu in gpus}
     are_alone = request.visible is not None and state.cuda_bound_gpus is None
     placeholders = occupy(request.placeholder, claimed, undo, are_alone=are_alone)
     is_occupied = request.placeholder is not None and cuda.is_initialized()
     if is_occupied and attempts.supply.parent is None:
         second_look.refuse_others()
-    lost = "; ".join(str(one) for one in left_out if not one.cut)  # in MIG mode it is no fault
-    message = (
-        f"{lost}. CUDA may count such a GPU or not, so {VISIBLE} names the claimed GPUs by UUID, "
-        "and numbers in it were read as nvidia-smi's; look for Xid in dmesg, and reset the GPU or "
-        "reboot"
-    )
-    is_lost = lost and request.visible is not None
     warnings = (
         *attempts.warnings,
-        *(_warn(Notice("visible-lost", message)) if is_lost else ()),
+        *(_named_by_uuid(left_out) if request.visible is not None else ()),
         *(_pinned_far(attempts.session, gpus) if grant is None else grant.warnings),
     )
     cpus = grant.cpus if grant is not None and grant.pinned else None
     attempts.until_occupied.close()
     held = attempts.lease, attempts.place.slot
     return Claim(gpus, placeholders, warnings, cpus, held, undo.pop_all())
+
+
+def _named_by_uuid(left_out: Iterable[LeftOut]) -> tuple[Notice, ...]:
+    """Warn when GPUs are named by UUID because one does not respond."""
+    lost = [str(one) for one in left_out if not one.cut]  # in MIG mode it is no fault
+    if not lost:
+        return ()
+    message = (
+        f"{'; '.join(lost)}. CUDA may count such a GPU or not, so {VISIBLE} names the claimed GPUs "
+        "by UUID, and numbers in it were read as nvidia-smi's; look for Xid in dmesg, and reset "
+        "the GPU or reboot"
+    )
+    return _warn(Notice("visible-lost", message))
 
 
 def _variables(attempts: Attempts, devices: Sequence[Device], *, by_uuid: bool) -> dict[str, str]:
@@ -239,21 +245,21 @@ def _pinned_far(session: Session, gpus: Sequence[ClaimedGpu]) -> tuple[Notice, .
     """Warn when the process was pinned before, and not near the GPUs that it got."""
     # Not of a GPU whose near CPUs this process may not use at all: there is no remedy.
     pinning = sys.modules.get("gpuaff.pinning.state")
-    process = None if pinning is None else pinning.remembered()
-    if process is None or process.share is None:
+    pinned = None if pinning is None else pinning.remembered()
+    if pinned is None or pinned.share is None:
         return ()
     claimed = {gpu.index for gpu in gpus}
     near = {one.index: one.node_cpus or frozenset() for one in session.read_gpus()[0]}
     far = [
         f"GPU {index} ({format_cpulist(near[index])})"
         for index in sorted(claimed & near.keys())
-        if near[index] & process.original and not near[index] & process.share
+        if near[index] & pinned.original and not near[index] & pinned.share
     ]
     if not far:
         return ()
     message = (
         "set_affinity() was called before the claim and pinned this process to CPUs "
-        f"{format_cpulist(process.share)}, none of them near the claimed {' or '.join(far)}: "
+        f"{format_cpulist(pinned.share)}, none of them near the claimed {' or '.join(far)}: "
         "claim first, or with pin=True, or call set_affinity() again now"
     )
     return _warn(Notice("pinned-far", message))

@@ -100,7 +100,7 @@ def _make_or_explain(
         raise PlaceholderError(problem, name, (claimed[ordinal],), code) from error
 
 
-_CLAIM_FIRST = (
+_OTHER_CAUSES = (
     "CUDA_VISIBLE_DEVICES was changed meanwhile, or a device is denied; claim at the beginning of "
     "the program"
 )
@@ -128,7 +128,7 @@ def _check_visible(claimed: Mapping[int, str], are_alone: bool, kind: str | None
         raise PlaceholderError(
             f"claimed was {_numbered(claimed)}, but CUDA shows this process "
             f"{_numbered(shown) or 'no GPU'}: CUDA was initialised before the claim, "
-            f"{_CLAIM_FIRST}",
+            f"{_OTHER_CAUSES}",
             kind,
             tuple(claimed.values()),
         )
@@ -142,7 +142,7 @@ def numbers_of(claimed: Sequence[str], kind: str) -> tuple[int, ...]:
     """CUDA's own numbers of GPUs in this process, where our variables do not set them."""
     shown, wanted = _visible(kind), [*map(_without_kind, claimed)]
     if not {*wanted} <= {*shown}:
-        problem = f"CUDA does not show {', '.join(claimed)} to this process: {_CLAIM_FIRST}"
+        problem = f"CUDA does not show {', '.join(claimed)} to this process: {_OTHER_CAUSES}"
         raise PlaceholderError(problem, kind, tuple(claimed))
     return tuple(map(shown.index, wanted))
 
@@ -151,7 +151,7 @@ def _without_kind(uuid: str) -> str:
     return uuid.partition("-")[2].lower()
 
 
-_VISIBLE = "see CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and which devices the container has"
+_SEE_DEVICES = "see CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and which devices the container has"
 
 # What a failed call of CUDA means for a claim, and what to do, by ``CUresult`` (CUDA Driver API).
 _MEANING = {
@@ -164,8 +164,8 @@ _MEANING = {
     46: "its compute mode allows one process (exclusive), which another one is, or none "
     "(prohibited): nvidia-smi -q -d COMPUTE,PIDS. A parent that claims for its children uses "
     "placeholder=None",
-    100: f"CUDA finds no GPU that this process may use: {_VISIBLE}",
-    101: f"CUDA does not accept the list of visible devices: {_VISIBLE}",
+    100: f"CUDA finds no GPU that this process may use: {_SEE_DEVICES}",
+    101: f"CUDA does not accept the list of visible devices: {_SEE_DEVICES}",
     304: "the operating system refuses CUDA: see the access rights of /dev/nvidia*, and whether "
     "/dev/nvidia-uvm is there; a container needs the capability compute",
     802: "the GPUs are not ready yet: where NVSwitches connect them, the fabric manager must run "

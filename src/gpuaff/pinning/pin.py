@@ -63,8 +63,9 @@ def pin(
     strict, ranks = _flag("strict", strict), _ranks(local_rank, nproc_per_node)
     options = Options.of(ranks.local_size, **given_options(arguments, env.option))
     memory_option, openmp = _memory_option(memory), _flag("openmp", openmp)
-    remarks, codes = ranks.warnings, {notice.code for notice in ranks.warnings}
-    rank, why = None if "bad-rank" in codes else ranks.local_rank, unsupported_reason()
+    remarks, why = ranks.warnings, unsupported_reason()
+    is_bad = any(notice.code == "bad-rank" for notice in remarks)
+    rank = None if is_bad else ranks.local_rank
     if rank is None or why is not None:
         return _unpinned(rank, remarks if why is None else (why,), strict=strict)
     claim, unreadable = inherited.claim_in_environment()
