@@ -47,6 +47,15 @@ class TestWhatMayBeAskedFor:
             kind_of(value)
         assert caught.value.option == "placeholder"
 
+    def test_a_release_that_cannot_be_called(self) -> None:
+        def occupier(_: int) -> None: ...
+
+        occupier.release = 5  # type: ignore[attr-defined]
+        with pytest.raises(
+            InvalidOptionError, match=r"^placeholder.release=5: expected a function"
+        ):
+            kind_of(occupier)
+
     @pytest.mark.parametrize(("word", "meant"), [("pytorch", "torch"), ("Context", "context")])
     def test_a_word_that_is_nearly_one(self, word: str, meant: str) -> None:
         with pytest.raises(InvalidOptionError, match=rf"; did you mean {meant}\?$"):

@@ -168,6 +168,15 @@ def test_who_waits_comes_back_when_the_file_is_removed(lock_folder: Path, replac
     assert registry.entries() == ()
 
 
+def test_a_claim_that_does_not_wait_yet_moves_to_the_new_file_too(lock_folder: Path) -> None:
+    place = queue.Place()
+    (lock_folder / "registry").unlink()
+    place.renew()
+    assert place.slot.is_current
+    assert registry.beats(registry.opened())[place.slot.number] > 0, "a new reader sees it"
+    place.slot.release()
+
+
 def test_who_waits_beats(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with locker(STAND) as one:
         one.heard()

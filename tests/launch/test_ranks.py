@@ -75,7 +75,8 @@ def test_where_each_number_came_from() -> None:
 
 def test_ranks_can_be_sent_and_compared() -> None:
     here = at(started("torchrun", "torchrun")[1].environ)
-    assert pickle.loads(pickle.dumps(here)) == here
+    there = pickle.loads(pickle.dumps(here))
+    assert (there, hash(there)) == (here, hash(here))
 
 
 # Which numbers count, and with which warnings.

@@ -46,6 +46,69 @@ holds(there[0] == second, there[1] == before)
     all_hold(script, env=driver.env())
 
 
+@pytest.mark.parametrize("undo", ["first.restore()", "second.__exit__(None, None, None)"])
+def test_what_the_program_has_widened_since_stays(driver: FakeDriver, undo: str) -> None:
+    script = f"""
+first = gpuaff.set_affinity(0, 2)
+os.sched_setaffinity(0, before - first)
+second = gpuaff.set_affinity(0, 2)
+os.sched_setaffinity(0, before)
+{undo}
+holds(now() == before)
+"""
+    all_hold(script, env=driver.env())
+
+
+def test_a_thread_that_calls_reapply_goes_back_where_it_was(driver: FakeDriver) -> None:
+    script = """
+def work():
+    own = threading.get_native_id()
+    begin.wait()
+    affinity.reapply()
+    seen.append(os.sched_getaffinity(own))
+    affinity.restore()
+    seen.append(os.sched_getaffinity(own))
+seen, begin = [], threading.Event()
+thread = threading.Thread(target=work)
+thread.start()
+os.sched_setaffinity(0, {min(before)})
+affinity = gpuaff.set_affinity(0, 1)
+begin.set()
+thread.join()
+holds(seen == [{min(before)}, before])
+"""
+    all_hold(script, env=driver.env())
+
+
+def test_a_thread_goes_back_to_where_spread_has_found_it(driver: FakeDriver) -> None:
+    script = """
+def work():
+    os.sched_setaffinity(0, {min(before)})
+    ids.append(threading.get_native_id())
+    ends.wait()
+ids, ends = [], threading.Event()
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+while not ids:
+    time.sleep(0.01)
+with gpuaff.spread(0, 1):
+    pass
+holds(os.sched_getaffinity(ids[0]) == {min(before)})
+"""
+    all_hold(script, env=driver.env())
+
+
+def test_a_forked_child_that_the_program_has_bound_stays_there(driver: FakeDriver) -> None:
+    script = """
+share = gpuaff.set_affinity(0, 2)
+if os.fork() == 0:
+    os.sched_setaffinity(0, before - share)
+    os._exit(gpuaff.set_affinity(0, 2) != before - share)
+holds(os.wait()[1] == 0)
+"""
+    all_hold(script, env=driver.env())
+
+
 STAYS = (
     THREADS
     + """

@@ -112,7 +112,7 @@ def a_thread_outside_of_the_share_comes_back() -> None:
     holds(in_a_thread(affinity.reapply) == affinity)
     holds(moved() == affinity, wide() == affinity, gpuaff.check().ok)
     affinity.restore()
-    holds(moved() == wide() == before)
+    holds(moved() == outside, wide() == before)
 
 
 def those_who_inherited_a_narrowed_mask_come_back() -> None:

@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_MOST_GPUS = 1024  # a broken library may report billions
 _CPU_WORDS, _NODE_WORDS = 1024, 16  # 65536 CPUs and 1024 NUMA nodes: more than Linux can have
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: the version, and the size of the struct
 _MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; older ones refuse the higher ones
@@ -65,7 +66,7 @@ def open_session() -> Iterator[Session]:
         count, failed = (0, code) if code else _call(nvml, "nvmlDeviceGetCount")
         if failed:
             raise _no_driver(nvml, failed)
-        yield Session(nvml, count)
+        yield Session(nvml, min(count, _MOST_GPUS))
     finally:
         if code == 0:
             with uninterrupted():

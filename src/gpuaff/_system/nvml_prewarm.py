@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import ctypes
 
 _MASK_WORDS = 1024  # 65536 CPU ids
+_MOST_GPUS = 64  # a broken library may report billions
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def _open_all(library: ctypes.CDLL) -> None:
 
     started: list[threading.Thread] = []
     with suppress(RuntimeError):  # no more threads can be started
-        for index in range(count.value):
+        for index in range(min(count.value, _MOST_GPUS)):
             thread = threading.Thread(target=open_gpu, args=(index,), daemon=True)
             thread.start()
             started.append(thread)

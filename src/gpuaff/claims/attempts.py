@@ -215,6 +215,7 @@ class Attempts:
                     return result
 
     def _choose_and_lease(self) -> tuple[Device, ...] | _Snapshot:
+        self.place.renew()  # the claims inside this one look for its slot in the current file
         entries, slot = self.place.entries(), self.place.slot
         snapshot = self._snapshot(entries, self.probe.usages(entries))
         if self._parent is not None:

@@ -15,7 +15,7 @@ from importlib import import_module
 from gpuaff._system import cuda
 from gpuaff._system.cuda import NOT_INITIALIZED, CudaError
 from gpuaff._system.interrupts import interruptible
-from gpuaff.errors import NoDriverError, PlaceholderError
+from gpuaff.errors import InvalidOptionError, NoDriverError, PlaceholderError
 from gpuaff.options import word
 
 TYPE_CHECKING = False
@@ -44,6 +44,9 @@ Kind: TypeAlias = Placeholder | Callable[[int], object] | None
 
 def kind_of(value: object) -> Kind:
     """Check the argument: a member of :class:`Placeholder`, its string, a function, or None."""
+    release = getattr(value, "release", None)
+    if release is not None and not callable(release):
+        raise InvalidOptionError("placeholder.release", release, "a function, or none at all")
     if value is None or callable(value):
         return value
     return word("placeholder", value, Placeholder, more=", a function of a device number, or None")

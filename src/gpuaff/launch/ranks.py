@@ -41,6 +41,9 @@ class Ranks(NamedTuple):
     sources: Mapping[str, str] = {}
     warnings: tuple[Notice, ...] = ()
 
+    def __hash__(self) -> int:  # not of ``sources``, which is no hashable mapping
+        return hash((self.local_rank, self.local_size, self.rank, self.size, self.launcher))
+
     @property
     def is_told(self) -> bool:
         """Whether variables give ``local_rank`` and ``local_size``; if not, 0 of 1 is assumed."""

@@ -180,7 +180,9 @@ def _undo(process: Process, before: State, after: State) -> list[Notice]:
 def rewind(process: Process, before: State) -> list[Notice]:
     """Move the threads to where they were before, and make that the state if any arrived."""
     state = process.state
-    is_free = state.is_free(threads.granted(state.original))
+    # Inside the same border, the program has put a thread there that has the first mask.
+    masks = {state.mask} if state.grant is before.grant else state.free_masks
+    is_free = state.is_free(threads.granted(state.original), masks)
     spare = set()
     for tid, bound in state.bound.items():
         then, home = before.bound.get(tid), bound.mask
@@ -253,9 +255,12 @@ def put_threads(process: Process, share: CpuSet, reserved: CpuSet = frozenset())
     free = state.free_masks | {kernel.affinity_or_none(state.pid)}
 
     def is_free(_: int, mask: CpuSet) -> bool:
-        return mask in free or not (mask <= share or mask <= reserved)
+        return mask in free
 
-    _, notices = place(process, share, is_free)
+    def is_stray(_: int, mask: CpuSet) -> bool:
+        return not (mask <= share or mask <= reserved)
+
+    _, notices = place(process, share, is_free, is_stray)
     whole = state.whole if share == state.share else None
     process.update(reserved=reserved, whole=whole)
     return notices

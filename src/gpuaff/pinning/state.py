@@ -99,13 +99,21 @@ class State(NamedTuple):
         """As it was before the first call, or the first since the grant was taken."""
         return self.start or self
 
+    @property
+    def is_parents(self) -> bool:
+        """Whether it was inherited by a fork, and nothing has changed it since."""
+        return self.start is None and self.in_force is not None
+
     def in_child(self) -> State:
         """The state of a child that is forked now: its border is what is in force."""
         return State(os.getpid(), self.mask, self.share, grant=self.grant)
 
-    def is_free(self, granted: threads.Granted) -> IsFree:
-        """Whether a thread, by its id and mask, is free, where this is what the kernel grants."""
-        masks = granted.of(self.free_masks)
+    def is_free(self, granted: threads.Granted, among: set[CpuSet] | None = None) -> IsFree:
+        """Whether a thread, by its id and mask, is free, where this is what the kernel grants.
+
+        ``among`` are the masks that count; those of all free threads, where it is None.
+        """
+        masks = granted.of(self.free_masks if among is None else among)
         # The main thread also is on a part of what is in force: a runtime has narrowed it.
         return lambda tid, mask: (
             mask in masks
@@ -161,9 +169,13 @@ def remembered() -> State | None:
 
 def this_process(border: CpuSet | None = None) -> Process:
     """This process; its first call remembers the main thread's mask, or ``border``."""
-    found = known_process()
+    found, pid = known_process(), os.getpid()
+    if found is not None and found.state.is_parents:
+        is_inside = kernel.get_affinity(pid) <= found.state.mask
+        if not is_inside:  # it was bound elsewhere since
+            del _processes[pid]
+            found = None
     if found is None:
-        pid = os.getpid()
         original = kernel.get_affinity(pid) if border is None else border
         # Of several threads the first one's mask counts. A lock could be left locked by a fork.
         found = _processes.setdefault(pid, Process(State(pid, original)))
@@ -217,8 +229,16 @@ def _move_back(process: Process, before: State) -> None:
         threads.move_all(before.mask, lambda _, mask: mask in masks, {}, spare=spare)
 
 
-def place(process: Process, cpus: CpuSet, is_free: IsFree) -> tuple[CpuSet, list[Notice]]:
-    """Move the calling thread and all that are free; what is granted, and warnings."""
+def place(
+    process: Process,
+    cpus: CpuSet,
+    is_free: IsFree,
+    is_stray: IsFree = lambda _tid, _mask: False,
+) -> tuple[CpuSet, list[Notice]]:
+    """Move the calling thread, all that are free, and strays, which later go back.
+
+    Returns what is granted, and warnings.
+    """
     state, own = process.state, threading.get_native_id()
     found, caller = threads.masks(), kernel.get_affinity()
     got, notices = threads.move_caller(cpus, caller, process.earlier)
@@ -228,10 +248,15 @@ def place(process: Process, cpus: CpuSet, is_free: IsFree) -> tuple[CpuSet, list
         if known is not None and (known.kept is None or (known.kept == mask and tid != own)):
             bound[tid] = known
         elif not is_free(tid, mask):
-            bound[tid] = Bound(mask, kept=None if tid == own else mask)
+            moves = tid == own or is_stray(tid, mask)
+            bound[tid] = Bound(mask, kept=None if moves else mask)
     process.update(share=got, bound=bound, whole=None)
     staying = {tid for tid, one in bound.items() if one.kept is not None}
-    passes = threads.move_all(got, is_free, process.earlier, spare=staying)
+
+    def moves_with_us(tid: int, mask: CpuSet) -> bool:
+        return is_free(tid, mask) or is_stray(tid, mask)
+
+    passes = threads.move_all(got, moves_with_us, process.earlier, spare=staying)
     return got, notices + passes.notices()
 
 

@@ -156,6 +156,9 @@ class Topology(_Members, Methods):
         notes: what the source lacks or contradicts.
     """
 
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Topology cannot be changed: use _replace({name}=…)")
+
     @cached_property
     def gpu_by_index(self) -> Mapping[int, Gpu]:
         """The GPUs by their physical index."""

@@ -106,14 +106,19 @@ class Place:
         self.slot.write(self._record)
 
     def beat(self) -> None:
-        """Write that this process is well; move to the new registry if the file was removed."""
+        """Write that this process is well."""
         self._beaten = time.monotonic()
+        self.renew()
+        self.slot.beat()
+
+    def renew(self) -> None:
+        """Move to the new registry if the file was removed."""
         if self.slot.is_current:
-            self.slot.beat()
             return
         self.slot.release()  # first: if it was closed, the new one may get its number
         self.slot = Slot()
-        self._write()
+        if self.is_queued:
+            self._write()
 
     def wait_behind(self, others: Sequence[Entry], seconds: float = math.inf) -> None:
         """Sleep until one that is in the way leaves or is passed over, or a full read is due."""
