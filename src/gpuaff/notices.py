@@ -54,8 +54,8 @@ _CODES = {
         numa-unknown omp-binding omp-late packages-inferred packages-unknown pids-foreign
         pinned-far rank-differs rank-inherited ranks-beside ranks-contradict ranks-stale
         rocm-ignored row-cut rows-missing safe-gpu-unlocked saved-allowed saved-visible
-        size-assumed unclaimable uuids-unknown visible-ends visible-lost visible-mig visible-order
-        world-unknown""",
+        size-assumed unclaimable uuids-unknown variable-unknown visible-ends visible-lost
+        visible-mig visible-order world-unknown""",
 }
 
 KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}

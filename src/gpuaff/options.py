@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from gpuaff.cpuset import MAX_CPU_ID, CpuSet, parse_cpulist
 from gpuaff.errors import InvalidOptionError
+from gpuaff.notices import Notice
 
 _Word = TypeVar("_Word", bound=Enum)
 
@@ -24,6 +25,11 @@ MOST_GPUS = 1024
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+
+_NAMES = """
+    balanced claim cpus fsroot lock_dir max_physical_cores memory min_physical_cores mode
+    multithreading openmp partition pinned reserve safe_gpu scope strict"""
+_VARIABLES = ["GPUAFF", *(f"GPUAFF_{name.upper()}" for name in _NAMES.split())]
 
 # Not compiled at once: pinning needs none of these.
 _NUMBER = r"([0-9]{1,15})(?:\.([0-9]{1,9}))?"
@@ -54,13 +60,24 @@ def whole(value: object) -> int | None:
         return None
 
 
-def suggestion(text: str, words: Iterable[str]) -> str:
+def suggestion(text: str, words: Iterable[str], *, nearness: float = 0.6) -> str:
     """``; did you mean X?`` when one of the words is near, else nothing."""
     from difflib import get_close_matches  # costs a millisecond, and is rarely needed
 
     by_key = {word.replace("-", "_").lower(): word for word in words}
-    near = get_close_matches(text[:80].replace("-", "_").lower(), by_key, n=1)
+    near = get_close_matches(text[:80].replace("-", "_").lower(), by_key, n=1, cutoff=nearness)
     return f"; did you mean {by_key[near[0]]}?" if near else ""
+
+
+def misspelt_variables(names: Iterable[str]) -> tuple[Notice, ...]:
+    """A notice for each variable whose name is nearly one of ours."""
+    found = []
+    for name in names:
+        # Others that begin with GPUAFF_ may be anything.
+        if name not in _VARIABLES and (hint := suggestion(name, _VARIABLES, nearness=0.9)):
+            text = f"{name} is no variable of gpuaff, so it has no effect{hint}"
+            found.append(Notice("variable-unknown", text))
+    return tuple(found)
 
 
 def word(name: str, value: object, words: type[_Word], *, more: str = "") -> _Word:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpuaff import formatting
 from gpuaff.allocator.model import Mode, Multithreading, Plan, Scope, Share
-from gpuaff.cli import output, views
+from gpuaff.cli import main, output, views
 from gpuaff.notices import Notice
 from gpuaff.topology.model import NumaNode, Source, Topology
 from tests.cli.calls import called
@@ -262,6 +262,14 @@ class TestOutput:
     def test_no_color_is_honoured(self, on_terminal: Callable[..., str]) -> None:
         seen = on_terminal("topo", "--from", "dgx-a100", env={"NO_COLOR": "1"})
         assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", seen)
+
+    def test_colours_are_forced_into_a_pipe(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for value, is_coloured in ("1", True), ("", False):
+            monkeypatch.setenv("FORCE_COLOR", value)
+            assert main(["topo", "--from", "dgx-a100"]) == 0
+            assert ("\x1b[" in capsys.readouterr().out) is is_coloured
 
     def test_names_cannot_command_the_terminal(
         self, box: Topology, capsys: pytest.CaptureFixture[str]

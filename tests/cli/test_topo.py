@@ -70,6 +70,7 @@ class TestSave:
             (("--save=",), 2, "--save='': expected the name of a file; --json prints"),
             (("--save=-",), 2, "--save='-': expected the name of a file; --json prints"),
             (("--json", "--save", "x"), 2, "not allowed with argument --json"),
+            (("--save=a/x.SVG",), 2, "--save='a/x.SVG': expected a file for JSON, such as"),
         ],
     )
     def test_where_nothing_is_saved(self, words: tuple[str, ...], code: int, said: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TextIO
 
+from gpuaff._system import env
 from gpuaff.formatting import Line, Table, laid_out, plain, printable
 from gpuaff.notices import Notice
 
@@ -28,10 +29,13 @@ def show_json(data: dict[str, Any]) -> None:
 
 
 def show(blocks: Iterable[Line | Table]) -> None:
-    """Print lines and tables: on a terminal by rich where it is installed, else plain."""
+    """Print lines and tables: on a terminal by rich where it is installed, else plain.
+
+    ``FORCE_COLOR`` makes everything a terminal, and ``NO_COLOR`` takes the colours out.
+    """
     shown = list(blocks)
     text = "".join(f"{plain(block)}\n" for block in shown)
-    if sys.stdout is not None and sys.stdout.isatty():
+    if sys.stdout is not None and (sys.stdout.isatty() or env.get("FORCE_COLOR")):
         with suppress(ImportError):
             text = rendered(shown, sys.stdout)
     print(_encodable(text), end="")

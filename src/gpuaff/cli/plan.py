@@ -14,8 +14,8 @@ from gpuaff.cli import output, views
 from gpuaff.cli.dispatch import add_option
 from gpuaff.cli.topo import add_options, observe
 from gpuaff.errors import InvalidOptionError
-from gpuaff.notices import one_reason
-from gpuaff.options import count, cpus
+from gpuaff.notices import Notice, one_reason
+from gpuaff.options import count, cpus, misspelt_variables
 
 # Notices of a topology that no plan depends on, or that the planner repeats.
 _IRRELEVANT = {"uuids-unknown", "l3-unknown", "distances-unknown", "links-unknown", "no-gpus"}
@@ -65,14 +65,20 @@ def run(args: argparse.Namespace) -> int:
         expected = f"as many as the {lists} lists of --rank-allowed, one for each rank"
         raise InvalidOptionError("--nproc", args.nproc, expected)
     nproc = args.nproc or lists or len(topology.visible) or 1
+    misspelt: tuple[Notice, ...] = ()
     chosen: dict[str, Any] = {key: getattr(args, key, None) for key in model.TEXT_READERS}
     if is_live:
         chosen = model.given_options(chosen, env.option)
+        misspelt = misspelt_variables(env.names("GPUAFF_"))
     given = {key: value for key, value in chosen.items() if value is not None}
     made = plan(topology, nproc, rank_allowed=args.rank_allowed, **given)
     # A plan is only as good as its topology.
     known = {warning.code for warning in made.warnings} | _IRRELEVANT
-    notices = (*made.warnings, *(note for note in topology.notes if note.code not in known))
+    notices = (
+        *misspelt,
+        *made.warnings,
+        *(note for note in topology.notes if note.code not in known),
+    )
     made = made._replace(warnings=tuple(one_reason(notices)))
     if args.json:
         output.show_json(made.to_dict())

@@ -20,6 +20,9 @@ from gpuaff.topology.model import Topology
 _LONGEST = 4 << 20
 """The longest input, in bytes. The JSON of a machine with 8192 CPUs takes less than a tenth."""
 
+_PICTURES = (".gif", ".html", ".jpg", ".pdf", ".png", ".svg")
+"""Names of files that would mislead: JSON is written."""
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
@@ -33,6 +36,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show or save the topology; returns the exit code."""
+    if Path(args.save or "").suffix.lower() in _PICTURES:
+        raise InvalidOptionError("--save", args.save, "a file for JSON, such as node17.json")
     if args.save in ("", "-"):
         expected = "the name of a file; --json prints to standard output"
         raise InvalidOptionError("--save", args.save, expected)

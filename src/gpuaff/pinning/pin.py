@@ -18,7 +18,7 @@ from gpuaff.launch.inherited import PINNED_VARIABLE, Pinned, classify_pinned
 from gpuaff.launch.ranks import Ranks
 from gpuaff.launch.ranks import ranks as launched_ranks
 from gpuaff.notices import Notice, one_reason
-from gpuaff.options import count, flag
+from gpuaff.options import count, flag, misspelt_variables
 from gpuaff.pinning import threads
 from gpuaff.pinning.openmp import binding_notices, set_thread_count
 from gpuaff.pinning.rank_plan import plan_for_rank, plan_inside_share
@@ -78,6 +78,7 @@ def pin(
         remarks += consistency(ranks)
     if unreadable is not None:
         remarks += (unreadable,)
+    remarks += misspelt_variables(env.names("GPUAFF_"))
     attempt = Attempt(
         ranks, remarks, options, memory_option, openmp, strict, end_prewarm, claim is not None
     )
