@@ -63,6 +63,16 @@ def test_a_cpuset_that_shrinks_and_grows_under_the_process(driver: FakeDriver) -
             assert everywhere() == {frozenset(CPUS)}
 
 
+def test_threads_that_a_cpuset_has_moved_meanwhile(driver: FakeDriver) -> None:
+    with inside(driver) as (box, do, everywhere, _):
+        do("gpuaff.set_affinity(0, 2)")
+        box.set(CPUS[-1:])  # the kernel moves all threads there
+        do("second = gpuaff.set_affinity(0, 1)")
+        box.set(CPUS)  # and gives them back what they asked for last
+        do("second.restore()")
+        assert everywhere() == {frozenset(CPUS)}
+
+
 # The cpuset changes after the machine was read and before the mask is set.
 BETWEEN = """
     import json, sys

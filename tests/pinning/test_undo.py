@@ -59,6 +59,24 @@ holds(now() == before)
     all_hold(script, env=driver.env())
 
 
+# What CPUs that go and come back do to a thread while a call is under way, done by hand.
+LOOKED_BOUND = """
+tid, first, last = tid_bound_to(None), {min(before)}, {max(before)}
+gpuaff.set_affinity(0, len(before))
+os.sched_setaffinity(tid, last)  # as a CPU that has gone leaves it
+affinity = gpuaff.set_affinity(0, 1)
+os.sched_setaffinity(tid, first)  # as the CPU that is back leaves it
+NEXT
+holds(os.sched_getaffinity(tid) == now() != first)
+"""
+
+
+@pytest.mark.case("A17")
+@pytest.mark.parametrize("call", ["gpuaff.set_affinity(1, len(before))", "affinity.restore()"])
+def test_a_thread_that_looked_bound_during_a_call(driver: FakeDriver, call: str) -> None:
+    all_hold(LOOKED_BOUND.replace("NEXT", call), env=driver.env())
+
+
 def test_a_thread_that_calls_reapply_goes_back_where_it_was(driver: FakeDriver) -> None:
     script = """
 def work():

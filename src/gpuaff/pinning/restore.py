@@ -181,7 +181,8 @@ def rewind(process: Process, before: State) -> list[Notice]:
     """Move the threads to where they were before, and make that the state if any arrived."""
     state = process.state
     # Inside the same border, the program has put a thread there that has the first mask.
-    masks = {state.mask} if state.grant is before.grant else state.free_masks
+    own = {*state.placed} or {state.original}
+    masks = own if state.grant is before.grant else state.free_masks
     is_free = state.is_free(threads.granted(state.original), masks)
     spare = set()
     for tid, bound in state.bound.items():

@@ -1,7 +1,7 @@
 """What gpuaff has set in this process, and the one way to change it: all or nothing.
 
-A thread is *free* where its mask is the share, or the process's first, and the main thread also on
-a part of the share: calls move it. Others the program has bound itself.
+A thread is *free* where its mask is one that gpuaff has set, or the process's first, and the main
+thread also on a part of the share: calls move it. Others the program has bound itself.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class State(NamedTuple):
     original: CpuSet  # the border: the main thread's mask at the first call; in a grant, its CPUs
     share: CpuSet | None = None  # the mask of free threads; None where that is the border
     bound: Mapping[int, Bound] = _NONE  # by thread id
+    # The masks that free threads were given: CPUs that come and go leave a thread an earlier one.
+    placed: frozenset[CpuSet] = frozenset()
     reserved: CpuSet = frozenset()
     whole: CpuSet | None = None  # what ``spread`` divides, while a part of it is the share
     memory: Change | None = None  # the memory policy that was set last, in one thread
@@ -92,7 +94,7 @@ class State(NamedTuple):
     @property
     def free_masks(self) -> set[CpuSet]:
         """The masks that free threads have requested."""
-        return {self.mask, self.original}
+        return {self.mask, self.original, *self.placed}
 
     @property
     def first(self) -> State:
@@ -250,7 +252,7 @@ def place(
         elif not is_free(tid, mask):
             moves = tid == own or is_stray(tid, mask)
             bound[tid] = Bound(mask, kept=None if moves else mask)
-    process.update(share=got, bound=bound, whole=None)
+    process.update(share=got, placed=state.placed | {got}, bound=bound, whole=None)
     staying = {tid for tid, one in bound.items() if one.kept is not None}
 
     def moves_with_us(tid: int, mask: CpuSet) -> bool:
