@@ -173,7 +173,9 @@ def test_a_claim_that_does_not_wait_yet_moves_to_the_new_file_too(lock_folder: P
     (lock_folder / "registry").unlink()
     place.renew()
     assert place.slot.is_current
-    assert registry.beats(registry.opened())[place.slot.number] > 0, "a new reader sees it"
+    reader = registry.opened()
+    assert registry.beats(reader)[place.slot.number] > 0, "a new reader sees it"
+    os.close(reader)
     place.slot.release()
 
 

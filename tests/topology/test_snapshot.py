@@ -281,3 +281,10 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(TopologyError) as caught:
         Topology.load(str(file))
     assert str(caught.value) == f"{file}: schema_version: is missing"
+
+
+def test_a_topology_cannot_be_changed() -> None:
+    machine = Topology.named("dgx-a100")
+    with pytest.raises(AttributeError, match="use _replace"):
+        machine.visible = ()  # type: ignore[misc]  # that is the test
+    assert machine._replace(visible=()).visible == ()
